@@ -1,0 +1,48 @@
+# Sourced by demo and test: a virtual environment with this checkout installed, made once and used again.
+#
+#   prepare_environment FOLDER EXTRA [REQUIREMENT ...]
+#
+# sets PYTHON to the environment's interpreter.
+
+prepare_environment() {
+    local folder="$1" extra="$2"
+    shift 2
+    local base="${PYTHON:-python3}"
+    if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+        echo "st_reba needs Python 3.10 or newer; '$base' is not. Set PYTHON to one, as in: PYTHON=python3.12 $0" >&2
+        exit 2
+    fi
+    if [ ! -x "$folder/bin/python" ] && ! "$base" -m venv "$folder"; then
+        echo "Could not make a virtual environment in $folder: install Python's venv module and try again." >&2
+        rm -rf "$folder"
+        exit 2
+    fi
+    PYTHON="$folder/bin/python"
+    # Installed again only when the requirements change.
+    local stamp="$folder/installed" wanted
+    wanted="$extra $* $(cat setup.cfg pyproject.toml)"
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    echo "Setting up $folder (once; a few minutes) ..." >&2
+    if ! command -v nvidia-smi >/dev/null 2>&1; then
+        install_cpu_torch
+    fi
+    "$PYTHON" -m pip install --quiet --editable ".[$extra]" "$@"
+    printf '%s' "$wanted" >"$stamp"
+}
+
+# Without an NVIDIA driver, torch's CPU build does all that the several gigabytes of CUDA packages would do. Package
+# indexes that offer one mark its version by "+cpu".
+install_cpu_torch() {
+    if "$PYTHON" -c 'import torch' 2>/dev/null; then
+        return
+    fi
+    local version
+    version=$("$PYTHON" -m pip index versions torch 2>/dev/null | grep -o '[0-9][0-9.]*+cpu' | head -n 1) || true
+    if [ -n "$version" ] && "$PYTHON" -m pip install --quiet "torch==$version"; then
+        return
+    fi
+    "$PYTHON" -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu 2>/dev/null ||
+        echo "No CPU build of torch found: the default build is installed (a larger download)." >&2
+}

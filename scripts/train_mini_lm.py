@@ -1,0 +1,749 @@
+"""Make a tiny bilingual causal language model: corpus and tokenizer, training, a quick check.
+
+Three commands, each with its own --help:
+
+    prepare    text folders -> tokenizer and tokens.npy
+    train      tokens -> a model folder that transformers loads
+    evaluate   a model folder and a file of sentence pairs -> Spearman correlation as JSON
+"""
+
+import argparse
+import importlib
+import json
+import lzma
+import math
+import os
+import random
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+VOCABULARY = 8192
+ENGLISH_CHARACTERS = 22_000_000
+HELD_OUT_TOKENS = 16_384
+WARM_UP_STEPS = 100
+RATE_FLOOR = 0.015
+CHECKPOINT = "checkpoint.pt"
+CONTENT_LIMIT = 120
+
+
+class UsageError(Exception):
+    """A mistake in what the user gave; its message is shown without a traceback."""
+
+
+# prepare: folders of text to a tokenizer and one long row of token ids
+
+
+def clean(text: str) -> str:
+    """Normalize to NFKC, drop markup and the empty brackets it leaves behind, and squeeze blanks."""
+    text = unicodedata.normalize("NFKC", text)
+    text = re.sub(r"&lt;.*?&gt;|<[^>]+>|\(\)", "", text)
+    return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def clean_markdown(text: str) -> str:
+    """Keep the lines of a markdown article that are Chinese prose; code, links and short lines go."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"https?://\S+", "", text)
+    text = re.sub(r"[#*`>\-|=]+", " ", text)
+    lines = (clean(line) for line in text.split("\n"))
+    return "\n".join(
+        line for line in lines if len(line) > 30 and sum("\u4e00" <= c <= "\u9fff" for c in line) > 0.4 * len(line)
+    )
+
+
+def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the raw text of every `<doc …>` element in WikiExtractor files."""
+    for file in files:
+        content = file.read_text(encoding="utf-8", errors="ignore")
+        yield from re.findall(r"<doc [^>]*>\n(.*?)</doc>", content, re.DOTALL)
+
+
+def wiki_files(folder: Path, option: str) -> list[Path]:
+    """List the WikiExtractor files under a folder, sorted, so that every run reads them alike."""
+    files = sorted(folder.rglob("wiki_*"))
+    if not files:
+        raise UsageError(f"{option} {folder}: no wiki_* file there; give WikiExtractor's output folder (AA/wiki_00, …)")
+    return files
+
+
+def to_simplified() -> Callable[[str], str]:
+    """Return the converter from traditional to simplified characters."""
+    try:
+        opencc = importlib.import_module("opencc")
+    except ImportError as error:
+        raise UsageError(
+            "prepare needs opencc for simplified characters: pip install opencc-python-reimplemented"
+        ) from error
+    convert: Callable[[str], str] = opencc.OpenCC("t2s").convert
+    return convert
+
+
+def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:
+    """Read and clean the three sources.
+
+    Returns:
+        The Chinese and the English documents, each shuffled. English stops after the file that brings it to
+        22 million characters, so that it does not crowd Chinese out of a small model.
+    """
+    from tqdm import tqdm
+
+    for option, folder in (("--zh-wiki", zh_wiki), ("--en-wiki", en_wiki), ("--lctt", lctt)):
+        if not folder.is_dir():
+            raise UsageError(f"{option} {folder}: no such folder")
+    simplify = to_simplified()
+
+    files = wiki_files(zh_wiki, "--zh-wiki")
+    articles = (clean(simplify(article)) for article in wiki_articles(tqdm(files, desc="Chinese wiki", unit="file")))
+    chinese = [article for article in articles if len(article) > 150]
+
+    files = sorted(lctt.rglob("*.md"))
+    if not files:
+        raise UsageError(f"--lctt {lctt}: no *.md file there; give the folder of published articles")
+    for file in tqdm(files, desc="LCTT", unit="file"):
+        article = clean_markdown(file.read_text(encoding="utf-8", errors="ignore"))
+        if len(article) > 200:
+            chinese.append(article)
+
+    files = wiki_files(en_wiki, "--en-wiki")
+    shuffle.shuffle(files)
+    english: list[str] = []
+    characters = 0
+    for file in tqdm(files, desc="English wiki", unit="file"):
+        articles = (clean(article) for article in wiki_articles([file]))
+        kept = [article[:4000] for article in articles if len(article) > 300]
+        english += kept
+        characters += sum(map(len, kept))
+        if characters > ENGLISH_CHARACTERS:
+            break
+
+    for option, documents in (("--zh-wiki and --lctt", chinese), ("--en-wiki", english)):
+        if not documents:
+            raise UsageError(f"{option}: every document was shorter than 150 to 300 characters; give longer texts")
+    shuffle.shuffle(chinese)
+    shuffle.shuffle(english)
+    return chinese, english
+
+
+def train_tokenizer(texts: Iterable[str]) -> Any:
+    """Train the byte-fallback BPE tokenizer.
+
+    Returns:
+        A `tokenizers.Tokenizer` that puts `<s>` in front of each text. No text is unknown to it: a character
+        outside the alphabet becomes its UTF-8 bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    markers = ["<pad>", "<s>", "</s>", "<unk>"]
+    tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=True),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[*markers, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=5200,
+        min_frequency=3,
+        max_token_length=8,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    # The trainer reserves the 256 byte entries only as special tokens. Left so, decoding would skip them and a text
+    # that spells "<0x41>" would be read as that byte.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in markers]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path, seed: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
+    import numpy as np
+    from tqdm import tqdm
+    from transformers import PreTrainedTokenizerFast
+
+    shuffle = random.Random(seed)
+    chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
+    tokenizer = train_tokenizer(
+        [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
+    )
+    wrap: Any = PreTrainedTokenizerFast
+    wrapped = wrap(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    wrapped.save_pretrained(out)
+
+    documents = chinese + english
+    shuffle.shuffle(documents)
+    end = tokenizer.token_to_id("</s>")
+    rows: list[np.ndarray] = []
+    for start in tqdm(range(0, len(documents), 512), desc="tokens", unit="batch"):
+        for encoding in tokenizer.encode_batch(documents[start : start + 512]):
+            rows.append(np.array([*encoding.ids, end], dtype=np.uint16))
+    tokens = np.concatenate(rows)
+    np.save(out / "tokens.npy", tokens)
+    print(
+        f"{out}: {len(chinese):,} Chinese and {len(english):,} English documents, "
+        f"{tokenizer.get_vocab_size():,} vocabulary entries, {len(tokens):,} tokens"
+    )
+
+
+# train: token ids to a model folder
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of the two legs of training: windows of `length` tokens, `batch` of them a step."""
+
+    length: int
+    batch: int
+    rate: float
+    falling: bool
+
+    def learning_rate(self, step: int, done: float) -> float:
+        """Return the rate of a step (counted from 0) when the fraction `done` of the phase has passed."""
+        decay = max(RATE_FLOOR, 1.0 - done) if self.falling else 1.0
+        return self.rate * min(1.0, (step + 1) / WARM_UP_STEPS) * decay
+
+
+# Short windows first: they make more steps of the same time. The long ones then teach the reach that is left.
+PHASES = (
+    Phase(length=256, batch=16, rate=3e-3, falling=False),
+    Phase(length=512, batch=8, rate=2.4e-3, falling=True),
+)
+
+
+@dataclass
+class Progress:
+    """Where training stands; what a checkpoint holds beside the weights and the optimizer."""
+
+    phase: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+
+
+def read_tokens(path: Path) -> "np.ndarray":
+    """Read one row of token ids from a .npy file or from lzma-compressed little-endian uint16 (.xz)."""
+    import numpy as np
+
+    if not path.is_file():
+        raise UsageError(f"--tokens {path}: no such file; `prepare` writes one")
+    tokens: np.ndarray
+    try:
+        if path.suffix == ".npy":
+            tokens = np.load(path, mmap_mode="r")
+        elif path.suffix == ".xz":
+            tokens = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+        else:
+            raise UsageError(f"--tokens {path}: unknown ending {path.suffix!r}; give a .npy or an .xz file")
+    except (ValueError, EOFError, lzma.LZMAError) as error:
+        raise UsageError(f"--tokens {path}: not readable ({error}); give a file of uint16 numbers") from error
+    if tokens.ndim != 1 or tokens.dtype != np.uint16:
+        raise UsageError(f"--tokens {path}: {tokens.dtype} of shape {tokens.shape}; give one row of uint16")
+    needed = HELD_OUT_TOKENS + max(phase.length for phase in PHASES)
+    if len(tokens) < needed:
+        raise UsageError(f"--tokens {path}: {len(tokens):,} tokens, at least {needed:,} are needed; give more text")
+    return tokens
+
+
+def build_config(options: argparse.Namespace, tokenizer: Any) -> Any:
+    """Check the sizes and return the LlamaConfig they make."""
+    from transformers import LlamaConfig
+
+    hidden, heads, kv_heads = options.hidden_size, options.heads, options.kv_heads
+    if hidden % (2 * heads):
+        raise UsageError(f"--hidden-size {hidden}: must be a multiple of twice --heads {heads}; try {2 * heads * 16}")
+    if heads % kv_heads:
+        raise UsageError(f"--kv-heads {kv_heads}: must divide --heads {heads}; try 1 or {heads}")
+    longest = max(phase.length for phase in PHASES)
+    if options.context < longest:
+        raise UsageError(f"--context {options.context}: training uses {longest} tokens; give at least {longest}")
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=options.intermediate_size,
+        num_hidden_layers=options.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=options.context,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def new_optimizer(model: Any) -> Any:
+    """Return AdamW with weight decay on matrices only: pulling a norm's gain to zero helps nothing."""
+    import torch
+
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=PHASES[0].rate, betas=(0.9, 0.95))
+
+
+def next_token_loss(model: Any, batch: "torch.Tensor") -> Any:
+    """Return the mean cross-entropy of each next token, in nats; the softmax is taken in float32."""
+    import torch
+    from torch.nn import functional
+
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16):
+        hidden = model.model(input_ids=batch, use_cache=False).last_hidden_state
+        logits = functional.linear(hidden[:, :-1], model.lm_head.weight)
+    return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def save_checkpoint(path: Path, identity: dict[str, Any], model: Any, optimizer: Any, progress: Progress) -> None:
+    """Write a checkpoint under another name and rename it, so that a kill leaves the old one whole."""
+    import torch
+
+    state = {
+        "identity": identity,
+        "progress": vars(progress),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict() if optimizer is not None else None,
+    }
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_checkpoint(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Load the checkpoint of a run that was started with the same sizes, seed and tokens."""
+    import torch
+
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise UsageError(f"--resume {folder}: no {CHECKPOINT} there; give the --out of a run that was interrupted")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    for name, value in identity.items():
+        if state["identity"][name] != value:
+            raise UsageError(
+                f"--resume {folder}: it was started with {name} {state['identity'][name]}, now it is {value}; "
+                "give the same options and files"
+            )
+    return state
+
+
+def run_phase(
+    model: Any,
+    optimizer: Any,
+    tokens: "np.ndarray",
+    progress: Progress,
+    budget: float,
+    timed: bool,
+    seed: int,
+    checkpoint: Callable[[], None],
+    checkpoint_steps: int,
+) -> None:
+    """Train until the phase's budget is spent: seconds when `timed`, else steps. Changes model and progress."""
+    import numpy as np
+    import torch
+    from tqdm import tqdm
+
+    phase = PHASES[progress.phase]
+    device = next(model.parameters()).device
+    starts = np.random.RandomState(seed + progress.phase).permutation((len(tokens) - HELD_OUT_TOKENS) // phase.length)
+    began = time.monotonic() - progress.seconds
+
+    def spent() -> float:
+        return progress.seconds if timed else float(progress.step)
+
+    model.train()
+    with tqdm(
+        desc=f"phase {progress.phase + 1}",
+        total=budget,
+        initial=min(spent(), budget),
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+    ) as bar:
+        while spent() < budget:
+            rate = phase.learning_rate(progress.step, spent() / budget)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            first = progress.step * phase.batch
+            windows = [int(starts[i % len(starts)]) * phase.length for i in range(first, first + phase.batch)]
+            rows = np.stack([tokens[start : start + phase.length] for start in windows]).astype(np.int64)
+            loss = next_token_loss(model, torch.from_numpy(rows).to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+            value = loss.item()
+            if not math.isfinite(value):
+                raise UsageError(f"loss {value} at step {progress.step} of {bar.desc}; give another --seed")
+            progress.loss = value if progress.loss is None else 0.98 * progress.loss + 0.02 * value
+            progress.step += 1
+            progress.seconds = time.monotonic() - began
+            bar.update(min(spent(), budget) - bar.n)
+            pace = progress.step * phase.batch * phase.length / progress.seconds
+            bar.set_postfix_str(
+                f"step {progress.step}, loss {progress.loss:.3f}, rate {rate:.5f}, {pace:.0f} tokens/s", refresh=False
+            )
+            if progress.step % checkpoint_steps == 0:
+                checkpoint()
+
+
+def held_out_loss(model: Any, tokens: "np.ndarray") -> float:
+    """Return the float32 loss, in nats a token, on the last tokens of the corpus, which training never sees."""
+    import numpy as np
+    import torch
+    from torch.nn import functional
+
+    rows = np.array(tokens[-HELD_OUT_TOKENS:], dtype=np.int64).reshape(-1, PHASES[-1].length)
+    losses = []
+    model.eval()
+    with torch.inference_mode():
+        for batch in torch.split(torch.from_numpy(rows).to(model.device), 8):
+            logits = model(input_ids=batch, use_cache=False).logits
+            losses.append(functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()).item())
+    return sum(losses) / len(losses)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train a model from nothing, or go on from a checkpoint, and save it in bfloat16 with its tokenizer."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device; give --device cpu")
+    timed = options.steps is None
+    budgets = [60.0 * minutes for minutes in options.minutes] if timed else [float(steps) for steps in options.steps]
+
+    tokens = read_tokens(options.tokens)
+    if not (options.tokenizer / "tokenizer.json").is_file():
+        raise UsageError(f"--tokenizer {options.tokenizer}: no tokenizer.json there; give the folder `prepare` wrote")
+    tokenizer: Any = AutoTokenizer.from_pretrained(options.tokenizer)
+    config = build_config(options, tokenizer)
+    largest = int(tokens.max())
+    if largest >= config.vocab_size:
+        raise UsageError(
+            f"--tokens {options.tokens}: token {largest} is outside the {config.vocab_size} entries of "
+            f"--tokenizer {options.tokenizer}; give the tokenizer that made the file"
+        )
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+    if parameters > options.max_parameters:
+        raise UsageError(
+            f"the sizes make {parameters:,} parameters, above --max-parameters {options.max_parameters:,}; "
+            "give a smaller --hidden-size or fewer --layers, or raise the limit"
+        )
+    sizes = ("hidden_size", "layers", "heads", "kv_heads", "intermediate_size", "context", "seed")
+    identity = {f"--{name.replace('_', '-')}": getattr(options, name) for name in sizes}
+    identity |= {"vocabulary": config.vocab_size, "number of tokens": len(tokens)}
+
+    torch.manual_seed(options.seed)
+    model: Any = LlamaForCausalLM(config)
+    progress = Progress()
+    optimizer_state = None
+    if options.resume is not None:
+        state = load_checkpoint(options.resume, identity)
+        model.load_state_dict(state["model"])
+        progress = Progress(**state["progress"])
+        optimizer_state = state["optimizer"]
+    model.to(options.device)
+    print(f"{parameters:,} parameters, {len(tokens):,} tokens")
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / CHECKPOINT
+    while progress.phase < len(PHASES):
+        optimizer = new_optimizer(model)
+        if optimizer_state is not None:
+            optimizer.load_state_dict(optimizer_state)
+            optimizer_state = None
+
+        def checkpoint(optimizer: Any = optimizer, progress: Progress = progress) -> None:
+            save_checkpoint(path, identity, model, optimizer, progress)
+
+        run_phase(
+            model,
+            optimizer,
+            tokens,
+            progress,
+            budgets[progress.phase],
+            timed,
+            options.seed,
+            checkpoint,
+            options.checkpoint_steps,
+        )
+        if progress.loss is not None:
+            print(f"phase {progress.phase + 1}: {progress.step:,} steps, loss {progress.loss:.3f} nats a token")
+        progress = Progress(phase=progress.phase + 1)
+        save_checkpoint(path, identity, model, None, progress)
+
+    model.to(torch.bfloat16)
+    model.save_pretrained(options.out)
+    tokenizer.model_max_length = options.context
+    for name in ("is_local", "local_files_only"):
+        # How this process found the tokenizer says nothing about the tokenizer; some versions would save it.
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(options.out)
+    path.unlink()
+    # The rounded weights are what users get, so they are what is measured.
+    loss = held_out_loss(model.float(), tokens)
+    size = sum(file.stat().st_size for file in options.out.glob("*.safetensors"))
+    print(f"{options.out}: weights {size / 1e6:.1f} MB, held-out loss {loss:.3f} nats a token")
+
+
+# evaluate: sentence pairs to a rank correlation
+
+
+def read_pairs(path: Path) -> tuple[list[str], list[float]]:
+    """Read lines `id||sentence||sentence||score`.
+
+    Returns:
+        The 2n sentences, the two of a pair side by side, and the n scores.
+    """
+    if not path.is_file():
+        raise UsageError(f"--sts {path}: no such file")
+    sentences: list[str] = []
+    scores: list[float] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        fields = line.split("||")
+        try:
+            _, first, second, score = fields
+            scores.append(float(score))
+        except ValueError as error:
+            raise UsageError(f"--sts {path}: line {number} is {line!r}; write id||sentence||sentence||score") from error
+        sentences += [first, second]
+    if len(scores) < 2:
+        raise UsageError(f"--sts {path}: {len(scores)} pairs; a correlation needs at least 2")
+    return sentences, scores
+
+
+def mean_embeddings(model: Any, tokenizer: Any, sentences: list[str], batch_size: int) -> "torch.Tensor":
+    """Return the mean of the last hidden states over each sentence's content tokens, [n, d].
+
+    BOS is put in front where the tokenizer's own convention does so, and is left out of the mean.
+    """
+    import torch
+    from tqdm import tqdm
+
+    contents = [ids[:CONTENT_LIMIT] for ids in tokenizer(sentences, add_special_tokens=False)["input_ids"]]
+    for sentence, content in zip(sentences, contents, strict=True):
+        if not content:
+            raise UsageError(f"--sts: the sentence {sentence!r} has no tokens; remove its line")
+    begins_with_bos = tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    front = [tokenizer.bos_token_id] if begins_with_bos else []
+
+    order = sorted(range(len(contents)), key=lambda i: len(contents[i]))
+    vectors: list[Any] = [None] * len(contents)
+    for start in tqdm(range(0, len(order), batch_size), desc="encode", unit="batch"):
+        chosen = order[start : start + batch_size]
+        width = len(front) + max(len(contents[i]) for i in chosen)
+        ids = torch.zeros(len(chosen), width, dtype=torch.long)
+        mask = torch.zeros(len(chosen), width, dtype=torch.long)
+        for row, i in enumerate(chosen):
+            filled = [*front, *contents[i]]
+            ids[row, : len(filled)] = torch.tensor(filled)
+            mask[row, : len(filled)] = 1
+        ids, mask = ids.to(model.device), mask.to(model.device)
+        with torch.inference_mode():
+            hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        mask[:, : len(front)] = 0
+        means = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+        for i, vector in zip(chosen, means.cpu(), strict=True):
+            vectors[i] = vector
+    return torch.stack(vectors)
+
+
+def ranks(values: "torch.Tensor") -> "torch.Tensor":
+    """Return ranks from 1, [n] float64; equal values share the mean of their ranks."""
+    import torch
+
+    _, group, size = torch.unique(values, sorted=True, return_inverse=True, return_counts=True)
+    mean_rank: torch.Tensor = size.cumsum(0).to(torch.float64) - (size - 1) / 2
+    return mean_rank[group]
+
+
+def spearman(first: "torch.Tensor", second: "torch.Tensor") -> float:
+    """Return Spearman's rank correlation of two rows of numbers."""
+    import torch
+
+    return float(torch.corrcoef(torch.stack([ranks(first), ranks(second)]))[0, 1])
+
+
+def evaluate(model_folder: Path, sts: Path, device: str, batch_size: int) -> dict[str, Any]:
+    """Return the Spearman correlation of cosine similarity (classical mean, float32) with the given scores."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no CUDA device; give --device cpu")
+    if not (model_folder / "config.json").is_file():
+        raise UsageError(f"MODEL {model_folder}: no config.json there; give a folder that `train` wrote")
+    sentences, scores = read_pairs(sts)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder)
+    model: Any = AutoModel.from_pretrained(model_folder, dtype=torch.float32)
+    vectors = mean_embeddings(model.to(device).eval(), tokenizer, sentences, batch_size)
+    cosine = torch.nn.functional.cosine_similarity(vectors[0::2], vectors[1::2])
+    return {
+        "model": str(model_folder),
+        "sts": str(sts),
+        "pairs": len(scores),
+        "spearman": round(spearman(cosine, torch.tensor(scores)), 6),
+    }
+
+
+# command line
+
+
+def positive(text: str) -> int:
+    """Parse a whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return number
+
+
+def amount(text: str) -> float:
+    """Parse a finite number that is not negative; 0 leaves a phase out."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return number
+
+
+def steps_amount(text: str) -> int:
+    """Parse a whole number that is not negative; 0 leaves a phase out."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 up")
+    return number
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser(
+        "prepare",
+        formatter_class=raw,
+        help="clean text, train the tokenizer, write tokens.npy",
+        description="Clean Chinese and English text, train a byte-fallback BPE tokenizer of 8,192 entries on it and\n"
+        "write tokenizer.json, tokenizer_config.json and tokens.npy (uint16). Needs opencc-python-reimplemented.",
+        epilog="example:\n  %(prog)s --zh-wiki zhwiki --en-wiki enwiki --lctt TranslateProject/published --out corpus",
+    )
+    wiki = "WikiExtractor output (AA/wiki_00, …)"
+    command.add_argument("--zh-wiki", type=Path, required=True, metavar="DIR", help=f"Chinese Wikipedia: {wiki}")
+    command.add_argument("--en-wiki", type=Path, required=True, metavar="DIR", help=f"English Wikipedia: {wiki}")
+    command.add_argument("--lctt", type=Path, required=True, metavar="DIR", help="LCTT's articles: markdown files")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the three files are written")
+    command.add_argument("--seed", type=int, default=0, help="order of the documents (default: %(default)s)")
+
+    command = commands.add_parser(
+        "train",
+        formatter_class=raw,
+        help="train a model on a file of tokens",
+        description="Train a small LLaMA in two phases: 16 windows of 256 tokens a step at a constant rate of 3e-3,\n"
+        "then 8 windows of 512 at 2.4e-3 falling linearly to 1.5 % of that. Writes the weights in bfloat16.\n"
+        f"Every so often {CHECKPOINT} is written to --out; it is removed when training is complete.",
+        epilog="examples:\n"
+        "  %(prog)s --tokens corpus/tokens.npy --tokenizer corpus --out mini\n"
+        "  %(prog)s --tokens tokens.u16.xz --tokenizer corpus --out trial --steps 200 100\n"
+        "  %(prog)s --tokens corpus/tokens.npy --tokenizer corpus --out mini --resume mini",
+    )
+    command.add_argument(
+        "--tokens", type=Path, required=True, metavar="FILE", help="token ids: .npy, or .xz (little-endian uint16)"
+    )
+    command.add_argument("--tokenizer", type=Path, required=True, metavar="DIR", help="tokenizer that made the tokens")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the model is written")
+    length = command.add_mutually_exclusive_group()
+    length.add_argument(
+        "--minutes",
+        type=amount,
+        nargs=2,
+        default=(43.0, 24.0),
+        metavar=("ONE", "TWO"),
+        help="length of the two phases in minutes (default: 43 24)",
+    )
+    length.add_argument(
+        "--steps", type=steps_amount, nargs=2, metavar=("ONE", "TWO"), help="length of the two phases in steps instead"
+    )
+    for option, default, meaning in (
+        ("--hidden-size", 192, "width of the model"),
+        ("--layers", 6, "number of layers"),
+        ("--heads", 6, "attention heads"),
+        ("--kv-heads", 2, "key/value heads"),
+        ("--intermediate-size", 512, "width of the feed-forward layers"),
+        ("--context", 1024, "positions the model claims; training uses 512"),
+        ("--max-parameters", 8_000_000, "refuse a larger model"),
+        ("--checkpoint-steps", 500, "steps between checkpoints"),
+    ):
+        command.add_argument(
+            option, type=positive, default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
+        )
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    command.add_argument("--seed", type=int, default=0, help="weights and order of windows (default: %(default)s)")
+    command.add_argument("--resume", type=Path, metavar="DIR", help=f"go on from the {CHECKPOINT} in this folder")
+
+    command = commands.add_parser(
+        "evaluate",
+        formatter_class=raw,
+        help="Spearman correlation on sentence pairs",
+        description="Embed each sentence as the mean of the last hidden states over its content tokens (at most "
+        f"{CONTENT_LIMIT})\nand print the Spearman correlation of the pairs' cosine with their scores as JSON.",
+        epilog="example:\n  %(prog)s st_reba/mini --sts cnsd-sts-dev.txt",
+    )
+    command.add_argument("model", type=Path, metavar="MODEL", help="model folder")
+    command.add_argument("--sts", type=Path, required=True, metavar="FILE", help="lines id||sentence||sentence||score")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    command.add_argument("--batch-size", type=positive, default=64, metavar="N", help="default: %(default)s")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if options.command == "prepare":
+            prepare(options.zh_wiki, options.en_wiki, options.lctt, options.out, options.seed)
+        elif options.command == "train":
+            train(options)
+        else:
+            print(json.dumps(evaluate(options.model, options.sts, options.device, options.batch_size), indent=2))
+    except UsageError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Base model + method → SentenceTransformer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import get_device_name
+
+from .modules import ReBAPooling, RepeatTransformer
+
+# Each method's sentence poolings, the default first where "last" is not among them.
+METHODS: dict[str, tuple[str, ...]] = {
+    "reba": ("last", "mean"),
+    "echo": ("last", "mean"),
+    "classical": ("last", "mean", "cls"),
+    "prompteol": ("last",),
+}
+VARIANTS = ("paper", "published")
+EMBEDDED = {"mini": Path(__file__).parent / "mini"}
+_POOLING_MODES = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+
+
+def build(
+    base: str | os.PathLike[str],
+    method: str = "reba",
+    *,
+    repeats: int = 2,
+    pooling: str = "last",
+    template: str | Mapping[str, str] | None = None,
+    separator: str = "",
+    normalize: bool = True,
+    variant: str = "paper",
+    max_seq_length: int | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    instruction: str = "",
+    span: Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"] | None = None,
+    compute_matched: bool = False,
+    include_special: bool = False,
+    normalize_weights: bool = False,
+    non_finite: Literal["error", "zeros"] | None = None,
+    prompts: dict[str, str] | None = None,
+    padding_side: Literal["left", "right"] | None = None,
+    token: bool | str | None = None,
+    cache_folder: str | None = None,
+    local_files_only: bool = False,
+    model_kwargs: dict[str, Any] | None = None,
+) -> SentenceTransformer:
+    """Turn a pretrained decoder into a text embedder.
+
+    Args:
+        base: ``"mini"`` (the embedded tiny model), a local folder, or a Hub id.
+        method: ``"reba"``, ``"echo"``, ``"classical"`` or ``"prompteol"``.
+        repeats: Number of copies k (reba, echo). A template's own number of slots wins over the default.
+        pooling: ``"last"`` or ``"mean"``; for classical also ``"cls"``.
+        template: Text with ``{text}`` slots, a template's name, or a mapping with ``query`` and ``document``.
+        separator: Literal text between the copies, without a template.
+        normalize: Append ST's ``Normalize``: vectors of length 1.
+        variant: ``"paper"``, or ``"published"``: what the ReBA authors' code computes (reba only).
+        max_seq_length: Positions M a sequence may have, all copies and special tokens together; None: the model's.
+        dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
+        device: Where to run, as ``SentenceTransformer`` takes it.
+        revision: Hub revision of the base.
+        trust_remote_code: Allow the base's own modelling code.
+        instruction: Value of the template's ``{instruction}`` where no prompt is given.
+        span: Which positions echo, classical and prompteol pool; None: the method's own (see RepeatTransformer).
+        compute_matched: Halve the content budget (echo, reba).
+        include_special: ReBA sums over template and special tokens too.
+        normalize_weights: ReBA divides each sum of weights to 1.
+        non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
+        prompts: Saved prompts, by name.
+        padding_side: Side of the padding; None: the tokenizer's. Vectors do not depend on it.
+        token: Hub token.
+        cache_folder: Where downloads are kept.
+        local_files_only: Download nothing.
+        model_kwargs: Further keyword arguments of transformers' ``from_pretrained`` (quantization, device_map, …).
+
+    Returns:
+        An ordinary SentenceTransformer: RepeatTransformer, ReBAPooling or Pooling, and Normalize.
+
+    Raises:
+        ValueError: An unknown name (the message lists what exists), or options that exclude each other.
+        OSError: The base was not found.
+
+    Source:
+        ReBA (reba), Echo (echo, prompteol, compute_matched); see the README's table of methods.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", pooling="mean")
+        >>> model.encode_query("天气怎么样？").shape
+        (192,)
+    """
+    _choose("method", method, METHODS)
+    _choose("pooling", pooling, METHODS[method], f" for method={method!r}")
+    _choose("variant", variant, VARIANTS)
+    reba = method == "reba"
+    for name, value in (
+        ("variant", variant != "paper"),
+        ("include_special", include_special),
+        ("normalize_weights", normalize_weights),
+    ):
+        if value and not reba:
+            raise ValueError(f"{name} belongs to method='reba', not to method={method!r}. Drop it.")
+    if reba and span is not None:
+        raise ValueError(f"span={span!r} belongs to pooling without backward attention, not to method='reba'. Drop it.")
+    if method == "prompteol" and template is None:
+        template = "prompteol"
+    path, name = _locate(base)
+    hub = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "token": token,
+        "cache_dir": cache_folder,
+        "local_files_only": local_files_only,
+    }
+    processor_kwargs: dict[str, Any] = dict(hub)
+    if max_seq_length is not None:
+        processor_kwargs["model_max_length"] = _length(max_seq_length)
+    if padding_side is not None:
+        _choose("padding_side", padding_side, ("left", "right"))
+        processor_kwargs["padding_side"] = padding_side
+    try:
+        transformer = RepeatTransformer(
+            path,
+            template=template,
+            repeats=_copies(method, repeats, template),
+            separator=separator,
+            instruction=instruction,
+            span=span or _span(method, pooling),
+            compute_matched=compute_matched,
+            non_finite=non_finite or ("zeros" if variant == "published" else "error"),
+            base_model=name,
+            base_revision=revision,
+            model_kwargs={**hub, "dtype": _dtype(dtype, device), **(model_kwargs or {})},
+            processor_kwargs=processor_kwargs,
+            config_kwargs=dict(hub),
+        )
+    except OSError as error:
+        raise OSError(
+            f"base={str(base)!r} could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a "
+            f"folder or Hub id transformers says: {error}"
+        ) from error
+    _check_length(transformer, max_seq_length)
+    dimension = transformer.get_embedding_dimension()
+    modules: list[torch.nn.Module] = [transformer]
+    if reba:
+        modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
+    else:
+        modules.append(Pooling(dimension, _POOLING_MODES[pooling]))  # type: ignore[arg-type]
+    if normalize:
+        modules.append(Normalize())
+    model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
+    _try_out(model)
+    return model
+
+
+def _choose(option: str, value: object, allowed: Any, where: str = "") -> None:
+    if value not in allowed:
+        raise ValueError(f"{option}={value!r} is not known{where}: choose one of {list(allowed)}.")
+
+
+def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None) -> int | None:
+    """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
+    if template is not None:
+        return None if repeats == 2 else repeats
+    if method != "classical":
+        return repeats
+    if repeats not in (1, 2):
+        raise ValueError(f"repeats={repeats!r}: method='classical' runs the text once. Use method='echo' to repeat it.")
+    return 1
+
+
+def _span(method: str, pooling: str) -> Literal["last_copy", "end", "all"]:
+    if method == "prompteol":
+        return "end"
+    return "all" if pooling == "cls" else "last_copy"
+
+
+def _locate(base: str | os.PathLike[str]) -> tuple[str, str]:
+    """Where the base is, and the name to record for it: never a path of this machine."""
+    text = os.fspath(base)
+    if text in EMBEDDED:
+        return str(EMBEDDED[text]), text
+    if os.path.isdir(text):
+        return text, os.path.basename(os.path.abspath(text))
+    if os.path.isfile(text):
+        raise ValueError(f"base={text!r} is a file: name the folder that holds the model.")
+    return text, text
+
+
+def _length(max_seq_length: object) -> int:
+    if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
+        raise ValueError(f"max_seq_length={max_seq_length!r} must be a whole number from 1 on, or None.")
+    return max_seq_length
+
+
+def _check_length(transformer: RepeatTransformer, max_seq_length: int | None) -> None:
+    """More positions than the model has would be cut down silently when the saved model is loaded."""
+    positions = getattr(transformer.config.get_text_config(), "max_position_embeddings", None)
+    if max_seq_length is not None and positions is not None and max_seq_length > positions > 0:
+        raise ValueError(f"max_seq_length={max_seq_length} is more than the base model's {positions} positions.")
+    transformer.budget()
+
+
+def _dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
+    if dtype is None:
+        return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
+    if isinstance(dtype, str):
+        names = ("float32", "bfloat16", "float16", "float64", "auto")
+        _choose("dtype", dtype, names)
+        return "auto" if dtype == "auto" else getattr(torch, dtype)  # type: ignore[no-any-return]
+    return dtype
+
+
+def _try_out(model: SentenceTransformer) -> None:
+    """One short pass, so that an architecture that cannot be captured is refused here and not on the first batch."""
+    transformer = model[0]
+    fields = {field: "-" for field in transformer.forward_kwargs}
+    with torch.inference_mode():
+        features = transformer.preprocess(["a b"], **fields)
+        model.eval()({name: value.to(model.device) for name, value in features.items()})

@@ -1,0 +1,233 @@
+"""The manifest of an index folder, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from st_reba.index.fingerprint import ModelFingerprint
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+VECTORS_FILE = "vectors.faiss"
+DOCUMENTS_FILE = "documents.sqlite"
+METRICS = ("cosine", "dot")
+FACTORIES = ("Flat",)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an index folder holds and which model made it.
+
+    Args:
+        created: When the index was built, UTC, ISO 8601.
+        model: The fingerprint of the model.
+        metric: "cosine" (vectors have length one) or "dot".
+        dim: The number of values in a vector.
+        count: The number of documents.
+        factory: The kind of FAISS index.
+        st_reba: The version of st_reba that built it, if known.
+        format_version: The version of the folder's layout.
+
+    Example:
+        >>> Index.open("my_index").manifest.count  # doctest: +SKIP
+        1000
+    """
+
+    created: str
+    model: ModelFingerprint
+    metric: str
+    dim: int
+    count: int
+    factory: str = "Flat"
+    st_reba: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def new(cls, model: ModelFingerprint, metric: str, count: int) -> Manifest:
+        """Make the manifest of an index that is being built now."""
+        try:
+            version: str | None = metadata.version("st_reba")
+        except metadata.PackageNotFoundError:
+            version = None
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(created, model, metric, model.dimension, count, st_reba=version)
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write the manifest as JSON, whole or not at all.
+
+        Args:
+            path: The file to write or replace.
+        """
+        value = {
+            "format_version": self.format_version,
+            "created": self.created,
+            "st_reba": self.st_reba,
+            "metric": self.metric,
+            "dim": self.dim,
+            "count": self.count,
+            "factory": self.factory,
+            "model": self.model.to_json(),
+        }
+        text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+        write_atomically(path, text.encode("utf-8", errors="replace"))
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> Manifest:
+        """Read and check a manifest.
+
+        Args:
+            path: The file that `write` made.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is not a manifest of a known version; the message names the file and the key.
+        """
+        path = Path(path)
+        try:
+            value = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: no such file, so {path.parent} is not an index; build one there"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: not JSON ({error}); build the index again") from None
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}; build the index again")
+        version = _get(value, "format_version", int, path)
+        if version != FORMAT_VERSION:
+            later = "install a later st_reba" if version > FORMAT_VERSION else "build the index again"
+            raise ValueError(f"{path}: format_version is {version}, this version reads {FORMAT_VERSION}; {later}")
+        try:
+            model = ModelFingerprint.from_json(_get(value, "model", dict, path))
+        except ValueError as error:
+            raise ValueError(_told(path, f"model.{error}")) from None
+        manifest = cls(
+            created=_get(value, "created", str, path),
+            model=model,
+            metric=_get(value, "metric", str, path),
+            dim=_get(value, "dim", int, path),
+            count=_get(value, "count", int, path),
+            factory=_get(value, "factory", str, path),
+            st_reba=None if value.get("st_reba") is None else _get(value, "st_reba", str, path),
+            format_version=version,
+        )
+        manifest._check_values(path)
+        return manifest
+
+    def _check_values(self, path: Path) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(_told(path, f"metric: expected one of {', '.join(METRICS)}, found {self.metric!r}"))
+        if self.factory not in FACTORIES:
+            raise ValueError(_told(path, f"factory: expected one of {', '.join(FACTORIES)}, found {self.factory!r}"))
+        if self.count < 1:
+            raise ValueError(_told(path, f"count: expected a positive whole number, found {self.count}"))
+        if self.dim != self.model.dimension:
+            raise ValueError(_told(path, f"dim: {self.dim}, but model.dimension is {self.model.dimension}"))
+
+
+def _told(path: Path, problem: str) -> str:
+    return f"{path}: {problem}; build the index again"
+
+
+def _get(value: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
+    if key not in value:
+        raise ValueError(_told(path, f"{key}: missing"))
+    found = value[key]
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise ValueError(_told(path, f"{key}: expected {kind.__name__}, found {type(found).__name__}"))
+    return found
+
+
+def write_atomically(path: str | PathLike[str], content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Args:
+        path: The file to write or replace.
+        content: All of its bytes.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: str | PathLike[str]) -> None:
+    """Ask the system to put a file, or the names in a folder, on disk.
+
+    Args:
+        path: A file or a folder.
+    """
+    path = Path(path)
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Refuse to write an index where something else is.
+
+    Args:
+        target: The folder to be made.
+        overwrite: Allow it to be an index already, or an empty folder.
+
+    Raises:
+        FileExistsError: The path may not be written.
+    """
+    if not target.exists():
+        return
+    if not overwrite:
+        raise FileExistsError(f"{target}: already there; give another path, or overwrite=True to replace the index")
+    files = {MANIFEST_FILE, VECTORS_FILE, DOCUMENTS_FILE}
+    if not target.is_dir() or not files.issuperset(os.listdir(target)):
+        # Overwriting removes the folder, which must not hold anything else.
+        raise FileExistsError(f"{target}: not an index, so overwrite=True does not replace it; give another path")
+
+
+def put_in_place(temporary: Path, target: Path, overwrite: bool) -> None:
+    """Move a finished index folder to its path; an index that is there is removed after, or stays on failure.
+
+    Args:
+        temporary: The finished folder, beside the target.
+        target: Its path.
+        overwrite: Replace an index that is there.
+
+    Raises:
+        FileExistsError: The path may not be written.
+    """
+    check_target(target, overwrite)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.old")
+    try:
+        if target.exists():
+            os.replace(target, aside)
+        os.replace(temporary, target)
+    except BaseException:
+        if aside.exists() and not target.exists():
+            os.replace(aside, target)
+        raise
+    sync(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,315 @@
+"""RepeatTransformer: tokenize a text once, place its token ids in every copy, run the decoder."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from .capture import CaptureSpec
+from .templates import Frame, Template, repeat_template, resolve_templates
+from .transformer import DecoderTransformer
+
+Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
+
+logger = logging.get_logger(__name__)
+
+# A fast tokenizer's settings are state that calls with other arguments change: one call at a time.
+_tokenizing = threading.Lock()
+_SURROGATES = re.compile("[\ud800-\udfff]")
+# A limit beyond this is transformers' way of saying that a tokenizer knows none.
+_NO_LIMIT = 10**12
+_PROBES = ("a", "0", "the", "\u4e2d")
+
+
+class RepeatTransformer(DecoderTransformer):
+    """Repeats a text's tokens and runs the decoder over all copies at once.
+
+    The content is tokenized once, without special tokens (special-token strings inside a text are ordinary text),
+    cut to the budget, and placed k times: every copy holds the same ids. The tokenizer's own special tokens stand
+    once, around the whole. k = 1 is the classical input.
+
+    Args:
+        model_name_or_path: Folder or Hub id of the backbone.
+        template: Literal text with ``{text}`` slots, one a copy; or the name of a template (see ``TEMPLATES``); or
+            a mapping with the keys ``query`` and ``document``. None: ``repeats`` copies with ``separator`` between.
+        repeats: Number of copies k; None: as many as the template has slots, or 2 without a template.
+        separator: Literal text between the copies, without a template.
+        instruction: Value of the template's ``{instruction}`` where no prompt is given.
+        span: The positions that a following ``Pooling`` sees through ``attention_mask``. ``"last_copy"``: the
+            content of copy k. ``"repeats"``: of copies 2 .. k. ``"last_copy_and_end"``: of copy k and the special
+            tokens after it. ``"end"``: the very last position. ``"all"``: every real position.
+        compute_matched: Halve the content budget, so that two copies cost what one did.
+        **kwargs: All that :class:`DecoderTransformer` takes.
+
+    Source:
+        ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini")
+        >>> model[0].preprocess(["你好"])["copy_ids"].tolist()
+        [[0, 1, 1, 2, 2]]
+    """
+
+    config_keys = [
+        *DecoderTransformer.config_keys,
+        "template",
+        "repeats",
+        "separator",
+        "instruction",
+        "span",
+        "compute_matched",
+    ]
+
+    def __init__(
+        self,
+        model_name_or_path: str,
+        *,
+        template: str | Mapping[str, str] | None = None,
+        repeats: int | None = None,
+        separator: str = "",
+        instruction: str = "",
+        span: Span = "last_copy",
+        compute_matched: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("separator", separator), ("instruction", instruction)):
+            if not isinstance(value, str):
+                raise ValueError(f"{name}={value!r} must be a string.")
+        if not isinstance(compute_matched, bool):
+            raise ValueError(f"compute_matched={compute_matched!r} must be True or False.")
+        if span not in get_args(Span):
+            raise ValueError(f"span={span!r} is not known: choose one of {list(get_args(Span))}.")
+        if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1):
+            raise ValueError(f"repeats={repeats!r} must be a whole number from 1 on, or None.")
+        templates = _templates(template, repeats, separator)
+        super().__init__(model_name_or_path, **kwargs)
+        self.template = template if template is None or isinstance(template, str) else dict(template)
+        self.repeats = templates["document"].copies
+        self.separator = separator
+        self.instruction = instruction
+        self.span: Span = span
+        self.compute_matched = compute_matched
+        self._templates = templates
+        self._warned_of_cut = False
+
+    @property
+    def forward_kwargs(self) -> set[str]:  # type: ignore[override]
+        """The template's fields, which ``encode`` takes as keyword arguments."""
+        return {field for template in self._templates.values() for field in template.fields}
+
+    def frame(self, prompt: str | None = None, task: str | None = None, **fields: str) -> Frame:
+        """The token ids that surround the content.
+
+        Args:
+            prompt: Value of ``{instruction}`` where the template has that field, else literal text in front of all.
+            task: ``"query"`` or ``"document"``; None: ``"document"``.
+            **fields: Values of the template's fields.
+
+        Returns:
+            The filled template, the tokenizer's special tokens around it.
+
+        Raises:
+            ValueError: A field without a value, or a value without a field.
+        """
+        template = self._templates.get(task or "document", self._templates["document"])
+        values = {"instruction": self.instruction, **fields}
+        if unknown := sorted(set(fields) - self.forward_kwargs):
+            raise ValueError(
+                f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field; it has "
+                f"{sorted(self.forward_kwargs)}."
+            )
+        prefix = prompt or ""
+        if "instruction" in template.fields and prompt:
+            values["instruction"], prefix = prompt, ""
+        if missing := sorted(name for name in template.fields if not values.get(name)):
+            raise ValueError(
+                f"The template needs a value for {{{missing[0]}}}: pass encode(…, {missing[0]}='…')"
+                + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
+            )
+        literals = template.fill(values, prefix)
+        before, after = self._special_ids()
+        pieces: list[tuple[int, ...] | None] = [before]
+        for literal in literals:
+            pieces.append(None if literal is None else tuple(self._tokenize([literal], special=True)["input_ids"][0]))
+        return Frame((*pieces, after))
+
+    def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
+        """How many content tokens a copy may hold (None: no limit); arguments as for :meth:`frame`."""
+        return self._budget(self.frame(prompt, task, **fields))
+
+    def _budget(self, frame: Frame) -> int | None:
+        budget = frame.budget(self._limit())
+        return max(1, budget // 2) if budget is not None and self.compute_matched else budget
+
+    def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
+        """Tokenize texts as content.
+
+        Args:
+            texts: The texts.
+            offsets: Also return each token's character span.
+
+        Returns:
+            ``input_ids``: token ids a text, never cut, maybe none; with ``offsets``, ``offset_mapping``.
+
+        Raises:
+            ValueError: An input that is not a string.
+        """
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"Input {index} is a {type(text).__name__}, not a string: {text!r:.80}. Pass texts.")
+        # Half of a surrogate pair is no character and has no UTF-8 form; its length is kept for the offsets.
+        return self._tokenize([_SURROGATES.sub("\ufffd", text) for text in texts], offsets=offsets)
+
+    def preprocess(
+        self,
+        inputs: Sequence[str],
+        prompt: str | None = None,
+        task: str | None = None,
+        processing_kwargs: Mapping[str, Any] | None = None,
+        **fields: str,
+    ) -> dict[str, Any]:
+        """Tokenize texts and place their copies.
+
+        Args:
+            inputs: The texts.
+            prompt: See :meth:`frame`.
+            task: See :meth:`frame`.
+            processing_kwargs: Refused: the layout is this module's own.
+            **fields: See :meth:`frame`.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and ``copy_ids``, each [B, T] int64, padded on the tokenizer's side.
+
+        Raises:
+            ValueError: An input that is not a string, or one that no token can stand for.
+        """
+        if processing_kwargs:
+            raise ValueError(
+                f"processing_kwargs={processing_kwargs!r} is not supported: this module lays out its own input. Set "
+                "model.max_seq_length to change the length."
+            )
+        frame = self.frame(prompt, task, **fields)
+        budget = self._budget(frame)
+        sequences = []
+        for index, ids in enumerate(self.content(inputs)["input_ids"]):
+            if budget is not None and len(ids) > budget:
+                self._warn_of_cut(len(ids), budget)
+                ids = ids[:budget]
+            sequences.append(frame.place(ids or [self._empty_id(index)]))
+        return self._pad(sequences)
+
+    def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Run the decoder; see :meth:`DecoderTransformer.forward`.
+
+        Returns:
+            As there; ``attention_mask`` then covers the positions of ``span``, and ``real_mask`` all real ones.
+        """
+        real = features["attention_mask"]
+        result = super().forward(features, capture=capture, **kwargs)
+        return {**result, "real_mask": real, "attention_mask": self._spanned(features["copy_ids"], real)}
+
+    def _spanned(self, copy_ids: Tensor, real: Tensor) -> Tensor:
+        position = torch.arange(real.shape[1], device=real.device)
+        end = (position * real).amax(dim=1, keepdim=True)
+        if self.span == "all":
+            return real
+        if self.span == "end":
+            return (position == end).to(real.dtype)
+        if self.span == "repeats" and self.repeats > 1:
+            return (copy_ids >= 2).to(real.dtype)
+        last = copy_ids == self.repeats
+        if self.span == "last_copy_and_end":
+            after = position > (position * last).amax(dim=1, keepdim=True)
+            return (last | (after & real.bool())).to(real.dtype)
+        return last.to(real.dtype)
+
+    def _limit(self) -> int | None:
+        limit = self.max_seq_length
+        return None if limit is None or limit > _NO_LIMIT else int(limit)
+
+    def _tokenize(self, texts: list[str], *, special: bool = False, offsets: bool = False) -> dict[str, list[Any]]:
+        with _tokenizing:
+            encoded = self.tokenizer(
+                texts,
+                add_special_tokens=False,
+                split_special_tokens=not special,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                return_offsets_mapping=offsets,
+                verbose=False,
+            )
+        return dict(encoded)
+
+    def _special_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer's own convention puts before and after a text."""
+        for probe in _PROBES:
+            with _tokenizing:
+                whole = list(self.tokenizer(probe, padding=False, truncation=False)["input_ids"])
+                inner = list(self.tokenizer(probe, add_special_tokens=False, padding=False, truncation=False)["input_ids"])
+            starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
+            if inner and starts:
+                return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(inner) :])
+        raise ValueError(
+            f"{type(self.tokenizer).__name__} tokenizes a word otherwise with special tokens than without, so that "
+            "they cannot be placed once around the copies. Use a tokenizer that adds them around the text."
+        )
+
+    def _empty_id(self, index: int) -> int:
+        """The id that stands for a text without a single token."""
+        for name in ("eos", "sep", "bos", "cls", "unk", "pad"):
+            token = getattr(self.tokenizer, f"{name}_token_id", None)
+            if token is not None:
+                return int(token)
+        raise ValueError(
+            f"Input {index} holds no token, and the tokenizer has no special token to stand for it. Drop empty texts."
+        )
+
+    def _pad(self, sequences: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
+        length = max(len(ids) for ids, _ in sequences)
+        shape = (len(sequences), length)
+        pad = self.tokenizer.pad_token_id
+        # Padding is masked, so any id will do where the tokenizer has none for it.
+        features = {
+            "input_ids": torch.full(shape, 0 if pad is None else pad, dtype=torch.long),
+            "attention_mask": torch.zeros(shape, dtype=torch.long),
+            "copy_ids": torch.zeros(shape, dtype=torch.long),
+        }
+        # Left padding needs positions that skip it; a backbone that takes none is padded on the right, to equal effect.
+        left = self.tokenizer.padding_side == "left" and "position_ids" in self._forward_parameters
+        for row, (ids, copy_ids) in enumerate(sequences):
+            place = slice(length - len(ids), length) if left else slice(0, len(ids))
+            features["input_ids"][row, place] = torch.tensor(ids)
+            features["attention_mask"][row, place] = 1
+            features["copy_ids"][row, place] = torch.tensor(copy_ids)
+        return features
+
+    def _warn_of_cut(self, length: int, budget: int) -> None:
+        if not self._warned_of_cut:
+            self._warned_of_cut = True
+            logger.warning(
+                f"A text of {length} tokens was cut to {budget}: {self.repeats} "
+                f"{'copies' if self.repeats > 1 else 'copy'} must fit into max_seq_length={self._limit()}. Longer "
+                "texts are cut alike from here on, without a further warning."
+            )
+
+
+def _templates(template: str | Mapping[str, str] | None, repeats: int | None, separator: str) -> dict[str, Template]:
+    """The template of each task, checked against ``repeats`` and ``separator``."""
+    if template is None:
+        return dict.fromkeys(("query", "document"), repeat_template(2 if repeats is None else repeats, separator))
+    templates = resolve_templates(template)
+    copies = templates["document"].copies
+    if repeats is not None and repeats != copies:
+        raise ValueError(f"repeats={repeats} does not fit the template, which has {copies} {{text}} slots. Drop one.")
+    if separator:
+        raise ValueError(f"separator={separator!r} does not go with a template: write it between the {{text}} slots.")
+    return templates

@@ -1,0 +1,183 @@
+"""Templates: where the copies of a text stand between literal words, and the token layout that follows from it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Named templates, as the papers write them. A mapping holds one template a task (encode_query, encode_document).
+TEMPLATES: dict[str, str | dict[str, str]] = {
+    # Echo, section 4.2: zero-shot, and its classical counterpart.
+    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
+    "echo-classical": "Write a paragraph: {text}",
+    # Echo, section 4.4: fine-tuned with instructions.
+    "echo-instruct": {
+        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
+        "document": "Document: {text}\nDocument again: {text}",
+    },
+    # PromptEOL, as in Echo, section 4.2 and appendix D.
+    "prompteol": 'This sentence: "{text}" means in one word:"',
+}
+TASKS = ("query", "document")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Literal text with ``{text}`` slots, one a copy, and named fields such as ``{instruction}``.
+
+    Args:
+        pieces: Runs of literals and slots: (literal, field name or None), in the order of ``string.Formatter``.
+
+    Example:
+        >>> template = Template.parse("Query: {text} Again: {text}")
+        >>> template.copies
+        2
+        >>> template.fill({})
+        ['Query: ', None, ' Again: ', None]
+    """
+
+    pieces: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, template: str) -> Template:
+        """Parse a template string; braces of its own are doubled, as in ``str.format``.
+
+        Raises:
+            ValueError: No ``{text}`` slot, an unbalanced brace, or a field that is not a plain name.
+        """
+        try:
+            parsed = list(string.Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
+        for _, name, spec, conversion in parsed:
+            if name is not None and (not name.isidentifier() or spec or conversion):
+                raise ValueError(
+                    f"template={template!r} has the field {{{name}}}: only plain names such as {{text}} or "
+                    "{instruction} are allowed. Double a literal brace: {{."
+                )
+        if not any(name == "text" for _, name, _, _ in parsed):
+            raise ValueError(f"template={template!r} has no {{text}} slot: it must name at least one place for the text.")
+        return cls(tuple((literal, name) for literal, name, _, _ in parsed))
+
+    @property
+    def copies(self) -> int:
+        """Number of ``{text}`` slots: k."""
+        return sum(name == "text" for _, name in self.pieces)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names of the fields other than ``text``."""
+        return frozenset(name for _, name in self.pieces if name not in (None, "text") and name is not None)
+
+    def fill(self, values: Mapping[str, str], prefix: str = "") -> list[str | None]:
+        """Fill the named fields.
+
+        Args:
+            values: A value for every field.
+            prefix: Literal text in front of all.
+
+        Returns:
+            Literal runs and None for each copy of the text; neighbouring literals are joined, empty ones dropped.
+        """
+        filled: list[str | None] = []
+        literal = prefix
+        for text, name in self.pieces:
+            literal += text
+            if name == "text":
+                filled += [literal, None] if literal else [None]
+                literal = ""
+            elif name is not None:
+                literal += values[name]
+        return [*filled, literal] if literal else filled
+
+
+def repeat_template(repeats: int, separator: str = "") -> Template:
+    """The plain repetition: the text ``repeats`` times with ``separator`` between the copies."""
+    return Template((("", "text"), *((separator, "text"),) * (repeats - 1)))
+
+
+def resolve_templates(template: str | Mapping[str, str]) -> dict[str, Template]:
+    """A template per task, from a template string, the name of one, or a mapping of tasks to strings.
+
+    Raises:
+        ValueError: Unknown name, unknown task, or templates whose number of copies differs.
+    """
+    if isinstance(template, str) and "{" not in template:
+        if template not in TEMPLATES:
+            raise ValueError(
+                f"template={template!r} is neither the name of a template {sorted(TEMPLATES)} nor a template with a "
+                "{text} slot."
+            )
+        template = TEMPLATES[template]
+    if isinstance(template, str):
+        return dict.fromkeys(TASKS, Template.parse(template))
+    if set(template) != set(TASKS):
+        raise ValueError(f"template={dict(template)!r}: a mapping needs exactly the keys {list(TASKS)}.")
+    parsed = {task: Template.parse(template[task]) for task in TASKS}
+    if len({each.copies for each in parsed.values()}) > 1:
+        raise ValueError(f"template={dict(template)!r}: the query's and the document's number of copies differ.")
+    return parsed
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A filled template as token ids: all that surrounds the content, the tokenizer's special tokens included.
+
+    Args:
+        pieces: Token ids of the literal runs and None for each copy of the content.
+    """
+
+    pieces: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of the content: k."""
+        return sum(piece is None for piece in self.pieces)
+
+    @property
+    def overhead(self) -> int:
+        """Number of special and template tokens: s."""
+        return sum(len(piece) for piece in self.pieces if piece is not None)
+
+    def place(self, content: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Place one text.
+
+        Args:
+            content: Its token ids.
+
+        Returns:
+            Token ids and copy ids of the whole sequence: 0 at special and template tokens, c in copy c.
+        """
+        ids: list[int] = []
+        copy_ids: list[int] = []
+        copy = 0
+        for piece in self.pieces:
+            if piece is None:
+                copy += 1
+                ids += content
+                copy_ids += [copy] * len(content)
+            else:
+                ids += piece
+                copy_ids += [0] * len(piece)
+        return ids, copy_ids
+
+    def budget(self, limit: int | None) -> int | None:
+        """How many content tokens each copy may hold: floor((M - s) / k).
+
+        Args:
+            limit: Positions M that the model takes; None: no limit.
+
+        Raises:
+            ValueError: Not one content token fits.
+        """
+        if limit is None:
+            return None
+        budget = (limit - self.overhead) // self.copies
+        if budget < 1:
+            raise ValueError(
+                f"max_seq_length={limit} leaves no room for the text: the template, the prompt and the special "
+                f"tokens take {self.overhead} positions, and {self.copies} copies need one each. Raise "
+                "max_seq_length, or shorten the template or the prompt."
+            )
+        return budget

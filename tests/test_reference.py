@@ -1,0 +1,173 @@
+"""The reference against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import TOKENIZERS
+from reference import (
+    Layout,
+    classical,
+    echo,
+    echo_word,
+    layout,
+    published_last,
+    published_mean,
+    published_word,
+    reba,
+    reba_tokens,
+    reba_weights,
+    reba_word,
+    special_ids,
+    symmetrized_max,
+    very_last,
+)
+from torch import Tensor
+
+
+def tensor(values: object) -> Tensor:
+    """A float64 tensor."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(actual: Tensor, expected: object) -> None:
+    """Equal but for rounding."""
+    torch.testing.assert_close(actual, tensor(expected), rtol=0, atol=1e-12)
+
+
+# Two layers of two heads over three tokens; every row sums to 1.
+ATTENTION = tensor(
+    [
+        [
+            [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.2, 0.3, 0.5]],
+            [[1.0, 0.0, 0.0], [0.1, 0.9, 0.0], [0.6, 0.2, 0.2]],
+        ],
+        [
+            [[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.1, 0.1, 0.8]],
+            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.3, 0.5, 0.2]],
+        ],
+    ]
+)
+# Largest below the diagonal: [1,0] 0.8, [2,0] 0.6, [2,1] 0.5, each halved; on it: 1, 0.9, 0.8, in full.
+A_NEW = [[1.0, 0.4, 0.3], [0.4, 0.9, 0.25], [0.3, 0.25, 0.8]]
+HIDDEN = tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
+ONE_COPY = Layout(ids=[5, 6, 7], copy_of=[1, 1, 1], n=3, k=1)
+
+# [BOS] x1 x2 : x1 x2 [EOS], with A_new[i, j] = (10 (i + 1) + (j + 1)) / 100 for i <= j, symmetric.
+TWO_COPIES = Layout(ids=[0, 5, 6, 9, 5, 6, 1], copy_of=[0, 1, 1, 0, 2, 2, 0], n=2, k=2, suffix=1)
+A_NEW_2 = tensor([[(10 * (min(i, j) + 1) + max(i, j) + 1) / 100 for j in range(7)] for i in range(7)])
+HIDDEN_2 = torch.eye(7, dtype=torch.float64)
+
+
+def test_symmetrized_max() -> None:
+    close(symmetrized_max(ATTENTION), A_NEW)
+
+
+def test_half_off_the_diagonal_and_whole_on_it() -> None:
+    A_new = symmetrized_max(ATTENTION)
+    for i in range(3):
+        assert A_new[i, i] == ATTENTION[:, :, i, i].max()
+        for j in range(i + 1, 3):
+            assert A_new[i, j] == A_new[j, i] == ATTENTION[:, :, j, i].max() / 2
+
+
+def test_reba_tokens_of_one_copy() -> None:
+    # e_1 = 1 (1,0) + 0.4 (0,1) + 0.3 (2,3); e_2 = 0.9 (0,1) + 0.25 (2,3); e_3 = 0.8 (2,3)
+    close(reba_tokens(HIDDEN, tensor(A_NEW), ONE_COPY), [[1.6, 1.3], [0.5, 1.65], [1.6, 2.4]])
+
+
+def test_reba_1_last_is_a_multiple_of_the_last_state() -> None:
+    close(reba(HIDDEN, tensor(A_NEW), ONE_COPY, "last"), [0.8 * 2.0, 0.8 * 3.0])
+
+
+def test_reba_mean_of_one_copy() -> None:
+    close(reba(HIDDEN, tensor(A_NEW), ONE_COPY, "mean"), [3.7 / 3, 5.35 / 3])
+
+
+def test_mean_by_exchange_of_sums() -> None:
+    generator = torch.Generator().manual_seed(1)
+    A_new = torch.rand(7, 7, generator=generator, dtype=torch.float64)
+    hidden = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    for include_special in (False, True):
+        alpha = reba_weights(A_new, TWO_COPIES, include_special=include_special).sum(0)
+        exchanged = sum(alpha[t] * hidden[t] for t in range(7)) / TWO_COPIES.n
+        expected = reba(hidden, A_new, TWO_COPIES, "mean", include_special=include_special)
+        torch.testing.assert_close(exchanged, expected, rtol=0, atol=1e-12)
+
+
+def test_reba_of_two_copies() -> None:
+    # pos(1, .) = 1, 2 and pos(2, .) = 4, 5; with unit vectors as states e_i is its row of weights.
+    first, second = [0, 0.22, 0.23, 0, 0.25, 0.26, 0], [0, 0, 0.33, 0, 0.35, 0.36, 0]
+    close(reba_tokens(HIDDEN_2, A_NEW_2, TWO_COPIES), [first, second])
+    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES), second)
+    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [1]), second)
+    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [0, 1]), [(a + b) / 2 for a, b in zip(first, second, strict=True)])
+    # The sums of weights are 0.96 and 1.04.
+    normalized = [(a / 0.96 + b / 1.04) / 2 for a, b in zip(first, second, strict=True)]
+    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [0, 1], normalize_weights=True), normalized)
+    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES, "mean", normalize_weights=True), normalized)
+    # Special and template tokens from pos(1, i) on join in; the one at the start never does.
+    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES, include_special=True), [0, 0, 0.33, 0.34, 0.35, 0.36, 0.37])
+
+
+def test_published_variants() -> None:
+    row = [0.17, 0.27, 0.37, 0.47, 0.57, 0.67, 0.77]
+    close(published_last(HIDDEN_2, A_NEW_2), [w / sum(row) for w in row])
+    # T = 7: rows 0, 1, 2.
+    columns = [0.11, 0.12 + 0.22, 0.13 + 0.23 + 0.33, 0.14 + 0.24 + 0.34]
+    columns += [0.15 + 0.25 + 0.35, 0.16 + 0.26 + 0.36, 0.17 + 0.27 + 0.37]
+    close(published_mean(HIDDEN_2, A_NEW_2), [w / sum(columns) for w in columns])
+    # Row 2 with the earlier columns, read off the symmetric matrix.
+    word = [0.13, 0.23, 0.33, 0.34, 0.35, 0.36, 0.37]
+    close(published_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [1]), [w / sum(word) for w in word])
+
+
+def test_echo_and_classical() -> None:
+    close(echo(HIDDEN_2, TWO_COPIES), [0, 0, 0, 0, 0, 1, 0])
+    close(echo(HIDDEN_2, TWO_COPIES, "mean"), [0, 0, 0, 0, 1 / 2, 1 / 2, 0])
+    close(echo(HIDDEN_2, TWO_COPIES, "mean", "repeats"), [0, 0, 0, 0, 1 / 2, 1 / 2, 0])
+    close(echo(HIDDEN_2, TWO_COPIES, "mean", "last_copy_and_end"), [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+    close(echo_word(HIDDEN_2, TWO_COPIES, [0]), [0, 0, 0, 0, 1, 0, 0])
+    close(very_last(HIDDEN_2), [0, 0, 0, 0, 0, 0, 1])
+    one = Layout(ids=[0, 5, 6, 1], copy_of=[0, 1, 1, 0], n=2, k=1, suffix=1)
+    hidden = torch.eye(4, dtype=torch.float64)
+    close(classical(hidden, one), [0, 0, 1, 0])
+    close(classical(hidden, one, "mean"), [0, 1 / 2, 1 / 2, 0])
+    close(classical(hidden, one, "cls"), [1, 0, 0, 0])
+
+
+def test_echo_over_the_repeats_of_three_copies() -> None:
+    three = Layout(ids=[5, 5, 5], copy_of=[1, 2, 3], n=1, k=3)
+    hidden = torch.eye(3, dtype=torch.float64)
+    close(echo(hidden, three, "mean", "repeats"), [0, 1 / 2, 1 / 2])
+    close(echo(hidden, three, "mean"), [0, 0, 1])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_layout(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    prefix, suffix = special_ids(tokenizer)
+    assert (len(prefix), len(suffix)) == {"bos": (1, 0), "chat": (1, 0), "bos_eos": (1, 1), "cls_sep": (1, 1)}.get(
+        name, (0, 0)
+    )
+    # The name of a special token is part of the text.
+    text = f"the river 河流 {tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)}"
+    content = tokenizer.backend_tokenizer.encode("the river 河流 ", add_special_tokens=False).ids
+    separator = tokenizer("again:", add_special_tokens=False)["input_ids"]
+    whole = layout(tokenizer, text, ["", None, "again:", None])
+    n = whole.n
+    assert n >= len(content) + 3 and len(tokenizer) - 1 not in whole.ids[len(prefix) : len(prefix) + n]
+    copied = whole.ids[len(prefix) : len(prefix) + n]
+    assert tokenizer.decode(copied) == text
+    assert whole.ids == prefix + copied + separator + copied + suffix
+    assert whole.copy_of == [0] * len(prefix) + [1] * n + [0] * len(separator) + [2] * n + [0] * len(suffix)
+    assert (whole.k, whole.suffix) == (2, len(suffix))
+    assert [whole.ids[t] for t in whole.positions(2)] == copied
+
+    # An odd number of free positions leaves one unused: the copies stay equal.
+    fixed = len(prefix) + len(separator) + len(suffix)
+    cut = layout(tokenizer, text, [None, "again:", None], limit=fixed + 7)
+    assert cut.n == 3 and len(cut.ids) == fixed + 6
+    assert [cut.ids[t] for t in cut.content] == copied[:3] * 2
+    with pytest.raises(ValueError, match="no room"):
+        layout(tokenizer, text, [None, "again:", None], limit=fixed + 1)
