@@ -43,6 +43,5 @@ install_cpu_torch() {
     if [ -n "$version" ] && "$PYTHON" -m pip install --quiet "torch==$version"; then
         return
     fi
-    "$PYTHON" -m pip install --quiet torch --index-url https://download.pytorch.org/whl/cpu 2>/dev/null ||
-        echo "No CPU build of torch found: the default build is installed (a larger download)." >&2
+    echo "The package index offers no CPU build of torch: the default build follows." >&2
 }

@@ -159,8 +159,10 @@ def build(
         modules.append(Pooling(dimension, _POOLING_MODES[pooling]))  # type: ignore[arg-type]
     if normalize:
         modules.append(Normalize())
+    plain = _hidden_states(transformer)
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
-    _try_out(model)
+    if reba:
+        _check_capture(transformer, plain)
     return model
 
 
@@ -222,10 +224,23 @@ def _dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.d
     return dtype
 
 
-def _try_out(model: SentenceTransformer) -> None:
-    """One short pass, so that an architecture that cannot be captured is refused here and not on the first batch."""
-    transformer = model[0]
-    fields = {field: "-" for field in transformer.forward_kwargs}
+def _hidden_states(transformer: RepeatTransformer) -> torch.Tensor:
+    """Hidden states of a short input, wherever the backbone is by now."""
+    features = transformer.preprocess(["A short text, 一段短文。"], **dict.fromkeys(transformer.forward_kwargs, "-"))
+    device = transformer.model.device
     with torch.inference_mode():
-        features = transformer.preprocess(["a b"], **fields)
-        model.eval()({name: value.to(model.device) for name, value in features.items()})
+        output = transformer.eval()({name: value.to(device) for name, value in features.items()})
+    return output["token_embeddings"].float().cpu()  # type: ignore[no-any-return]
+
+
+def _check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
+    """Capturing must observe the model, not change it: an attention that differs from the model's own is refused."""
+    captured = _hidden_states(transformer)
+    difference = float((captured - plain).abs().max() / plain.abs().max())
+    tolerance = 1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.1
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{type(transformer.model).__name__}: hidden states change by {difference:.1%} when attention is captured "
+            f"(tolerance {tolerance:.1%}), so transformers computes this architecture's attention in two ways that "
+            "disagree. Use method='echo' or 'classical', or another version of transformers."
+        )

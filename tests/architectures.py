@@ -142,8 +142,10 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
             elif "emb" in name or "wte" in name or "wpe" in name:
                 parameter.copy_(noise)
             else:
-                # The smaller side: most matrices are square or grow, and fused query-key-value ones do too.
-                parameter.copy_(noise * 1.6 * min(parameter.shape[-2:]) ** -0.5)
+                # The smaller side: most matrices are square or grow, and fused query-key-value ones do too. Experts
+                # multiply their two halves: as large, they would blow up float32's rounding beyond all comparison.
+                gain = 0.5 if "expert" in name or "router" in name else 1.6
+                parameter.copy_(noise * gain * min(parameter.shape[-2:]) ** -0.5)
 
 
 def _build(name: str) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def cosines(model: SentenceTransformer, queries: list[str], texts: list[str]) -> np.ndarray:
+def cosines(model: SentenceTransformer, queries: list[str], texts: list[str]) -> Any:
     a = model.encode_query(queries, show_progress_bar=False).astype(np.float64)
     b = model.encode_document(texts, show_progress_bar=False).astype(np.float64)
     a, b = a / np.linalg.norm(a, axis=1)[:, None], b / np.linalg.norm(b, axis=1)[:, None]
@@ -94,7 +94,7 @@ def test_search_is_brute_force(model: SentenceTransformer, built: Path) -> None:
         one = index.search(QUERIES[1], k=4)
         assert isinstance(one[0], SearchResult)
         assert [result.id for result in one] == [result.id for result in found[1]]
-        assert index.search([], k=3) == []
+        assert index.search([], k=3) == [] == index.search((), k=1)
         assert len(index.search("all", k=99)) == len(index) == len(TEXTS)
 
 
@@ -115,7 +115,8 @@ def test_build_returns_a_ready_index(model: SentenceTransformer, tmp_path: Path)
     path = tmp_path / "new" / "generated #1?%20 中"
     index = Index.build(model, (text for text in TEXTS), path, chunk_size=3, show_progress_bar=True)
     assert index.path == path and sorted(os.listdir(path)) == FILES and os.listdir(path.parent) == [path.name]
-    assert index.search(TEXTS[6], k=1)[0] == SearchResult(1, pytest.approx(1, abs=1e-5), "6", TEXTS[6], {})
+    found = index.search(TEXTS[6], k=1)[0]
+    assert found == SearchResult(1, found.score, "6", TEXTS[6], {}) and found.score == pytest.approx(1, abs=1e-5)
     assert repr(index) == f"Index({str(path)!r}, 10 documents, dim 192, cosine, built with 'mini')"
     again = Index.open(path)
     assert again.manifest == index.manifest
@@ -255,7 +256,7 @@ def test_bad_vectors(
 ) -> None:
     real = model.encode_document
 
-    def encode(texts: list[str], **kwargs: Any) -> np.ndarray:
+    def encode(texts: list[str], **kwargs: Any) -> Any:
         vectors = real(texts, **kwargs)
         vectors[[text == TEXTS[7] for text in texts]] = value
         return vectors
@@ -287,15 +288,16 @@ def test_bad_queries(model: SentenceTransformer, built: Path) -> None:
         with pytest.raises(ValueError, match="shape"):
             index.search(np.ones(shape))
     with pytest.raises(ValueError, match="int64"):
-        index.search(np.ones(192, dtype=np.int64))  # type: ignore[call-overload]
+        index.search(np.ones(192, dtype=np.int64))
     for value, what in ((np.nan, "NaN"), (np.inf, "infinite"), (1e300, "infinite"), (0, "zero")):
         vectors = np.ones((3, 192))
         vectors[1] = value
         with pytest.raises(ValueError, match=f"query 1 .*{what}"):
             index.search(vectors)
+    wrong: Any
     for wrong in (3, [1.0, 2.0], ["a", None], b"bytes", torch.ones(192)):
         with pytest.raises(TypeError, match="give a text"):
-            index.search(wrong, model=model)  # type: ignore[call-overload]
+            index.search(wrong, model=model)
 
 
 def test_other_models_are_refused(model: SentenceTransformer, built: Path) -> None:
@@ -326,9 +328,20 @@ def test_same_model_in_another_dtype_or_prompt_is_accepted(pooling: str, tmp_pat
     assert Index.open(tmp_path / "index", half).search(TEXTS[0], k=10)[0].rank == 1
 
 
+def test_saved_model_is_accepted(model: SentenceTransformer, built: Path, tmp_path: Path) -> None:
+    model.save_pretrained(str(tmp_path / "moved"), create_model_card=False)
+    loaded = SentenceTransformer(str(tmp_path / "moved"), device="cpu")
+    assert Index.open(built, loaded).search(TEXTS[5], k=1)[0].id == "d5"
+
+
 def test_model_is_checked_once(model: SentenceTransformer, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(index_module, "check", lambda stored, model: calls.append(check(stored, model)))
+    calls: list[object] = []
+
+    def counted(stored: ModelFingerprint, model: SentenceTransformer) -> None:
+        calls.append(model)
+        check(stored, model)
+
+    monkeypatch.setattr(index_module, "check", counted)
     index = Index.open(built, model)
     for _ in range(3):
         index.search("text")
@@ -336,15 +349,12 @@ def test_model_is_checked_once(model: SentenceTransformer, built: Path, monkeypa
     assert len(calls) == 1
 
 
-def test_revision(model: SentenceTransformer) -> None:
+def test_revision(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = replace(fingerprint(model), revision="aaa")
     check(stored, model)
-    model[0].auto_model.config._commit_hash = "bbb"
-    try:
-        with pytest.raises(ValueError, match="revision: aaa in the index, bbb now.*revision='aaa'"):
-            check(stored, model)
-    finally:
-        del model[0].auto_model.config._commit_hash
+    monkeypatch.setattr(cast(Any, model[0]).auto_model.config, "_commit_hash", "bbb", raising=False)
+    with pytest.raises(ValueError, match="revision: aaa in the index, bbb now.*revision='aaa'"):
+        check(stored, model)
 
 
 # Damaged folders

@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import st_reba
 from st_reba.index.fingerprint import ModelFingerprint
 
 FORMAT_VERSION = 1
@@ -55,10 +55,7 @@ class Manifest:
     @classmethod
     def new(cls, model: ModelFingerprint, metric: str, count: int) -> Manifest:
         """Make the manifest of an index that is being built now."""
-        try:
-            version: str | None = metadata.version("st_reba")
-        except metadata.PackageNotFoundError:
-            version = None
+        version = getattr(st_reba, "__version__", None)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         return cls(created, model, metric, model.dimension, count, st_reba=version)
 

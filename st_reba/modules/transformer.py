@@ -51,6 +51,9 @@ class DecoderTransformer(Transformer):  # type: ignore[misc]
         self.base_model = base_model
         self.base_revision = base_revision
         self._capture: CaptureSpec | None = None
+        if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
+            # Some versions of transformers run these models with SDPA, which drops the soft cap.
+            switch_on(self.model)
         self._forward_parameters = frozenset(inspect.signature(self.model.forward).parameters)
 
     @property
@@ -99,6 +102,9 @@ class DecoderTransformer(Transformer):  # type: ignore[misc]
             matrix = accumulator.matrix()
             result["backward_attention"] = matrix.masked_fill(~finite[:, None, None], 0.0)
         return result
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
     def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, spec: CaptureSpec | None) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}

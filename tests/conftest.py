@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests: bases to build on, made once a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, EXTRA, save
+from st_reba.build import EMBEDDED
+
+# Two workers share the cores; one thread each keeps them from fighting.
+torch.set_num_threads(1)
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """``base(name, tokenizer="bos")``: what ``st_reba.build`` takes for an architecture, ``mini`` or ``stories260K``."""
+    made: dict[tuple[str, str], str] = {}
+
+    def get(name: str, tokenizer: str = "bos") -> str:
+        if name in EMBEDDED:
+            return name
+        if name == "stories260K":
+            if not STORIES.is_dir():
+                pytest.skip("stories260K is not on this machine: its exactness is not tested here")
+            return str(STORIES)
+        assert name in ARCHITECTURES or name in EXTRA
+        if (name, tokenizer) not in made:
+            made[name, tokenizer] = str(save(name, tmp_path_factory.mktemp(name), tokenizer))
+        return made[name, tokenizer]
+
+    return get

@@ -1,0 +1,46 @@
+"""The oracle for a base and a text: reference.py run on the base as transformers itself loads it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from reference import Layout, hidden_and_attention, layout, symmetrized_max
+from st_reba.build import EMBEDDED
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+# Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
+TEXTS = (
+    "天",
+    "今天天气很好，我们去公园散步吧。",
+    "The bank of the river is steep.",
+    "hi",
+    "他在银行取了钱，then went home.",
+)
+
+
+def folder(base: str) -> str:
+    return str(EMBEDDED.get(base, base))
+
+
+@lru_cache(maxsize=4)
+def loaded(base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model = AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(folder(base))
+
+
+@lru_cache(maxsize=256)
+def oracle(base: str, text: str, pieces: tuple[str | None, ...], limit: int | None = None) -> tuple[Layout, Tensor, Tensor]:
+    """Layout, hidden states V [T, d] and A^new [T, T], float64."""
+    model, tokenizer = loaded(base)
+    placed = layout(tokenizer, text, list(pieces), limit=limit)
+    hidden, attention = hidden_and_attention(model, placed.ids)
+    return placed, hidden, symmetrized_max(attention)
+
+
+def assert_close(got: object, wanted: Tensor, tolerance: float = 1e-5) -> None:
+    """Largest difference, relative to the scale (largest entry) of the wanted vector."""
+    difference = (torch.as_tensor(got).double() - wanted).abs().max().item()
+    scale = wanted.abs().max().item()
+    assert difference <= tolerance * scale, f"difference {difference:.2e} exceeds {tolerance} of the scale {scale:.2e}"
