@@ -24,7 +24,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 VARIANTS = ("paper", "published")
 EMBEDDED = {"mini": Path(__file__).parent / "mini"}
-_POOLING_MODES = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+_POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 
 
 def build(
@@ -141,7 +141,7 @@ def build(
             non_finite=non_finite or ("zeros" if variant == "published" else "error"),
             base_model=name,
             base_revision=revision,
-            model_kwargs={**hub, "dtype": _dtype(dtype, device), **(model_kwargs or {})},
+            model_kwargs={**hub, "dtype": weights_dtype(dtype, device), **(model_kwargs or {})},
             processor_kwargs=processor_kwargs,
             config_kwargs=dict(hub),
         )
@@ -156,9 +156,11 @@ def build(
     if reba:
         modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
     else:
-        modules.append(Pooling(dimension, _POOLING_MODES[pooling]))  # type: ignore[arg-type]
+        modules.append(Pooling(dimension, _POOLING_MODES[pooling]))
     if normalize:
         modules.append(Normalize())
+    if "device_map" not in (model_kwargs or {}):
+        transformer.to(device or get_device_name())
     plain = _hidden_states(transformer)
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
     if reba:
@@ -214,23 +216,25 @@ def _check_length(transformer: RepeatTransformer, max_seq_length: int | None) ->
     transformer.budget()
 
 
-def _dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
+def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
     if dtype is None:
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str):
         names = ("float32", "bfloat16", "float16", "float64", "auto")
         _choose("dtype", dtype, names)
-        return "auto" if dtype == "auto" else getattr(torch, dtype)  # type: ignore[no-any-return]
+        return "auto" if dtype == "auto" else getattr(torch, dtype)
     return dtype
 
 
 def _hidden_states(transformer: RepeatTransformer) -> torch.Tensor:
     """Hidden states of a short input, wherever the backbone is by now."""
-    features = transformer.preprocess(["A short text, 一段短文。"], **dict.fromkeys(transformer.forward_kwargs, "-"))
+    fields: dict[str, Any] = dict.fromkeys(transformer.forward_kwargs, "-")
+    features = transformer.preprocess(["A short text, 一段短文。"], **fields)
     device = transformer.model.device
     with torch.inference_mode():
         output = transformer.eval()({name: value.to(device) for name, value in features.items()})
-    return output["token_embeddings"].float().cpu()  # type: ignore[no-any-return]
+    hidden: torch.Tensor = output["token_embeddings"]
+    return hidden.float().cpu()
 
 
 def _check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sentence_transformers.base.model import BaseModel
 from torch import nn
 
@@ -20,7 +22,7 @@ def register(*classes: type[nn.Module]) -> None:
         RuntimeError: This version of sentence-transformers has no such table.
     """
     table = getattr(BaseModel, "_module_classes", None)
-    if not hasattr(table, "get") or not hasattr(table, "keys"):
+    if not isinstance(table, Mapping):
         raise RuntimeError(
             "This version of sentence-transformers no longer has the table of known module classes that st_reba "
             "registers with. Install sentence-transformers>=6.0,<7, or load models with trust_remote_code=True."

@@ -90,7 +90,8 @@ def _checked(index: int, item: Any) -> Item:
         raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, (start, end)), in characters.")
     if not 0 <= start < end <= len(text):
         raise ValueError(
-            f"Item {index}: the span ({start}, {end}) is empty or outside its text of {len(text)} characters, {text!r:.60}."
+            f"Item {index}: the span ({start}, {end}) is empty or outside its text of {len(text)} characters, "
+            f"{text!r:.60}."
         )
     return text, (start, end)
 

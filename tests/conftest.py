@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA, save
+
 from st_reba.build import EMBEDDED
 
 # Two workers share the cores; one thread each keeps them from fighting.
@@ -20,7 +21,7 @@ STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """``base(name, tokenizer="bos")``: what ``st_reba.build`` takes for an architecture, ``mini`` or ``stories260K``."""
+    """``base(name, tokenizer="bos")``: what ``build`` takes for an architecture, ``mini`` or ``stories260K``."""
     made: dict[tuple[str, str], str] = {}
 
     def get(name: str, tokenizer: str = "bos") -> str:

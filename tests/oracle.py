@@ -6,9 +6,10 @@ from functools import lru_cache
 
 import torch
 from reference import Layout, hidden_and_attention, layout, symmetrized_max
-from st_reba.build import EMBEDDED
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from st_reba.build import EMBEDDED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (
@@ -31,7 +32,9 @@ def loaded(base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 @lru_cache(maxsize=256)
-def oracle(base: str, text: str, pieces: tuple[str | None, ...], limit: int | None = None) -> tuple[Layout, Tensor, Tensor]:
+def oracle(
+    base: str, text: str, pieces: tuple[str | None, ...], limit: int | None = None
+) -> tuple[Layout, Tensor, Tensor]:
     """Layout, hidden states V [T, d] and A^new [T, T], float64."""
     model, tokenizer = loaded(base)
     placed = layout(tokenizer, text, list(pieces), limit=limit)

@@ -85,6 +85,7 @@ class Index:
         overwrite: bool = False,
         show_progress_bar: bool | None = None,
         ids: Iterable[str] | None = None,
+        model_source: str | PathLike[str] | None = None,
     ) -> Index:
         """Encode documents and write them to a new index folder, all of it or nothing.
 
@@ -97,6 +98,8 @@ class Index:
             overwrite: Replace an index that is already there, after the new one is complete.
             show_progress_bar: Show a bar; None shows it on a terminal only.
             ids: One id for each text, when the texts are plain strings.
+            model_source: The Hub id or folder to load the model from when the index is opened alone. A folder is
+                remembered relative to the index.
 
         Returns:
             The index, ready to be searched with the same model.
@@ -141,7 +144,8 @@ class Index:
             if not vectors.ntotal:
                 raise ValueError("there are no documents; an index needs at least one")
             load_faiss().write_index(vectors, str(temporary / VECTORS_FILE))
-            Manifest.new(model_fingerprint, metric, vectors.ntotal).write(temporary / MANIFEST_FILE)
+            source = None if model_source is None else _relative(model_source, target)
+            Manifest.new(model_fingerprint, metric, vectors.ntotal, source).write(temporary / MANIFEST_FILE)
             del vectors  # not twice in memory while the files are read back
             for file in (VECTORS_FILE, DOCUMENTS_FILE):
                 sync(temporary / file)
@@ -322,6 +326,14 @@ class Index:
         ]
 
     @property
+    def model_source(self) -> str | None:
+        """Where the model that built the index was: a Hub id or a folder, if that was told."""
+        source = self._manifest.model_source
+        if source is None or not source.startswith("."):
+            return source
+        return os.path.normpath(self._path / source)
+
+    @property
     def path(self) -> Path:
         """The folder of the index."""
         return self._path
@@ -352,6 +364,15 @@ class Index:
             f"Index({str(self._path)!r}, {about.count} documents, dim {about.dim}, {about.metric}, "
             f"built with {about.model.name or 'an unnamed model'!r})"
         )
+
+
+def _relative(source: str | PathLike[str], target: Path) -> str:
+    """A folder as seen from the index, beginning with a dot; anything else, as a Hub id, as it is."""
+    source = os.fspath(source)
+    if not os.path.isdir(source):
+        return source
+    relative = os.path.relpath(os.path.realpath(source), target)
+    return relative if relative.startswith(".") else os.path.join(".", relative)
 
 
 def _progress_bar(total: int | None, show: bool | None) -> Any:

@@ -13,8 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import st_reba
 from st_reba.index.fingerprint import ModelFingerprint
+from st_reba.version import __version__
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -36,6 +36,7 @@ class Manifest:
         count: The number of documents.
         factory: The kind of FAISS index.
         st_reba: The version of st_reba that built it, if known.
+        model_source: Where to load the model from: a Hub id, or a folder relative to the index; if known.
         format_version: The version of the folder's layout.
 
     Example:
@@ -50,14 +51,14 @@ class Manifest:
     count: int
     factory: str = "Flat"
     st_reba: str | None = None
+    model_source: str | None = None
     format_version: int = FORMAT_VERSION
 
     @classmethod
-    def new(cls, model: ModelFingerprint, metric: str, count: int) -> Manifest:
+    def new(cls, model: ModelFingerprint, metric: str, count: int, model_source: str | None = None) -> Manifest:
         """Make the manifest of an index that is being built now."""
-        version = getattr(st_reba, "__version__", None)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        return cls(created, model, metric, model.dimension, count, st_reba=version)
+        return cls(created, model, metric, model.dimension, count, st_reba=__version__, model_source=model_source)
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the manifest as JSON, whole or not at all.
@@ -73,6 +74,7 @@ class Manifest:
             "dim": self.dim,
             "count": self.count,
             "factory": self.factory,
+            "model_source": self.model_source,
             "model": self.model.to_json(),
         }
         text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
@@ -119,6 +121,7 @@ class Manifest:
             count=_get(value, "count", int, path),
             factory=_get(value, "factory", str, path),
             st_reba=None if value.get("st_reba") is None else _get(value, "st_reba", str, path),
+            model_source=None if value.get("model_source") is None else _get(value, "model_source", str, path),
             format_version=version,
         )
         manifest._check_values(path)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from logging import ERROR, getLogger
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ UNKNOWN_ARGUMENTS = ("block_indices", "indices", "sinks")
 # A block of probabilities holds at most this many numbers, whatever the batch and the length.
 BLOCK_NUMBERS = 1 << 22
 
-logger = logging.get_logger(__name__)
+logger = getLogger(__name__)
 
 # State of one forward pass. A context variable, so that two models, or two threads, in one process do not meet.
 _capture: ContextVar[BackwardAttention | None] = ContextVar("st_reba_capture", default=None)
@@ -160,7 +161,7 @@ def switch_on(model: PreTrainedModel) -> bool:
         return True
     # transformers only warns where an architecture ignores the interface: that warning is replaced by ours below.
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    logging.set_verbosity(ERROR)
     try:
         model.set_attn_implementation(ATTENTION_NAME)
     finally:

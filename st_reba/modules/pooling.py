@@ -34,7 +34,7 @@ class LazyFeatures(dict[str, Any]):
         return self[key]
 
 
-class ReBAPooling(Module):  # type: ignore[misc]
+class ReBAPooling(Module):
     """Backward-attention pooling: e_i = Σ_t A^new[pos(1, i), t] · v_t over the content positions t from pos(1, i) on.
 
     The module in front, RepeatTransformer, hands over the hidden states v_t and the rows of A^new that
@@ -70,7 +70,7 @@ class ReBAPooling(Module):  # type: ignore[misc]
         include_special: bool = False,
         normalize_weights: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if isinstance(embedding_dimension, bool) or not isinstance(embedding_dimension, int) or embedding_dimension < 1:
             raise ValueError(f"embedding_dimension={embedding_dimension!r} must be a whole number from 1 on.")
         for name, value, allowed in (

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import threading
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from transformers.utils import logging
 
+from . import tokens
 from .capture import CaptureSpec
-from .templates import Frame, Template, repeat_template, resolve_templates
+from .templates import Frame, task_templates
 from .transformer import DecoderTransformer
 
 Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
 
-logger = logging.get_logger(__name__)
-
-# A fast tokenizer's settings are state that calls with other arguments change: one call at a time.
-_tokenizing = threading.Lock()
-_SURROGATES = re.compile("[\ud800-\udfff]")
-# A limit beyond this is transformers' way of saying that a tokenizer knows none.
-_NO_LIMIT = 10**12
-_PROBES = ("a", "0", "the", "\u4e2d")
+logger = logging.getLogger(__name__)
 
 
 class RepeatTransformer(DecoderTransformer):
@@ -88,7 +80,7 @@ class RepeatTransformer(DecoderTransformer):
             raise ValueError(f"span={span!r} is not known: choose one of {list(get_args(Span))}.")
         if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1):
             raise ValueError(f"repeats={repeats!r} must be a whole number from 1 on, or None.")
-        templates = _templates(template, repeats, separator)
+        templates = task_templates(template, repeats, separator)
         super().__init__(model_name_or_path, **kwargs)
         self.template = template if template is None or isinstance(template, str) else dict(template)
         self.repeats = templates["document"].copies
@@ -133,19 +125,14 @@ class RepeatTransformer(DecoderTransformer):
                 f"The template needs a value for {{{missing[0]}}}: pass encode(…, {missing[0]}='…')"
                 + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
             )
-        literals = template.fill(values, prefix)
-        before, after = self._special_ids()
-        pieces: list[tuple[int, ...] | None] = [before]
-        for literal in literals:
-            pieces.append(None if literal is None else tuple(self._tokenize([literal], special=True)["input_ids"][0]))
-        return Frame((*pieces, after))
+        return tokens.frame(self.text_tokenizer, template.fill(values, prefix))
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """How many content tokens a copy may hold (None: no limit); arguments as for :meth:`frame`."""
         return self._budget(self.frame(prompt, task, **fields))
 
     def _budget(self, frame: Frame) -> int | None:
-        budget = frame.budget(self._limit())
+        budget = frame.budget(tokens.position_limit(self.text_tokenizer))
         return max(1, budget // 2) if budget is not None and self.compute_matched else budget
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
@@ -161,27 +148,24 @@ class RepeatTransformer(DecoderTransformer):
         Raises:
             ValueError: An input that is not a string.
         """
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise ValueError(f"Input {index} is a {type(text).__name__}, not a string: {text!r:.80}. Pass texts.")
-        # Half of a surrogate pair is no character and has no UTF-8 form; its length is kept for the offsets.
-        return self._tokenize([_SURROGATES.sub("\ufffd", text) for text in texts], offsets=offsets)
+        return tokens.content(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(
         self,
-        inputs: Sequence[str],
+        inputs: Sequence[Any],
         prompt: str | None = None,
+        processing_kwargs: Any = None,
+        *,
         task: str | None = None,
-        processing_kwargs: Mapping[str, Any] | None = None,
-        **fields: str,
+        **fields: Any,
     ) -> dict[str, Any]:
         """Tokenize texts and place their copies.
 
         Args:
             inputs: The texts.
             prompt: See :meth:`frame`.
-            task: See :meth:`frame`.
             processing_kwargs: Refused: the layout is this module's own.
+            task: See :meth:`frame`.
             **fields: See :meth:`frame`.
 
         Returns:
@@ -202,7 +186,7 @@ class RepeatTransformer(DecoderTransformer):
             if budget is not None and len(ids) > budget:
                 self._warn_of_cut(len(ids), budget)
                 ids = ids[:budget]
-            sequences.append(frame.place(ids or [self._empty_id(index)]))
+            sequences.append(frame.place(ids or [self._stand_in(index)]))
         return self._pad(sequences)
 
     def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -230,53 +214,19 @@ class RepeatTransformer(DecoderTransformer):
             return (last | (after & real.bool())).to(real.dtype)
         return last.to(real.dtype)
 
-    def _limit(self) -> int | None:
-        limit = self.max_seq_length
-        return None if limit is None or limit > _NO_LIMIT else int(limit)
-
-    def _tokenize(self, texts: list[str], *, special: bool = False, offsets: bool = False) -> dict[str, list[Any]]:
-        with _tokenizing:
-            encoded = self.tokenizer(
-                texts,
-                add_special_tokens=False,
-                split_special_tokens=not special,
-                padding=False,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                return_offsets_mapping=offsets,
-                verbose=False,
+    def _stand_in(self, index: int) -> int:
+        token = tokens.empty_id(self.text_tokenizer)
+        if token is None:
+            raise ValueError(
+                f"Input {index} holds no token, and the tokenizer has no special token to stand for it. Drop empty "
+                "texts."
             )
-        return dict(encoded)
-
-    def _special_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the tokenizer's own convention puts before and after a text."""
-        for probe in _PROBES:
-            with _tokenizing:
-                whole = list(self.tokenizer(probe, padding=False, truncation=False)["input_ids"])
-                inner = list(self.tokenizer(probe, add_special_tokens=False, padding=False, truncation=False)["input_ids"])
-            starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
-            if inner and starts:
-                return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(inner) :])
-        raise ValueError(
-            f"{type(self.tokenizer).__name__} tokenizes a word otherwise with special tokens than without, so that "
-            "they cannot be placed once around the copies. Use a tokenizer that adds them around the text."
-        )
-
-    def _empty_id(self, index: int) -> int:
-        """The id that stands for a text without a single token."""
-        for name in ("eos", "sep", "bos", "cls", "unk", "pad"):
-            token = getattr(self.tokenizer, f"{name}_token_id", None)
-            if token is not None:
-                return int(token)
-        raise ValueError(
-            f"Input {index} holds no token, and the tokenizer has no special token to stand for it. Drop empty texts."
-        )
+        return token
 
     def _pad(self, sequences: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
         length = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), length)
-        pad = self.tokenizer.pad_token_id
+        pad = self.text_tokenizer.pad_token_id
         # Padding is masked, so any id will do where the tokenizer has none for it.
         features = {
             "input_ids": torch.full(shape, 0 if pad is None else pad, dtype=torch.long),
@@ -284,7 +234,7 @@ class RepeatTransformer(DecoderTransformer):
             "copy_ids": torch.zeros(shape, dtype=torch.long),
         }
         # Left padding needs positions that skip it; a backbone that takes none is padded on the right, to equal effect.
-        left = self.tokenizer.padding_side == "left" and "position_ids" in self._forward_parameters
+        left = self.text_tokenizer.padding_side == "left" and "position_ids" in self._forward_parameters
         for row, (ids, copy_ids) in enumerate(sequences):
             place = slice(length - len(ids), length) if left else slice(0, len(ids))
             features["input_ids"][row, place] = torch.tensor(ids)
@@ -295,21 +245,8 @@ class RepeatTransformer(DecoderTransformer):
     def _warn_of_cut(self, length: int, budget: int) -> None:
         if not self._warned_of_cut:
             self._warned_of_cut = True
+            limit = tokens.position_limit(self.text_tokenizer)
             logger.warning(
-                f"A text of {length} tokens was cut to {budget}: {self.repeats} "
-                f"{'copies' if self.repeats > 1 else 'copy'} must fit into max_seq_length={self._limit()}. Longer "
-                "texts are cut alike from here on, without a further warning."
+                f"A text of {length} tokens was cut to {budget}: with {self.repeats} a text, max_seq_length={limit} "
+                "holds no more a copy. Longer texts are cut alike from here on, without a further warning."
             )
-
-
-def _templates(template: str | Mapping[str, str] | None, repeats: int | None, separator: str) -> dict[str, Template]:
-    """The template of each task, checked against ``repeats`` and ``separator``."""
-    if template is None:
-        return dict.fromkeys(("query", "document"), repeat_template(2 if repeats is None else repeats, separator))
-    templates = resolve_templates(template)
-    copies = templates["document"].copies
-    if repeats is not None and repeats != copies:
-        raise ValueError(f"repeats={repeats} does not fit the template, which has {copies} {{text}} slots. Drop one.")
-    if separator:
-        raise ValueError(f"separator={separator!r} does not go with a template: write it between the {{text}} slots.")
-    return templates

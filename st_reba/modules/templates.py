@@ -57,7 +57,7 @@ class Template:
                     "{instruction} are allowed. Double a literal brace: {{."
                 )
         if not any(name == "text" for _, name, _, _ in parsed):
-            raise ValueError(f"template={template!r} has no {{text}} slot: it must name at least one place for the text.")
+            raise ValueError(f"template={template!r} has no {{text}} slot: name at least one place for the text.")
         return cls(tuple((literal, name) for literal, name, _, _ in parsed))
 
     @property
@@ -97,12 +97,31 @@ def repeat_template(repeats: int, separator: str = "") -> Template:
     return Template((("", "text"), *((separator, "text"),) * (repeats - 1)))
 
 
-def resolve_templates(template: str | Mapping[str, str]) -> dict[str, Template]:
-    """A template per task, from a template string, the name of one, or a mapping of tasks to strings.
+def task_templates(
+    template: str | Mapping[str, str] | None, repeats: int | None = None, separator: str = ""
+) -> dict[str, Template]:
+    """The template of each task.
+
+    Args:
+        template: A template, the name of one, a mapping of tasks to templates, or None: plain repetition.
+        repeats: Number of copies; None: the template's, or 2 without a template.
+        separator: Literal text between the copies, without a template.
 
     Raises:
-        ValueError: Unknown name, unknown task, or templates whose number of copies differs.
+        ValueError: Unknown name or task, or numbers of copies that differ.
     """
+    if template is None:
+        return dict.fromkeys(TASKS, repeat_template(2 if repeats is None else repeats, separator))
+    templates = _resolved(template)
+    copies = templates["document"].copies
+    if repeats is not None and repeats != copies:
+        raise ValueError(f"repeats={repeats} does not fit the template, which has {copies} {{text}} slots. Drop one.")
+    if separator:
+        raise ValueError(f"separator={separator!r} does not go with a template: write it between the {{text}} slots.")
+    return templates
+
+
+def _resolved(template: str | Mapping[str, str]) -> dict[str, Template]:
     if isinstance(template, str) and "{" not in template:
         if template not in TEMPLATES:
             raise ValueError(
@@ -112,8 +131,8 @@ def resolve_templates(template: str | Mapping[str, str]) -> dict[str, Template]:
         template = TEMPLATES[template]
     if isinstance(template, str):
         return dict.fromkeys(TASKS, Template.parse(template))
-    if set(template) != set(TASKS):
-        raise ValueError(f"template={dict(template)!r}: a mapping needs exactly the keys {list(TASKS)}.")
+    if not isinstance(template, Mapping) or set(template) != set(TASKS):
+        raise ValueError(f"template={template!r}: give a string, or a mapping with exactly the keys {list(TASKS)}.")
     parsed = {task: Template.parse(template[task]) for task in TASKS}
     if len({each.copies for each in parsed.values()}) > 1:
         raise ValueError(f"template={dict(template)!r}: the query's and the document's number of copies differ.")

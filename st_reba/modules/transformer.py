@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from .attention import ATTENTION_NAME, capturing, switch_on
 from .capture import BackwardAttention, CaptureSpec
@@ -21,7 +22,7 @@ TEXT_ONLY: dict[str, Any] = {
 }
 
 
-class DecoderTransformer(Transformer):  # type: ignore[misc]
+class DecoderTransformer(Transformer):
     """An ST Transformer whose forward pass can capture the rows of A^new that a later module asked for.
 
     Args:
@@ -57,6 +58,17 @@ class DecoderTransformer(Transformer):  # type: ignore[misc]
         self._forward_parameters = frozenset(inspect.signature(self.model.forward).parameters)
 
     @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            ValueError: The backbone has none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer, and st_reba embeds text only.")
+        return self.tokenizer
+
+    @property
     def capture(self) -> CaptureSpec | None:
         """The rows of A^new that every forward pass captures; set by the module that needs them."""
         return self._capture
@@ -67,9 +79,7 @@ class DecoderTransformer(Transformer):  # type: ignore[misc]
             switch_on(self.model)
         self._capture = spec
 
-    def forward(
-        self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
+    def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
         """Run the backbone.
 
         Args:
@@ -123,9 +133,9 @@ class DecoderTransformer(Transformer):  # type: ignore[misc]
         if self.non_finite == "zeros":
             return hidden.masked_fill(~finite[:, None, None], 0.0)
         row = int((~finite).nonzero()[0])
-        ids = features["input_ids"][row][features["copy_ids"][row] == 1].tolist()
+        text = str(self.text_tokenizer.decode(features["input_ids"][row][features["copy_ids"][row] == 1].tolist()))
         raise ValueError(
-            f"The backbone gave NaN or infinity ({hidden.dtype}) for the text {self.tokenizer.decode(ids)[:80]!r}. "
+            f"The backbone gave NaN or infinity ({hidden.dtype}) for the text {text[:80]!r}. "
             "Load it with dtype='float32' (or 'bfloat16', whose range is wider than float16's), or build with "
             "non_finite='zeros' to give such texts a zero vector."
         )

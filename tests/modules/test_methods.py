@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import reference
-import st_reba
 import torch
 from architectures import ARCHITECTURES, EXTRA
 from oracle import TEXTS, assert_close, oracle
 from transformers import AutoModel
+
+import st_reba
 
 # transformers' own eager attention counts ALiBi twice in Falcon, so that it has no oracle here: see below.
 NAMES = [*(name for name in ARCHITECTURES if name != "falcon_alibi"), "mini", "stories260K"]
@@ -134,9 +135,7 @@ def test_reba_options(base: Base, tokenizer: str, options: dict[str, bool]) -> N
 def test_echo_spans(base: Base, tokenizer: str, span: str) -> None:
     path = base("llama", tokenizer)
     for side in SIDES:
-        model = st_reba.build(
-            path, "echo", repeats=3, pooling="mean", span=span, padding_side=side, normalize=False
-        )
+        model = st_reba.build(path, "echo", repeats=3, pooling="mean", span=span, padding_side=side, normalize=False)
         for text, got in zip(TEXTS, encode(model, True), strict=True):
             placed, hidden, _ = oracle(path, text, (None, None, None))
             assert_close(got, reference.echo(hidden, placed, "mean", span))

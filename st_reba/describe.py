@@ -1,0 +1,134 @@
+"""What a model folder holds, read from its configuration without loading the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sentence_transformers.util import load_file_path
+from transformers import AutoConfig, AutoTokenizer
+
+from .modules.templates import task_templates
+from .modules.tokens import frame, position_limit
+
+
+@dataclass(frozen=True)
+class Description:
+    """A published or saved model.
+
+    Args:
+        base: Name of the base model.
+        revision: Its revision, if one was pinned.
+        architecture: The backbone's class.
+        method: ``reba``, ``echo``, ``classical`` or ``prompteol``.
+        variant: ``paper`` or ``published`` (reba).
+        pooling: How token vectors become a sentence vector.
+        copies: Number of copies k.
+        template: The template, or None for plain repetition.
+        layers: The plan of the layers' attention.
+        max_seq_length: Positions M of a whole sequence, if limited.
+        tokens_per_copy: Content tokens that fit a copy, if limited.
+        dimension: Of the vectors.
+        normalized: Whether vectors have length 1.
+        dtype: Of the stored weights.
+        prompts: The saved prompts.
+    """
+
+    base: str | None
+    revision: str | None
+    architecture: str
+    method: str
+    variant: str | None
+    pooling: str
+    copies: int
+    template: str | dict[str, str] | None
+    layers: str
+    max_seq_length: int | None
+    tokens_per_copy: int | None
+    dimension: int
+    normalized: bool
+    dtype: str | None
+    prompts: dict[str, str]
+
+    def __str__(self) -> str:
+        width = max(map(len, asdict(self)))
+        return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in asdict(self).items())
+
+
+def describe(model: str | os.PathLike[str], *, revision: str | None = None) -> Description:
+    """Read what a model folder or Hub repository holds.
+
+    Args:
+        model: A folder written by ``save_pretrained``, or a Hub id.
+        revision: Hub revision.
+
+    Returns:
+        Its description.
+
+    Raises:
+        ValueError: It is not a model of this package.
+
+    Example:
+        >>> import st_reba, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     st_reba.build("mini", "echo").save_pretrained(folder)
+        ...     describe(folder).tokens_per_copy
+        511
+    """
+    path = os.fspath(model)
+    modules = _read(path, "modules.json", revision)
+    types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules or []]
+    if not modules or types[:1] != ["RepeatTransformer"]:
+        found = f"its modules are {types}" if modules else "it holds no modules.json"
+        raise ValueError(f"MODEL={path!r} was not made by st_reba: {found}. Make one with: st-reba build BASE OUT")
+    repeat = _read(path, "sentence_bert_config.json", revision)
+    pooling = _read(path, f"{modules[1]['path']}/config.json", revision)
+    settings = _read(path, "config_sentence_transformers.json", revision) or {}
+    backbone = AutoConfig.from_pretrained(path, revision=revision)
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    template = task_templates(repeat["template"], repeat["repeats"], repeat["separator"])["document"]
+    framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat["instruction"])))
+    text = backbone.get_text_config()
+    limits = [position_limit(tokenizer), getattr(text, "max_position_embeddings", None)]
+    limit = min((each for each in limits if each is not None and each > 0), default=None)
+    budget = framed.budget(limit)
+    if budget is not None and repeat["compute_matched"]:
+        budget = max(1, budget // 2)
+    reba = types[1] == "ReBAPooling"
+    return Description(
+        base=repeat["base_model"],
+        revision=repeat["base_revision"],
+        architecture=(backbone.architectures or [backbone.model_type])[0],
+        method="reba" if reba else _method(repeat, framed.copies),
+        variant=pooling.get("variant"),
+        pooling=str(pooling["pooling"] if reba else f"{pooling['pooling_mode']} over {repeat['span']}"),
+        copies=framed.copies,
+        template=repeat["template"],
+        layers=f"{text.num_hidden_layers} forward",
+        max_seq_length=limit,
+        tokens_per_copy=budget,
+        dimension=settings.get("truncate_dim") or int(pooling["embedding_dimension"]),
+        normalized="Normalize" in types,
+        dtype=None if backbone.dtype is None else str(backbone.dtype).removeprefix("torch."),
+        prompts={name: prompt for name, prompt in settings.get("prompts", {}).items() if prompt},
+    )
+
+
+def _method(repeat: dict[str, Any], copies: int) -> str:
+    if copies > 1:
+        return "echo"
+    return "prompteol" if repeat["span"] == "end" and repeat["template"] else "classical"
+
+
+def _read(model: str, name: str, revision: str | None) -> Any:
+    file = load_file_path(model, name, revision=revision)
+    if file is None:
+        return None
+    with open(file, encoding="utf-8") as stream:
+        return json.load(stream)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else "-" if value is None else str(value)
