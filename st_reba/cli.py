@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from transformers.utils import logging
 
         # A bar a file of weights would drown what is printed; downloads keep theirs.
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         options.command(options)
     except BrokenPipeError:

@@ -18,9 +18,10 @@ from st_reba.index import Document, Index, read_documents
 SENTENCES = Path(__file__).parent / "sentences.jsonl"
 QUERIES = (
     "出国证件快到期了还能过关吗？",
-    "怎样挑一个熟透的西瓜？",
-    "how to stop crying while cutting onions",
-    "which animal kills by squeezing",
+    "苹果公司发布新电脑",
+    "股票为什么下跌",
+    "Should I chill an onion before chopping it?",
+    "Will it rain tomorrow?",
 )
 # What is compared: the same query, base and corpus under each method, each with the pooling that suits it.
 METHODS: dict[str, dict[str, Any]] = {

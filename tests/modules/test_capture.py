@@ -1,0 +1,63 @@
+"""Running maxima against a maximum over everything, whatever the blocks, the anchors and the padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import symmetrized_max
+
+from st_reba.modules.capture import BackwardAttention, CaptureSpec
+
+LENGTH, LAYERS, HEADS = 11, 3, 4
+# Three texts of 2, 4 and 3 content tokens, twice, with a special token before and after.
+COPIES = ([0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 1, 2, 2, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2, 0])
+
+
+def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    copy_ids = torch.zeros(len(COPIES), LENGTH, dtype=torch.long)
+    real = torch.zeros_like(copy_ids)
+    for row, copies in enumerate(COPIES):
+        start = LENGTH - len(copies) if side == "left" else 0
+        copy_ids[row, start : start + len(copies)] = torch.tensor(copies)
+        real[row, start : start + len(copies)] = 1
+    return copy_ids, real
+
+
+def positions(rows: str, copies: torch.Tensor, real: torch.Tensor) -> list[int]:
+    """The anchors, found the obvious way."""
+    first = [int(t) for t in (copies == 1).nonzero()]
+    every = [int(t) for t in real.nonzero()]
+    return {"last": first[-1:], "copy": first, "end": every[-1:], "half": every[: len(every) // 2]}[rows]
+
+
+@pytest.mark.parametrize("block", [1, 4, LENGTH])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_matrix(side: str, rows: str, both: bool, block: int) -> None:
+    copy_ids, real = batch(side)
+    generator = torch.Generator().manual_seed(1)
+    attention = torch.rand(LAYERS, len(COPIES), HEADS, LENGTH, LENGTH, generator=generator).tril()
+    first, count = CaptureSpec(rows, both).anchors(copy_ids, real)
+    capture = BackwardAttention(first, count, LENGTH, both=both)
+    for layer in attention:
+        for start in range(0, LENGTH, block):
+            # Keys beyond the block's last query have no weight, and are not handed over.
+            capture.update(layer[:, :, start : start + block, : start + block], start)
+    got = capture.matrix()
+    for row in range(len(COPIES)):
+        wanted = symmetrized_max(attention[:, row].double())
+        wanted = wanted if both else wanted.triu()
+        anchors = positions(rows, copy_ids[row], real[row])
+        torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors])
+        assert not got[row, len(anchors) :].any()
+
+
+def test_half_of_one_position_is_that_position() -> None:
+    first, count = CaptureSpec("half").anchors(torch.tensor([[1, 0]]), torch.tensor([[1, 0]]))
+    assert (first.tolist(), count.tolist()) == ([0], [1])
+
+
+def test_unknown_rows() -> None:
+    with pytest.raises(ValueError, match=r"rows='first'.*last"):
+        CaptureSpec("first")
