@@ -26,7 +26,7 @@ ATTENTION_NAME = "st_reba"
 # Keyword arguments by which an architecture changes its attention in ways this function does not know.
 UNKNOWN_ARGUMENTS = ("block_indices", "indices", "sinks")
 # A block of probabilities holds at most this many numbers, whatever the batch and the length.
-BLOCK_NUMBERS = 1 << 22
+BLOCK_NUMBERS = 1 << 20
 
 logger = getLogger(__name__)
 

@@ -1,0 +1,32 @@
+"""The README's code runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from st_reba import cli
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "1 0." in capsys.readouterr().out
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("猫在窗台上睡着了。\n股票大跌。\n", encoding="utf-8")
+    Path("corpus.jsonl").write_text('{"text": "猫在窗台上睡着了。"}\n{"text": "股票大跌。"}\n', encoding="utf-8")
+    commands = [line for line in re.findall(r"^st-reba .*$", README, re.MULTILINE) if "/" not in line]
+    assert len(commands) == 5
+    for command in commands:
+        assert cli.main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+    assert '"rank": 1' in capsys.readouterr().out
