@@ -1,0 +1,189 @@
+"""The corpus and the tokenizer of the tiny bilingual language model; `train_mini_lm.py prepare` runs it."""
+
+import importlib
+import json
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 8192
+ENGLISH_CHARACTERS = 22_000_000
+
+
+class UsageError(Exception):
+    """A mistake in what the user gave; its message is shown without a traceback."""
+
+
+def clean(text: str) -> str:
+    """Normalize to NFKC, drop markup and the empty brackets it leaves behind, and squeeze blanks."""
+    text = unicodedata.normalize("NFKC", text)
+    text = re.sub(r"&lt;.*?&gt;|<[^>]+>|\(\)", "", text)
+    return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def clean_markdown(text: str) -> str:
+    """Keep the lines of a markdown article that are Chinese prose; code, links and short lines go."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"https?://\S+", "", text)
+    text = re.sub(r"[#*`>\-|=]+", " ", text)
+    lines = (clean(line) for line in text.split("\n"))
+    return "\n".join(
+        line for line in lines if len(line) > 30 and sum("\u4e00" <= c <= "\u9fff" for c in line) > 0.4 * len(line)
+    )
+
+
+def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the raw text of every `<doc …>` element in WikiExtractor files."""
+    for file in files:
+        content = file.read_text(encoding="utf-8", errors="ignore")
+        yield from re.findall(r"<doc [^>]*>\n(.*?)</doc>", content, re.DOTALL)
+
+
+def wiki_files(folder: Path, option: str) -> list[Path]:
+    """List the WikiExtractor files under a folder, sorted, so that every run reads them alike."""
+    files = sorted(folder.rglob("wiki_*"))
+    if not files:
+        raise UsageError(f"{option} {folder}: no wiki_* file there; give WikiExtractor's output folder (AA/wiki_00, …)")
+    return files
+
+
+def to_simplified() -> Callable[[str], str]:
+    """Return the converter from traditional to simplified characters."""
+    try:
+        opencc = importlib.import_module("opencc")
+    except ImportError as error:
+        raise UsageError(
+            "prepare needs opencc for simplified characters: pip install opencc-python-reimplemented"
+        ) from error
+    convert: Callable[[str], str] = opencc.OpenCC("t2s").convert
+    return convert
+
+
+def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:
+    """Read and clean the three sources.
+
+    Returns:
+        The Chinese and the English documents, each shuffled. English stops after the file that brings it to
+        22 million characters, so that it does not crowd Chinese out of a small model.
+    """
+    from tqdm import tqdm
+
+    for option, folder in (("--zh-wiki", zh_wiki), ("--en-wiki", en_wiki), ("--lctt", lctt)):
+        if not folder.is_dir():
+            raise UsageError(f"{option} {folder}: no such folder")
+    simplify = to_simplified()
+
+    files = wiki_files(zh_wiki, "--zh-wiki")
+    articles = (clean(simplify(article)) for article in wiki_articles(tqdm(files, desc="Chinese wiki", unit="file")))
+    chinese = [article for article in articles if len(article) > 150]
+
+    files = sorted(lctt.rglob("*.md"))
+    if not files:
+        raise UsageError(f"--lctt {lctt}: no *.md file there; give the folder of published articles")
+    for file in tqdm(files, desc="LCTT", unit="file"):
+        article = clean_markdown(file.read_text(encoding="utf-8", errors="ignore"))
+        if len(article) > 200:
+            chinese.append(article)
+
+    files = wiki_files(en_wiki, "--en-wiki")
+    shuffle.shuffle(files)
+    english: list[str] = []
+    characters = 0
+    for file in tqdm(files, desc="English wiki", unit="file"):
+        articles = (clean(article) for article in wiki_articles([file]))
+        kept = [article[:4000] for article in articles if len(article) > 300]
+        english += kept
+        characters += sum(map(len, kept))
+        if characters > ENGLISH_CHARACTERS:
+            break
+
+    for option, documents in (("--zh-wiki and --lctt", chinese), ("--en-wiki", english)):
+        if not documents:
+            raise UsageError(f"{option}: every document was shorter than 150 to 300 characters; give longer texts")
+    shuffle.shuffle(chinese)
+    shuffle.shuffle(english)
+    return chinese, english
+
+
+def train_tokenizer(texts: Iterable[str]) -> Any:
+    """Train the byte-fallback BPE tokenizer.
+
+    Returns:
+        A `tokenizers.Tokenizer` that puts `<s>` in front of each text. No text is unknown to it: a character
+        outside the alphabet becomes its UTF-8 bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    markers = ["<pad>", "<s>", "</s>", "<unk>"]
+    tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=True),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[*markers, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=5200,
+        min_frequency=3,
+        max_token_length=8,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    # The trainer reserves the 256 byte entries only as special tokens. Left so, decoding would skip them and a text
+    # that spells "<0x41>" would be read as that byte.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in markers]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path, seed: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
+    import numpy as np
+    from tqdm import tqdm
+    from transformers import PreTrainedTokenizerFast
+
+    shuffle = random.Random(seed)
+    chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
+    tokenizer = train_tokenizer(
+        [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
+    )
+    wrap: Any = PreTrainedTokenizerFast
+    wrapped = wrap(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    wrapped.save_pretrained(out)
+
+    documents = chinese + english
+    shuffle.shuffle(documents)
+    end = tokenizer.token_to_id("</s>")
+    rows: list[np.ndarray] = []
+    for start in tqdm(range(0, len(documents), 512), desc="tokens", unit="batch"):
+        for encoding in tokenizer.encode_batch(documents[start : start + 512]):
+            rows.append(np.array([*encoding.ids, end], dtype=np.uint16))
+    tokens = np.concatenate(rows)
+    np.save(out / "tokens.npy", tokens)
+    print(
+        f"{out}: {len(chinese):,} Chinese and {len(english):,} English documents, "
+        f"{tokenizer.get_vocab_size():,} vocabulary entries, {len(tokens):,} tokens"
+    )
