@@ -363,29 +363,40 @@ def read_pairs(path: Path) -> tuple[list[str], list[float]]:
     return sentences, scores
 
 
-def evaluate(model_folder: Path, sts: Path, device: str, batch_size: int) -> dict[str, Any]:
-    """Return the Spearman correlation of cosine similarity (classical mean, float32) with the given scores."""
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the Spearman correlation of cosine similarity (float32) with the given scores."""
     import torch
     from scipy.stats import spearmanr
 
     import st_reba
 
-    if device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA device; give --device cpu")
-    if not (model_folder / "config.json").is_file():
-        raise UsageError(f"MODEL {model_folder}: no config.json there; give a folder that `train` wrote")
-    sentences, scores = read_pairs(sts)
-    # One position more than the content, for BOS.
+    if not (options.model / "config.json").is_file():
+        raise UsageError(f"MODEL {options.model}: no config.json there; give a folder that `train` wrote")
+    sentences, scores = read_pairs(options.sts)
+    sentences, scores = sentences[: 2 * options.pairs], scores[: options.pairs]
+    copies = 1 if options.method == "classical" else options.repeats
     model = st_reba.build(
-        model_folder, "classical", pooling="mean", max_seq_length=CONTENT_LIMIT + 1, dtype="float32", device=device
+        options.model,
+        options.method,
+        repeats=copies,
+        pooling=options.pooling,
+        # One position more than the content, for BOS.
+        max_seq_length=copies * CONTENT_LIMIT + 1,
+        dtype="float32",
+        device=options.device,
     )
-    vectors: Any = model.encode(sentences, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=True)
+    vectors: Any = model.encode(sentences, batch_size=options.batch_size, convert_to_tensor=True)
     cosine = (vectors[0::2] * vectors[1::2]).sum(dim=1).cpu()
     return {
-        "model": model_folder.name,
-        "sts": sts.name,
+        "model": options.model.name,
+        "method": options.method,
+        "repeats": copies,
+        "pooling": options.pooling,
+        "sts": options.sts.name,
         "pairs": len(scores),
-        "spearman": round(float(spearmanr(cosine, scores).statistic), 6),
+        "spearman": round(float(spearmanr(cosine, scores).statistic), 4),
     }
 
 
@@ -487,12 +498,19 @@ def build_parser() -> argparse.ArgumentParser:
         "evaluate",
         formatter_class=raw,
         help="Spearman correlation on sentence pairs",
-        description="Embed each sentence as the mean of the last hidden states over its content tokens (at most "
-        f"{CONTENT_LIMIT})\nand print the Spearman correlation of the pairs' cosine with their scores as JSON.",
-        epilog="example:\n  %(prog)s st_reba/mini --sts cnsd-sts-dev.txt",
+        description=f"Embed each sentence (at most {CONTENT_LIMIT} tokens of it) and print the Spearman\n"
+        "correlation of the pairs' cosine with their scores as JSON.",
+        epilog="examples:\n  %(prog)s st_reba/mini --sts cnsd-sts-dev.txt\n"
+        "  %(prog)s st_reba/mini --sts cnsd-sts-test.txt --pairs 1200 --method reba --pooling last",
     )
     command.add_argument("model", type=Path, metavar="MODEL", help="model folder")
     command.add_argument("--sts", type=Path, required=True, metavar="FILE", help="lines id||sentence||sentence||score")
+    command.add_argument(
+        "--method", choices=("classical", "echo", "reba"), default="classical", help="default: %(default)s"
+    )
+    command.add_argument("--pooling", choices=("last", "mean"), default="mean", help="default: %(default)s")
+    command.add_argument("--repeats", type=positive, default=2, metavar="K", help="copies (default: %(default)s)")
+    command.add_argument("--pairs", type=positive, metavar="N", default=sys.maxsize, help="the first N only")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     command.add_argument("--batch-size", type=positive, default=64, metavar="N", help="default: %(default)s")
     return parser
@@ -507,7 +525,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "train":
             train(options)
         else:
-            print(json.dumps(evaluate(options.model, options.sts, options.device, options.batch_size), indent=2))
+            print(json.dumps(evaluate(options), indent=2))
     except UsageError as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2

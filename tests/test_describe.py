@@ -1,0 +1,168 @@
+"""Descriptions of model folders: every field, for every method, without loading weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+import st_reba
+from st_reba.build import EMBEDDED
+from st_reba.describe import describe
+
+FIELDED = {"query": "{instruction}: {text} {text}", "document": "{text} {text}"}
+USUAL: dict[str, Any] = {
+    "base": "mini",
+    "revision": None,
+    "architecture": "LlamaModel",
+    "variant": None,
+    "template": None,
+    "layers": "6 forward",
+    "max_seq_length": 1024,
+    "dimension": 192,
+    "normalized": True,
+    "dtype": "float32",
+    "prompts": {},
+}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "reba": (
+        {},
+        {"method": "reba", "variant": "paper", "pooling": "last", "copies": 2, "tokens_per_copy": 511},
+    ),
+    "published": (
+        {
+            "variant": "published",
+            "pooling": "mean",
+            "repeats": 3,
+            "separator": " / ",
+            "normalize": False,
+            "dtype": "bfloat16",
+            "max_seq_length": 128,
+            "compute_matched": True,
+            "prompts": {"query": "Query: "},
+        },
+        {
+            "method": "reba",
+            "variant": "published",
+            "pooling": "mean",
+            "copies": 3,
+            "max_seq_length": 128,
+            "normalized": False,
+            "dtype": "bfloat16",
+            "prompts": {"query": "Query: "},
+        },
+    ),
+    "echo": (
+        {"method": "echo", "pooling": "mean", "template": "echo"},
+        {"method": "echo", "pooling": "mean over last_copy", "copies": 2, "template": "echo"},
+    ),
+    "fielded": (
+        {"method": "echo", "template": FIELDED, "span": "repeats"},
+        {"method": "echo", "pooling": "lasttoken over repeats", "copies": 2, "template": FIELDED},
+    ),
+    "filled": (
+        {"method": "echo", "template": FIELDED["query"], "instruction": "Find what answers the question"},
+        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2, "template": FIELDED["query"]},
+    ),
+    "instruct": (
+        {"method": "echo", "template": "echo-instruct"},
+        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2, "template": "echo-instruct"},
+    ),
+    "classical": (
+        {"method": "classical", "pooling": "cls"},
+        {"method": "classical", "pooling": "cls over all", "copies": 1, "tokens_per_copy": 1023},
+    ),
+    "classical-template": (
+        {"method": "classical", "pooling": "mean", "template": "echo-classical"},
+        {"method": "classical", "pooling": "mean over last_copy", "copies": 1, "template": "echo-classical"},
+    ),
+    "prompteol": (
+        {"method": "prompteol"},
+        {"method": "prompteol", "pooling": "lasttoken over end", "copies": 1, "template": "prompteol"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved")
+    st_reba.build("mini").save_pretrained(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_field(name: str, tmp_path: Path) -> None:
+    options, wanted = CASES[name]
+    model = st_reba.build("mini", **options)
+    model.save_pretrained(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    found = describe(tmp_path)
+    assert asdict(found) == {**USUAL, "tokens_per_copy": cast(Any, model[0]).budget(), **wanted}
+    assert describe(str(tmp_path)) == found
+    lines = str(found).splitlines()
+    assert [line.split()[0] for line in lines] == list(asdict(found))
+    assert f" {found.method}" in lines[list(asdict(found)).index("method")]
+    json.dumps(asdict(found))
+
+
+def test_path_is_not_told(tmp_path: Path) -> None:
+    st_reba.build(EMBEDDED["mini"]).save_pretrained(str(tmp_path))
+    assert describe(tmp_path).base == "mini"
+    assert str(EMBEDDED["mini"].parent) not in str(describe(tmp_path))
+
+
+def test_truncated_model(tmp_path: Path) -> None:
+    model = SentenceTransformer(modules=list(st_reba.build("mini")), truncate_dim=64, device="cpu")
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    assert describe(tmp_path).dimension == again.encode("hi").shape[0]
+
+
+def test_other_models(tmp_path: Path) -> None:
+    other = SentenceTransformer(modules=[Transformer(str(EMBEDDED["mini"])), Pooling(192, "mean")], device="cpu")
+    other.save_pretrained(str(tmp_path / "other"))
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        (tmp_path / "other", "Transformer.*Pooling"),
+        (tmp_path / "empty", "no modules.json"),
+        (EMBEDDED["mini"], "no modules.json"),
+        (tmp_path / "nowhere", "modules.json"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s){path.name}.*not made by st_reba.*{message}.*st-reba build"):
+            describe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("modules.json", "garbage", "modules.json"),
+        ("modules.json", '["text"]', "modules.json"),
+        ("modules.json", '{"type": "st_reba.RepeatTransformer"}', "modules.json"),
+        ("modules.json", '[{"type": "st_reba.RepeatTransformer", "path": ""}]', "modules"),
+        ("sentence_bert_config.json", None, "sentence_bert_config.json"),
+        ("sentence_bert_config.json", "garbage", "sentence_bert_config.json"),
+        ("sentence_bert_config.json", "{}", "sentence_bert_config.json"),
+        ("1_ReBAPooling/config.json", None, "1_ReBAPooling"),
+        ("1_ReBAPooling/config.json", "{}", "1_ReBAPooling"),
+        ("config.json", "garbage", "config.json"),
+        ("tokenizer.json", "garbage", "tokenizer"),
+    ],
+)
+def test_damaged_folder(folder: Path, tmp_path: Path, name: str, content: str | None, word: str) -> None:
+    """The error names the file, whatever is wrong with it."""
+    for path in folder.rglob("*"):
+        if path.suffix in {".json", ".jinja"}:
+            target = tmp_path / path.relative_to(folder)
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises((ValueError, OSError)) as error:
+        describe(tmp_path)
+    assert word in str(error.value)
