@@ -29,7 +29,8 @@ from st_reba.index.manifest import (
     put_in_place,
     sync,
 )
-from st_reba.index.store import DocumentStore, clean_text, load_faiss, misfit, read_vectors
+from st_reba.index.store import DocumentStore, clean_text
+from st_reba.index.vectors import encode_documents, load_faiss, misfit, read_vectors, ready_vectors
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -139,7 +140,7 @@ class Index:
                 while chunk := list(islice(documents, chunk_size)):
                     # Stored first: a repeated id or bad metadata shows before the time for encoding is spent.
                     store.add_many(chunk)
-                    vectors.add(_encode(model, chunk, len(store) - len(chunk), metric, vectors.d, batch_size))
+                    vectors.add(encode_documents(model, chunk, len(store) - len(chunk), metric, vectors.d, batch_size))
                     bar.update(len(chunk))
             if not vectors.ntotal:
                 raise ValueError("there are no documents; an index needs at least one")
@@ -295,7 +296,7 @@ class Index:
             raise ValueError(
                 f"the query vectors have the shape {vectors.shape}; this index needs [{dim}] or [queries, {dim}]"
             )
-        ready, bad, zero = _ready(vectors, metric)
+        ready, bad, zero = ready_vectors(vectors, metric)
         # A zero vector has an inner product with every document, but no cosine.
         refused = np.flatnonzero(bad | zero if metric == "cosine" else bad)
         if len(refused):
@@ -379,35 +380,3 @@ def _progress_bar(total: int | None, show: bool | None) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc="Indexing", unit=" texts", disable=None if show is None else not show)
-
-
-def _encode(
-    model: SentenceTransformer, chunk: list[Document], first_row: int, metric: str, dim: int, batch_size: int
-) -> NDArray[np.float32]:
-    texts = [clean_text(document.text) for document in chunk]
-    vectors = np.asarray(model.encode_document(texts, batch_size=batch_size, show_progress_bar=False))
-    if vectors.shape != (len(chunk), dim):
-        raise ValueError(f"the model gave vectors of shape {vectors.shape}, not {(len(chunk), dim)}")
-    ready, bad, zero = _ready(vectors, metric)
-    for number in np.flatnonzero(bad | zero)[:1].tolist():
-        row, document = first_row + number, chunk[number]
-        raise ValueError(
-            f"the model gives a {'NaN or infinite' if bad[number] else 'zero'} vector for the document at row {row}, "
-            f"id {str(row) if document.id is None else document.id!r}, text {document.text[:60]!r}; "
-            "leave the document out, or load the model in another dtype"
-        )
-    return ready
-
-
-def _ready(vectors: NDArray[Any], metric: str) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Give vectors as FAISS takes them, and which of them are not finite or zero."""
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(vectors, dtype=np.float32)
-    # float64, so that the squares of large and of small values neither overflow nor vanish.
-    lengths: NDArray[np.float64] = np.linalg.norm(single.astype(np.float64), axis=1)
-    bad = ~np.isfinite(lengths)
-    zero = lengths == 0
-    if metric == "cosine":
-        lengths[bad | zero] = 1
-        single = (single / lengths[:, None]).astype(np.float32)
-    return single, bad, zero

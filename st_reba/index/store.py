@@ -1,4 +1,4 @@
-"""What an index keeps: texts, ids and metadata in a SQLite file, vectors in a FAISS file."""
+"""The documents of an index: texts, ids and metadata in a SQLite file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any
 
 from st_reba.index.documents import Document
-from st_reba.index.manifest import MANIFEST_FILE, Manifest
 
 _SCHEMA = (
     "CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
@@ -212,44 +211,3 @@ def _metadata(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"metadata is not a JSON object: {text[:40]!r}")
     return value
-
-
-def load_faiss() -> Any:
-    """Import FAISS, which has no type stubs, when it is first needed."""
-    import faiss  # type: ignore[import-untyped, unused-ignore]
-
-    return faiss
-
-
-def read_vectors(path: Path, manifest: Manifest) -> Any:
-    """Read the FAISS index of an index folder.
-
-    Args:
-        path: The FAISS file.
-        manifest: What it must hold.
-
-    Returns:
-        The FAISS index.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds other vectors than the manifest says.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; build the index again")
-    faiss = load_faiss()
-    try:
-        vectors = faiss.read_index(str(path))
-    except (RuntimeError, MemoryError) as error:
-        raise ValueError(f"{path}: not a FAISS index, or damaged ({error}); build the index again") from error
-    if not isinstance(vectors, faiss.IndexFlatIP):
-        raise ValueError(misfit(path, type(vectors).__name__, "IndexFlatIP"))
-    for name, found, expected in (("dim", vectors.d, manifest.dim), ("count", vectors.ntotal, manifest.count)):
-        if found != expected:
-            raise ValueError(misfit(path, f"{name} {found}", f"{expected}"))
-    return vectors
-
-
-def misfit(path: Path, found: str, expected: str) -> str:
-    """Say that a file does not hold what the manifest says."""
-    return f"{path}: {found}, but {MANIFEST_FILE} expects {expected}; build the index again"
