@@ -151,7 +151,11 @@ def build(
             f"folder or Hub id transformers says: {error}"
         ) from error
     _check_length(transformer, max_seq_length)
-    dimension = transformer.get_embedding_dimension()
+    if "device_map" not in (model_kwargs or {}):
+        transformer.to(device or get_device_name())
+    plain = _hidden_states(transformer)
+    # Some backbones project their last hidden states to another size than their configuration's.
+    dimension = plain.shape[-1]
     modules: list[torch.nn.Module] = [transformer]
     if reba:
         modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
@@ -159,9 +163,6 @@ def build(
         modules.append(Pooling(dimension, _POOLING_MODES[pooling]))
     if normalize:
         modules.append(Normalize())
-    if "device_map" not in (model_kwargs or {}):
-        transformer.to(device or get_device_name())
-    plain = _hidden_states(transformer)
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
     if reba:
         _check_capture(transformer, plain)

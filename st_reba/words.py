@@ -62,7 +62,7 @@ def encode_words(
         )
     pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
     items = [_checked(index, item) for index, item in enumerate(items)]
-    vectors = np.zeros((len(items), transformer.get_embedding_dimension()), dtype=np.float32)
+    vectors: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(items)
     # Long texts together: the less padding, and the largest batch first.
     order = sorted(range(len(items)), key=lambda index: -len(items[index][0]))
     model.eval()
@@ -77,8 +77,9 @@ def encode_words(
                 embedded = pooling.span_embeddings(captured, spans, normalize=normalize)
             else:
                 embedded = _hidden_means(transformer(features), spans, transformer.repeats)
-        vectors[batch] = embedded.float().cpu().numpy()
-    return vectors
+        for index, vector in zip(batch, embedded.float().cpu().numpy(), strict=True):
+            vectors[index] = vector
+    return np.stack(vectors) if vectors else np.zeros((0, transformer.get_embedding_dimension()), dtype=np.float32)
 
 
 def _checked(index: int, item: Any) -> Item:

@@ -132,6 +132,11 @@ class ReBAPooling(Module):
                 "ReBAPooling found no 'backward_attention': put st_reba.RepeatTransformer in front and hand both to "
                 "SentenceTransformer(modules=[…]) together (a module appended to a ready model asks for nothing)."
             )
+        if features["captured"] != self.capture:
+            raise ValueError(
+                f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
+                "another model too. Give each model a RepeatTransformer of its own."
+            )
         weights = self._weights(features)
         if self.pooling == "mean" and self.variant == "paper":
             content = (features["copy_ids"] == 1).sum(dim=1, keepdim=True)

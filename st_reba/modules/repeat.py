@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import tokens
 from .capture import CaptureSpec
-from .templates import Frame, task_templates
+from .templates import Frame, Template, task_templates
 from .transformer import DecoderTransformer
 
 Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
@@ -101,7 +101,8 @@ class RepeatTransformer(DecoderTransformer):
 
         Args:
             prompt: Value of ``{instruction}`` where the template has that field, else literal text in front of all.
-            task: ``"query"`` or ``"document"``; None: ``"document"``.
+            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
+                the prompt.
             **fields: Values of the template's fields.
 
         Returns:
@@ -110,7 +111,7 @@ class RepeatTransformer(DecoderTransformer):
         Raises:
             ValueError: A field without a value, or a value without a field.
         """
-        template = self._templates.get(task or "document", self._templates["document"])
+        template = self._template(prompt, task)
         values = {"instruction": self.instruction, **fields}
         if unknown := sorted(set(fields) - self.forward_kwargs):
             raise ValueError(
@@ -126,6 +127,14 @@ class RepeatTransformer(DecoderTransformer):
                 + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
             )
         return tokens.frame(self.text_tokenizer, template.fill(values, prefix))
+
+    def _template(self, prompt: str | None, task: str | None) -> Template:
+        query, document = self._templates["query"], self._templates["document"]
+        if task is None:
+            # Plain encode(prompt=…) knows no task: whoever gives an instruction that only queries take means a query.
+            instructed = prompt and "instruction" in query.fields and "instruction" not in document.fields
+            return query if instructed else document
+        return self._templates.get(task, document)
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """How many content tokens a copy may hold (None: no limit); arguments as for :meth:`frame`."""

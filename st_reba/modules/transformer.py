@@ -89,7 +89,8 @@ class DecoderTransformer(Transformer):
 
         Returns:
             A new dict: ``features`` with ``token_embeddings`` [B, T, d] (last hidden states, zero at padding) and,
-            where captured, ``backward_attention`` [B, R, T] (:meth:`BackwardAttention.matrix`).
+            where captured, ``backward_attention`` [B, R, T] (:meth:`BackwardAttention.matrix`) and ``captured``, the
+            spec that says which rows these are.
 
         Raises:
             ValueError: The backbone gave NaN or infinity, or not every layer's attention could be captured.
@@ -111,6 +112,7 @@ class DecoderTransformer(Transformer):
             self._check_layers(accumulator.layers)
             matrix = accumulator.matrix()
             result["backward_attention"] = matrix.masked_fill(~finite[:, None, None], 0.0)
+            result["captured"] = spec
         return result
 
     def __repr__(self) -> str:
