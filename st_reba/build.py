@@ -103,6 +103,10 @@ def build(
     _choose("method", method, METHODS)
     _choose("pooling", pooling, METHODS[method], f" for method={method!r}")
     _choose("variant", variant, VARIANTS)
+    if not isinstance(normalize, bool):
+        raise ValueError(f"normalize={normalize!r} is not known: choose one of [True, False].")
+    _check_prompts(prompts)
+    _check_device(device)
     reba = method == "reba"
     for name, value in (
         ("variant", variant != "paper"),
@@ -111,6 +115,8 @@ def build(
     ):
         if value and not reba:
             raise ValueError(f"{name} belongs to method='reba', not to method={method!r}. Drop it.")
+    if method == "classical" and separator and template is None:
+        raise ValueError(f"separator={separator!r}: method='classical' has one copy, so nothing to separate. Drop it.")
     if reba and span is not None:
         raise ValueError(f"span={span!r} belongs to pooling without backward attention, not to method='reba'. Drop it.")
     if method == "prompteol" and template is None:
@@ -136,9 +142,9 @@ def build(
             repeats=_copies(method, repeats, template),
             separator=separator,
             instruction=instruction,
-            span=span or _span(method, pooling),
+            span=_span(method, pooling) if span is None else span,
             compute_matched=compute_matched,
-            non_finite=non_finite or ("zeros" if variant == "published" else "error"),
+            non_finite=("zeros" if variant == "published" else "error") if non_finite is None else non_finite,
             base_model=name,
             base_revision=revision,
             model_kwargs={**hub, "dtype": weights_dtype(dtype, device), **(model_kwargs or {})},
@@ -150,6 +156,15 @@ def build(
             f"base={str(base)!r} could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a "
             f"folder or Hub id transformers says: {error}"
         ) from error
+    if instruction and "instruction" not in transformer.forward_kwargs:
+        raise ValueError(
+            f"instruction={instruction!r}: the template has no {{instruction}}. Add it, or drop the option."
+        )
+    if method in ("classical", "prompteol") and transformer.repeats > 1:
+        raise ValueError(
+            f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
+            "once. Use method='echo'."
+        )
     _check_length(transformer, max_seq_length)
     if "device_map" not in (model_kwargs or {}):
         transformer.to(device or get_device_name())
@@ -170,19 +185,36 @@ def build(
 
 
 def _choose(option: str, value: object, allowed: Any, where: str = "") -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{option}={value!r} is not known{where}: choose one of {list(allowed)}.")
 
 
 def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None) -> int | None:
     """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
     if template is not None:
-        return None if repeats == 2 else repeats
+        return None if type(repeats) is int and repeats == 2 else repeats
     if method != "classical":
         return repeats
-    if repeats not in (1, 2):
+    if type(repeats) is not int or repeats not in (1, 2):
         raise ValueError(f"repeats={repeats!r}: method='classical' runs the text once. Use method='echo' to repeat it.")
     return 1
+
+
+def _check_prompts(prompts: object) -> None:
+    if prompts is None:
+        return
+    if not isinstance(prompts, Mapping):
+        raise ValueError(f"prompts={prompts!r} must be a mapping of names to texts, as {{'query': 'query: '}}.")
+    for name, text in prompts.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ValueError(f"prompts={dict(prompts)!r}: the name {name!r} and the text {text!r} must be strings.")
+
+
+def _check_device(device: str | None) -> None:
+    try:
+        torch.device(device or "cpu")
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
 
 
 def _span(method: str, pooling: str) -> Literal["last_copy", "end", "all"]:
@@ -197,6 +229,8 @@ def _locate(base: str | os.PathLike[str]) -> tuple[str, str]:
     if text in EMBEDDED:
         return str(EMBEDDED[text]), text
     if os.path.isdir(text):
+        if not os.path.isfile(os.path.join(text, "config.json")):
+            raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
         return text, os.path.basename(os.path.abspath(text))
     if os.path.isfile(text):
         raise ValueError(f"base={text!r} is a file: name the folder that holds the model.")
@@ -214,7 +248,9 @@ def _check_length(transformer: RepeatTransformer, max_seq_length: int | None) ->
     positions = getattr(transformer.config.get_text_config(), "max_position_embeddings", None)
     if max_seq_length is not None and positions is not None and max_seq_length > positions > 0:
         raise ValueError(f"max_seq_length={max_seq_length} is more than the base model's {positions} positions.")
-    transformer.budget()
+    # Fields may get their values with the text; any will do to see that the template fits.
+    for task in ("query", "document"):
+        transformer.budget(task=task, **dict.fromkeys(transformer.forward_kwargs, "-"))
 
 
 def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
@@ -230,7 +266,9 @@ def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | 
 def _hidden_states(transformer: RepeatTransformer) -> torch.Tensor:
     """Hidden states of a short input, wherever the backbone is by now."""
     fields: dict[str, Any] = dict.fromkeys(transformer.forward_kwargs, "-")
-    features = transformer.preprocess(["A short text, 一段短文。"], **fields)
+    ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
+    # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
+    features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frame(**fields))
     device = transformer.model.device
     with torch.inference_mode():
         output = transformer.eval()({name: value.to(device) for name, value in features.items()})

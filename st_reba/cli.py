@@ -16,7 +16,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# The names below are checked against the package in the tests; importing it here would make --help slow.
+# Written out, so that parsing needs no library; the tests hold them against the package.
 METHODS = ("reba", "echo", "classical", "prompteol")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
@@ -39,10 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("st-reba: interrupted", file=sys.stderr)
         return 130
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:
         if options.verbose:
             raise
-        print(f"st-reba: {error}", file=sys.stderr)
+        # Messages of the libraries may be several lines long.
+        message = " ".join(str(error).split())
+        known = isinstance(error, (OSError, ValueError, TypeError))
+        print(
+            f"st-reba: {message if known else f'{type(error).__name__}: {message} (--verbose shows more)'}",
+            file=sys.stderr,
+        )
         return 2
     return 0
 
@@ -148,16 +154,12 @@ def _add_build(commands: Any) -> None:
     command.add_argument("--max-seq-length", type=_positive, help="positions of all copies together")
     command.add_argument("--prompt", action="append", default=[], metavar="NAME=TEXT", help="saved prompt; repeatable")
     command.add_argument("--revision", help="Hub revision of the base")
-    command.add_argument("--overwrite", action="store_true", help="write into OUT although it is not empty")
+    command.add_argument("--overwrite", action="store_true", help="replace a saved model that is there")
     command.add_argument("--json", action="store_true", help="print the description as JSON")
     _add_running(command)
 
 
 def _build(options: argparse.Namespace) -> None:
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())) and not options.overwrite:
-        raise FileExistsError(
-            f"OUT={str(options.out)!r} exists and is not an empty folder. Add --overwrite to replace."
-        )
     prompts = {}
     for prompt in options.prompt:
         name, equals, text = prompt.partition("=")
@@ -166,7 +168,9 @@ def _build(options: argparse.Namespace) -> None:
         prompts[name] = text
     from .build import build
     from .describe import describe
+    from .persistence import check_out, save
 
+    check_out(options.out, overwrite=options.overwrite)
     model = build(
         options.base,
         options.method,
@@ -188,8 +192,8 @@ def _build(options: argparse.Namespace) -> None:
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
     )
-    model.save_pretrained(str(options.out))
-    _print_description(describe(options.out), options.json)
+    save(model, options.out, overwrite=options.overwrite)
+    _print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)
 
 
 # --- encode
@@ -222,9 +226,13 @@ def _encode(options: argparse.Namespace) -> None:
     model = _load(options)
     settings = {"task": options.task, "batch_size": options.batch_size, "prompt": options.prompt}
     if options.json:
+        count = 0
         for chunk, vectors in encode_stream(model, texts, **settings):
+            count += len(chunk)
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
                 print(json.dumps({"text": text, "vector": vector}, ensure_ascii=False))
+        if not count:
+            raise ValueError("There are no texts to encode: the input is empty.")
     else:
         count, dimension = encode_file(model, texts, options.out, **settings)
         print(f"{options.out}: {count} vectors of {dimension} dimensions")
@@ -287,6 +295,7 @@ def _add_search(commands: Any) -> None:
     command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
     command.add_argument("query", metavar="QUERY", nargs="+", help="what to search for")
     command.add_argument("-k", type=_positive, default=10, help="results a query (default: %(default)s)")
+    command.add_argument("--prompt", help="text in front of the queries, or the template's {instruction}")
     command.add_argument("--model", help="the model, where it is no longer where the index was built with it")
     command.add_argument("--json", action="store_true", help="print one JSON object a query (query, results)")
     _add_running(command)
@@ -296,10 +305,24 @@ def _search(options: argparse.Namespace) -> None:
     from .index import Index
 
     with Index.open(options.index) as index:
+        stored = index.manifest.model_source
         options.model = options.model or index.model_source
         if options.model is None:
             raise ValueError("The index does not say where its model is. Name it: --model FOLDER_OR_HUB_ID")
-        found = index.search(options.query, options.k, model=_load(options))
+        if (
+            stored
+            and options.model == index.model_source
+            and stored.startswith(".")
+            and not os.path.isdir(options.model)
+        ):
+            raise ValueError(
+                f"The index was built with the model in {options.model!r}, which is no longer there. Name its folder "
+                "now: --model FOLDER"
+            )
+        model = _load(options)
+        if options.prompt:
+            model.prompts["query"] = options.prompt
+        found = index.search(options.query, options.k, model=model)
     for query, results in zip(options.query, found, strict=True):
         if options.json:
             print(json.dumps({"query": query, "results": [asdict(one) for one in results]}, ensure_ascii=False))
@@ -323,13 +346,15 @@ def _add_info(commands: Any) -> None:
     )
     command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
     command.add_argument("--revision", help="Hub revision")
+    command.add_argument("--trust-remote-code", action="store_true", help="allow the model's own Python code")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _info(options: argparse.Namespace) -> None:
     from .describe import describe
 
-    _print_description(describe(options.model, revision=options.revision), options.json)
+    description = describe(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
+    _print_description(description, options.json)
 
 
 # --- shared
@@ -341,7 +366,7 @@ def _print_description(description: Any, as_json: bool) -> None:
 
 def _load(options: argparse.Namespace) -> SentenceTransformer:
     """A saved model, by way of the registered classes."""
-    from .load import load
+    from .persistence import load
 
     return load(options.model, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
 

@@ -10,6 +10,7 @@ from typing import Any
 from sentence_transformers.util import load_file_path
 from transformers import AutoConfig, AutoTokenizer
 
+from .modules import RepeatTransformer
 from .modules.templates import task_templates
 from .modules.tokens import frame, position_limit
 
@@ -57,12 +58,15 @@ class Description:
         return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in asdict(self).items())
 
 
-def describe(model: str | os.PathLike[str], *, revision: str | None = None) -> Description:
+def describe(
+    model: str | os.PathLike[str], *, revision: str | None = None, trust_remote_code: bool = False
+) -> Description:
     """Read what a model folder or Hub repository holds.
 
     Args:
         model: A folder written by ``save_pretrained``, or a Hub id.
         revision: Hub revision.
+        trust_remote_code: Allow the backbone's own configuration code.
 
     Returns:
         Its description.
@@ -79,15 +83,30 @@ def describe(model: str | os.PathLike[str], *, revision: str | None = None) -> D
     """
     path = os.fspath(model)
     modules = _read(path, "modules.json", revision)
+    if modules is not None and not (isinstance(modules, list) and all(isinstance(each, dict) for each in modules)):
+        raise ValueError(f"MODEL={path!r}: modules.json is no list of modules.")
     types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules or []]
     if not modules or types[:1] != ["RepeatTransformer"]:
-        found = f"its modules are {types}" if modules else "it holds no modules.json"
+        missing = "it holds no modules.json" if os.path.isdir(path) else "no such folder, and no such model on the Hub"
+        found = f"its modules are {types}" if modules else missing
         raise ValueError(f"MODEL={path!r} was not made by st_reba: {found}. Make one with: st-reba build BASE OUT")
-    repeat = _read(path, "sentence_bert_config.json", revision)
-    pooling = _read(path, f"{modules[1]['path']}/config.json", revision)
+    if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:
+        raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
+    reba = types[1] == "ReBAPooling"
+    repeat = _settings(path, "sentence_bert_config.json", revision, *RepeatTransformer.config_keys[-8:])
+    pooling = _settings(
+        path,
+        f"{modules[1]['path']}/config.json",
+        revision,
+        "embedding_dimension",
+        "pooling" if reba else "pooling_mode",
+    )
     settings = _read(path, "config_sentence_transformers.json", revision) or {}
-    backbone = AutoConfig.from_pretrained(path, revision=revision)
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    backbone = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ValueError(f"MODEL={path!r}: its tokenizer could not be read: {error}") from error
     template = task_templates(repeat["template"], repeat["repeats"], repeat["separator"])["document"]
     framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat["instruction"])))
     text = backbone.get_text_config()
@@ -96,7 +115,6 @@ def describe(model: str | os.PathLike[str], *, revision: str | None = None) -> D
     budget = framed.budget(limit)
     if budget is not None and repeat["compute_matched"]:
         budget = max(1, budget // 2)
-    reba = types[1] == "ReBAPooling"
     return Description(
         base=repeat["base_model"],
         revision=repeat["base_revision"],
@@ -126,8 +144,21 @@ def _read(model: str, name: str, revision: str | None) -> Any:
     file = load_file_path(model, name, revision=revision)
     if file is None:
         return None
-    with open(file, encoding="utf-8") as stream:
-        return json.load(stream)
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return json.load(stream)
+    except ValueError as error:
+        raise ValueError(f"MODEL={model!r}: {name} is not JSON ({error}).") from error
+
+
+def _settings(model: str, name: str, revision: str | None, *keys: str) -> dict[str, Any]:
+    """A module's settings, complete."""
+    settings = _read(model, name, revision)
+    if not isinstance(settings, dict):
+        raise ValueError(f"MODEL={model!r}: {name} is missing, or no JSON object. Build the model again.")
+    if missing := [key for key in keys if key not in settings]:
+        raise ValueError(f"MODEL={model!r}: {name} lacks {missing}. Build the model again.")
+    return settings
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
+
+from .files import whole_file
 
 Task = Literal["query", "document"]
 
@@ -41,6 +42,13 @@ def encode_stream(
     Yields:
         The texts of a chunk and their vectors, [texts, d] float32.
     """
+    if isinstance(texts, str):
+        raise TypeError("texts is one str; give a list or another iterable of them")
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
+    for name, number in (("batch_size", batch_size), ("chunk_size", chunk_size)):
+        if number < 1:
+            raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
     encode: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     stream = iter(texts)
     total = len(texts) if isinstance(texts, list) else None
@@ -72,19 +80,12 @@ def encode_file(
     target = Path(out)
     if not target.parent.is_dir():
         raise ValueError(f"--out {str(out)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
+    if target.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a folder: name the file to write.")
     chunks = [vectors for _, vectors in encode_stream(model, texts, **kwargs)]
     if not chunks:
         raise ValueError("There are no texts to encode: the input is empty.")
     vectors = np.concatenate(chunks)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.save(stream, vectors)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(target) as stream:
+        np.save(stream, vectors)
     return vectors.shape[0], vectors.shape[1]

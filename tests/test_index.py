@@ -21,7 +21,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import st_reba.index.index as index_module
 from st_reba.index import Document, Index, SearchResult, read_documents
 from st_reba.index.fingerprint import ModelFingerprint, check, fingerprint
-from st_reba.index.manifest import Manifest, write_atomically
+from st_reba.index.manifest import Manifest
 from st_reba.index.store import DocumentStore
 
 MINI = Path(__file__).resolve().parents[1] / "st_reba" / "mini"
@@ -188,11 +188,11 @@ def test_existing_path(model: SentenceTransformer, copy: Path, tmp_path: Path) -
         assert old.search(TEXTS[3], k=1)[0].text == TEXTS[3]
     assert [result.text for result in Index.open(copy, model).search("new")] == ["new"]
     (copy / "mine.txt").touch()
-    for other in (copy, write(tmp_path / "file", "x")):
-        with pytest.raises(FileExistsError, match="not an index"):
+    for other, message in ((copy, "not an index"), (write(tmp_path / "file", "x"), "a file is there")):
+        with pytest.raises(FileExistsError, match=message):
             Index.build(model, TEXTS, other, overwrite=True)
     (tmp_path / "empty").mkdir()
-    assert len(Index.build(model, TEXTS, tmp_path / "empty", overwrite=True)) == 10
+    assert len(Index.build(model, TEXTS, tmp_path / "empty")) == 10
     assert sorted(os.listdir(tmp_path)) == ["copy", "empty", "file"]
 
 
@@ -430,7 +430,7 @@ def test_manifest_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     before = (tmp_path / "m.json").read_bytes()
     monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_atomically(tmp_path / "m.json", b"half")
+        Manifest.new(mark, "dot", 4).write(tmp_path / "m.json")
     assert os.listdir(tmp_path) == ["m.json"] and (tmp_path / "m.json").read_bytes() == before
 
 

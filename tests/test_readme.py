@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from st_reba import cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -72,9 +72,7 @@ def saved(model: SentenceTransformer, name: str, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def loaded(saved: Path, name: str) -> SentenceTransformer:
-    return SentenceTransformer(
-        str(saved), device="cpu", model_kwargs={"dtype": MODELS[name].get("dtype", "float32")}
-    )
+    return SentenceTransformer(str(saved), device="cpu", model_kwargs={"dtype": MODELS[name].get("dtype", "float32")})
 
 
 def test_three_rounds(model: SentenceTransformer, saved: Path, name: str, tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def run(
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="st_reba_demo_") as temporary:
             return run(Path(temporary), queries=queries, k=k, say=say)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"--keep {str(folder)!r} is a file. Name a new folder.")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"--keep {str(folder)!r} is not empty. Name another folder, or empty it.")
     documents = sentences()

@@ -235,7 +235,9 @@ def _check_fields(names: list[str], where: str, kind: str, text_column: str, id_
     for role, name in wanted:
         if name not in names:
             there = ", ".join(repr(_shorten(present)) for present in names[:20]) or "none"
-            raise ValueError(f"{where}: no {kind} {name!r}; there: {there}; name another with {role}_column")
+            raise ValueError(
+                f"{where}: no {kind} {name!r}; there: {there}; name another with {role}_column (--{role}-column)"
+            )
 
 
 def _from_fields(fields: dict[str, Any], where: str, kind: str, text_column: str, id_column: str) -> Document:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
 import weakref
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
@@ -17,18 +15,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from st_reba.files import whole_folder
 from st_reba.index.documents import Document, as_documents
 from st_reba.index.fingerprint import check, fingerprint
-from st_reba.index.manifest import (
-    DOCUMENTS_FILE,
-    MANIFEST_FILE,
-    METRICS,
-    VECTORS_FILE,
-    Manifest,
-    check_target,
-    put_in_place,
-    sync,
-)
+from st_reba.index.manifest import DOCUMENTS_FILE, MANIFEST_FILE, METRICS, VECTORS_FILE, Manifest, is_index
 from st_reba.index.store import DocumentStore, clean_text
 from st_reba.index.vectors import encode_documents, load_faiss, misfit, read_vectors, ready_vectors
 
@@ -124,19 +114,14 @@ class Index:
                 f"the model compares vectors by {metric!r}; an index needs model.similarity_fn_name to be "
                 f"{' or '.join(repr(known) for known in METRICS)}"
             )
+        target = Path(os.path.realpath(path))
         documents = as_documents(texts, ids)
         total = len(texts) if isinstance(texts, Sized) else None
-        # A link is followed, so that it still points to the index after an overwrite.
-        target = Path(os.path.realpath(path))
-        check_target(target, overwrite)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.building")
-        temporary.mkdir()
-        try:
+        with whole_folder(path, overwrite=overwrite, kind="an index", is_kind=is_index) as folder:
             model_fingerprint = fingerprint(model)
             vectors = load_faiss().IndexFlatIP(model_fingerprint.dimension)
             bar = _progress_bar(total, show_progress_bar)
-            with DocumentStore.create(temporary / DOCUMENTS_FILE) as store, bar:
+            with DocumentStore.create(folder / DOCUMENTS_FILE) as store, bar:
                 while chunk := list(islice(documents, chunk_size)):
                     # Stored first: a repeated id or bad metadata shows before the time for encoding is spent.
                     store.add_many(chunk)
@@ -144,18 +129,11 @@ class Index:
                     bar.update(len(chunk))
             if not vectors.ntotal:
                 raise ValueError("there are no documents; an index needs at least one")
-            load_faiss().write_index(vectors, str(temporary / VECTORS_FILE))
+            load_faiss().write_index(vectors, str(folder / VECTORS_FILE))
             source = None if model_source is None else _relative(model_source, target)
-            Manifest.new(model_fingerprint, metric, vectors.ntotal, source).write(temporary / MANIFEST_FILE)
+            Manifest.new(model_fingerprint, metric, vectors.ntotal, source).write(folder / MANIFEST_FILE)
             del vectors  # not twice in memory while the files are read back
-            for file in (VECTORS_FILE, DOCUMENTS_FILE):
-                sync(temporary / file)
-            sync(temporary)
-            index = cls._load(temporary)
-            put_in_place(temporary, target, overwrite)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            index = cls._load(folder)
         index._path = target
         index._model = model
         index._checked.add(model)

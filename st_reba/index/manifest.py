@@ -1,11 +1,9 @@
-"""The manifest of an index folder, and files that are written whole or not at all."""
+"""The manifest of an index folder."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -13,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from st_reba.files import whole_file
 from st_reba.index.fingerprint import ModelFingerprint
 from st_reba.version import __version__
 
@@ -78,7 +77,8 @@ class Manifest:
             "model": self.model.to_json(),
         }
         text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-        write_atomically(path, text.encode("utf-8", errors="replace"))
+        with whole_file(path) as stream:
+            stream.write(text.encode("utf-8", errors="replace"))
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Manifest:
@@ -97,7 +97,7 @@ class Manifest:
         path = Path(path)
         try:
             value = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
                 f"{path}: no such file, so {path.parent} is not an index; build one there"
             ) from None
@@ -151,83 +151,6 @@ def _get(value: Mapping[str, Any], key: str, kind: type, path: Path) -> Any:
     return found
 
 
-def write_atomically(path: str | PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
-
-    Args:
-        path: The file to write or replace.
-        content: All of its bytes.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(path: str | PathLike[str]) -> None:
-    """Ask the system to put a file, or the names in a folder, on disk.
-
-    Args:
-        path: A file or a folder.
-    """
-    path = Path(path)
-    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def check_target(target: Path, overwrite: bool) -> None:
-    """Refuse to write an index where something else is.
-
-    Args:
-        target: The folder to be made.
-        overwrite: Allow it to be an index already, or an empty folder.
-
-    Raises:
-        FileExistsError: The path may not be written.
-    """
-    if not target.exists():
-        return
-    if not overwrite:
-        raise FileExistsError(f"{target}: already there; give another path, or overwrite=True to replace the index")
-    files = {MANIFEST_FILE, VECTORS_FILE, DOCUMENTS_FILE}
-    if not target.is_dir() or not files.issuperset(os.listdir(target)):
-        # Overwriting removes the folder, which must not hold anything else.
-        raise FileExistsError(f"{target}: not an index, so overwrite=True does not replace it; give another path")
-
-
-def put_in_place(temporary: Path, target: Path, overwrite: bool) -> None:
-    """Move a finished index folder to its path; an index that is there is removed after, or stays on failure.
-
-    Args:
-        temporary: The finished folder, beside the target.
-        target: Its path.
-        overwrite: Replace an index that is there.
-
-    Raises:
-        FileExistsError: The path may not be written.
-    """
-    check_target(target, overwrite)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.old")
-    try:
-        if target.exists():
-            os.replace(target, aside)
-        os.replace(temporary, target)
-    except BaseException:
-        if aside.exists() and not target.exists():
-            os.replace(aside, target)
-        raise
-    sync(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+def is_index(folder: Path) -> bool:
+    """Whether a folder holds an index and nothing else."""
+    return {MANIFEST_FILE, VECTORS_FILE, DOCUMENTS_FILE}.issuperset(os.listdir(folder))

@@ -118,6 +118,9 @@ class RepeatTransformer(DecoderTransformer):
                 f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field; it has "
                 f"{sorted(self.forward_kwargs)}."
             )
+        for name, value in values.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{name}={value!r} must be a string.")
         prefix = prompt or ""
         if "instruction" in template.fields and prompt:
             values["instruction"], prefix = prompt, ""
@@ -190,13 +193,13 @@ class RepeatTransformer(DecoderTransformer):
             )
         frame = self.frame(prompt, task, **fields)
         budget = self._budget(frame)
-        sequences = []
+        contents = []
         for index, ids in enumerate(self.content(inputs)["input_ids"]):
             if budget is not None and len(ids) > budget:
                 self._warn_of_cut(len(ids), budget)
                 ids = ids[:budget]
-            sequences.append(frame.place(ids or [self._stand_in(index)]))
-        return self._pad(sequences)
+            contents.append(ids or [self._stand_in(index)])
+        return self.place(contents, frame)
 
     def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
         """Run the decoder; see :meth:`DecoderTransformer.forward`.
@@ -232,7 +235,17 @@ class RepeatTransformer(DecoderTransformer):
             )
         return token
 
-    def _pad(self, sequences: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
+    def place(self, contents: Sequence[Sequence[int]], frame: Frame) -> dict[str, Tensor]:
+        """Place the copies of tokenized texts.
+
+        Args:
+            contents: Token ids of each text, within the budget.
+            frame: What surrounds them.
+
+        Returns:
+            As :meth:`preprocess`.
+        """
+        sequences = [frame.place(ids) for ids in contents]
         length = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), length)
         pad = self.text_tokenizer.pad_token_id

@@ -133,6 +133,9 @@ def _resolved(template: str | Mapping[str, str]) -> dict[str, Template]:
         return dict.fromkeys(TASKS, Template.parse(template))
     if not isinstance(template, Mapping) or set(template) != set(TASKS):
         raise ValueError(f"template={template!r}: give a string, or a mapping with exactly the keys {list(TASKS)}.")
+    for task in TASKS:
+        if not isinstance(template[task], str):
+            raise ValueError(f"template={dict(template)!r}: the {task}'s template must be a string.")
     parsed = {task: Template.parse(template[task]) for task in TASKS}
     if len({each.copies for each in parsed.values()}) > 1:
         raise ValueError(f"template={dict(template)!r}: the query's and the document's number of copies differ.")

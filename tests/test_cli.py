@@ -1,0 +1,597 @@
+"""The command line: every command does its work, and every mistake ends in one line on stderr and status 2."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import st_reba
+from st_reba import cli
+from st_reba.build import EMBEDDED, VARIANTS, weights_dtype
+from st_reba.encode import Task
+from st_reba.index import Index
+from st_reba.modules.repeat import Span
+
+COMMANDS = ("demo", "build", "encode", "index", "search", "info")
+TEXTS = ["A cat sleeps on the warm roof.", "The ship left the harbour.", "银行昨天提高了存款利率。"]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is not there is not asked of the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command: exit status, stdout and stderr; a mistake that ends in a traceback fails the test."""
+
+    def call(*arguments: object, stdin: str | None = None) -> tuple[int, str, str]:
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capfd.readouterr()
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(run: Run) -> Callable[..., str]:
+    """Run a command that must fail cleanly: status 2, nothing on stdout, one line of message, which is returned."""
+
+    def call(*arguments: object, **kwargs: Any) -> str:
+        status, out, err = run(*arguments, **kwargs)
+        assert status == 2
+        assert out == "" and "Traceback" not in err
+        lines = err.strip().splitlines()
+        if lines[0].startswith("usage: "):
+            assert lines[-1].startswith("st-reba") and ": error: " in lines[-1]
+        else:
+            assert len(lines) == 1 and lines[0].startswith("st-reba: ")
+        return lines[-1]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and an index beside each other; not to be changed."""
+    folder = tmp_path_factory.mktemp("saved")
+    model = st_reba.build("mini", pooling="mean", prompts={"query": "Query: "})
+    model.save_pretrained(str(folder / "model"))
+    Index.build(model, TEXTS, folder / "index", model_source=folder / "model").close()
+    (folder / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(saved: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(saved / "model"), device="cpu")
+
+
+# Help and names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(run: Run, command: str) -> None:
+    status, out, _ = run(command, "--help")
+    assert status == 0 and out.startswith(f"usage: st-reba {command}")
+    assert f"example:\n  st-reba {command}" in out or f"| st-reba {command}" in out
+    assert out.count("\n  --help") + out.count("-h, --help") == 1
+
+
+def test_help_of_all(run: Run, refused: Callable[..., str]) -> None:
+    status, out, _ = run("--help")
+    assert status == 0 and [command for command in COMMANDS if command not in out] == []
+    assert "st-reba demo" in out
+    assert run("--version")[1].split() == ["st-reba", st_reba.__version__]
+    assert "COMMAND" in refused()
+    assert "'rebuild'" in refused("rebuild")
+
+
+def test_names_are_those_of_the_package() -> None:
+    assert tuple(st_reba.METHODS) == cli.METHODS
+    assert set(cli.POOLINGS) == {pooling for poolings in st_reba.METHODS.values() for pooling in poolings}
+    assert get_args(Span) == cli.SPANS
+    for dtype in cli.DTYPES:
+        weights_dtype(dtype, None)
+    parser = cli.parser()
+    for variant in VARIANTS:
+        assert parser.parse_args(["build", "mini", "out", "--variant", variant]).variant == variant
+    for task in get_args(Task):
+        assert parser.parse_args(["encode", "model", "--task", task]).task == task
+
+
+# build and info
+
+
+def test_build(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "model"
+    status, printed, _ = run("build", "mini", out)
+    assert status == 0 and printed.splitlines()[0].split() == ["base", "mini"]
+    wanted = st_reba.build("mini").encode(TEXTS)
+    assert np.allclose(SentenceTransformer(str(out), device="cpu").encode(TEXTS), wanted, atol=1e-5)
+    status, again, _ = run("info", out)
+    assert (status, again) == (0, printed)
+    status, printed, _ = run("info", out, "--json")
+    assert status == 0
+    about = json.loads(printed)
+    assert (about["method"], about["copies"], about["tokens_per_copy"]) == ("reba", 2, 511)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (
+            "--repeats 3 --pooling mean --variant published --no-normalize --max-seq-length 99 --dtype bfloat16",
+            {
+                "repeats": 3,
+                "pooling": "mean",
+                "variant": "published",
+                "normalize": False,
+                "max_seq_length": 99,
+                "dtype": "bfloat16",
+            },
+        ),
+        (
+            "--separator / --include-special --normalize-weights --prompt query=Q:= --prompt document=",
+            {
+                "separator": "/",
+                "include_special": True,
+                "normalize_weights": True,
+                "prompts": {"query": "Q:=", "document": ""},
+            },
+        ),
+        (
+            "--method echo --template {instruction}:{text}/{text} --instruction find --span end --compute-matched",
+            {
+                "method": "echo",
+                "template": "{instruction}:{text}/{text}",
+                "instruction": "find",
+                "span": "end",
+                "compute_matched": True,
+            },
+        ),
+    ],
+)
+def test_every_option_of_build(run: Run, tmp_path: Path, arguments: str, options: dict[str, Any]) -> None:
+    status, out, _ = run("build", "mini", tmp_path, *arguments.split(), "--json")
+    assert status == 0
+    wanted, got = st_reba.build("mini", **options), SentenceTransformer(str(tmp_path), device="cpu")
+    for one, other in zip(list(wanted)[:2], list(got)[:2], strict=True):
+        assert other.get_config_dict() == one.get_config_dict()  # type: ignore[operator]
+    assert len(list(got)) == len(list(wanted)) and got.max_seq_length == wanted.max_seq_length
+    assert {name: text for name, text in got.prompts.items() if text} == json.loads(out)["prompts"]
+    assert np.allclose(got.encode_query(TEXTS), wanted.encode_query(TEXTS), atol=1e-4)
+
+
+def test_build_does_not_write_over(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    out.mkdir()
+    assert run("build", "mini", out)[0] == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert "--overwrite" in refused("build", "mini", out, "--method", "echo")
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert run("build", "mini", out, "--method", "echo", "--overwrite")[0] == 0
+    assert json.loads(run("info", out, "--json")[1])["method"] == "echo"
+
+
+def test_overwriting_leaves_nothing_of_the_old_model(run: Run, tmp_path: Path) -> None:
+    assert run("build", "mini", tmp_path / "model")[0] == 0
+    assert run("build", "mini", tmp_path / "model", "--method", "classical", "--overwrite")[0] == 0
+    assert run("build", "mini", tmp_path / "fresh", "--method", "classical")[0] == 0
+    old, new = ({path.name for path in (tmp_path / name).iterdir()} for name in ("model", "fresh"))
+    assert old == new
+
+
+def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
+    for arguments in (
+        ["mini", tmp_path / "out", "--max-seq-length", "2"],
+        ["mini", tmp_path / "out", "--pooling", "cls"],
+        [tmp_path / "nowhere", tmp_path / "out"],
+    ):
+        refused("build", *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--method rebar", ["'rebar'", "reba", "prompteol"]),
+        ("--pooling max", ["'max'", "last"]),
+        ("--pooling cls", ["'cls'", "reba"]),
+        ("--variant draft", ["'draft'", "published"]),
+        ("--variant published --method echo", ["variant", "echo"]),
+        ("--span all", ["'all'", "reba"]),
+        ("--span first --method echo", ["'first'", "last_copy"]),
+        ("--dtype float8", ["'float8'", "bfloat16"]),
+        ("--repeats 0", ["--repeats", "'0'"]),
+        ("--repeats two", ["--repeats", "'two'"]),
+        ("--repeats 3 --method classical", ["repeats=3", "classical"]),
+        ("--repeats 3 --template echo", ["repeats=3", "template"]),
+        ("--template nope", ["'nope'", "echo-instruct"]),
+        ("--template {text", ["{text", "brace"]),
+        ("--separator / --template echo", ["separator", "template"]),
+        ("--max-seq-length 0", ["--max-seq-length", "'0'"]),
+        ("--max-seq-length nan", ["--max-seq-length", "'nan'"]),
+        ("--max-seq-length 4000", ["4000", "1024"]),
+        ("--prompt query", ["--prompt", "'query'", "NAME=TEXT"]),
+        ("--prompt =text", ["--prompt", "NAME=TEXT"]),
+        ("--nonsense", ["--nonsense"]),
+    ],
+)
+def test_bad_options_of_build(refused: Callable[..., str], tmp_path: Path, arguments: str, words: list[str]) -> None:
+    message = refused("build", "mini", tmp_path / "out", *arguments.split())
+    assert [word for word in words if word not in message] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_bases(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    assert "is a file" in refused("build", saved / "texts.txt", tmp_path / "out")
+    assert "mini" in refused("build", saved / "nowhere", tmp_path / "out")
+    assert "BASE" in refused("build")
+
+
+def test_base_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> None:
+    """The message of an unreachable Hub is several lines long; the command's is one."""
+    message = refused("build", "no-such-model", tmp_path / "out")
+    assert "'no-such-model'" in message and "mini" in message
+
+
+def test_build_onto_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for arguments in ([], ["--overwrite"]):
+        message = refused("build", "mini", file, *arguments)
+        assert "is a file" in message and "Errno" not in message
+    assert file.read_text() == "mine"
+
+
+def test_info_on_what_is_no_model(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    for path in (saved / "index", saved / "texts.txt", tmp_path, EMBEDDED["mini"], "mini", "no-such-model"):
+        message = refused("info", path)
+        assert repr(str(path)) in message and "st-reba build" in message
+
+
+# encode
+
+
+def test_encode_to_a_file(run: Run, saved: Path, model: SentenceTransformer, tmp_path: Path) -> None:
+    out = tmp_path / "v.npy"
+    for arguments, wanted in (
+        ([], model.encode(TEXTS)),
+        (["--batch-size", "1"], model.encode(TEXTS)),
+        (["--task", "query"], model.encode_query(TEXTS)),
+        (["--task", "document"], model.encode_document(TEXTS)),
+        (["--prompt", "Query: "], model.encode_query(TEXTS)),
+        (["--dtype", "float32", "--device", "cpu"], model.encode(TEXTS)),
+    ):
+        status, printed, err = run("encode", saved / "model", saved / "texts.txt", "--out", out, *arguments)
+        assert (status, err) == (0, "") and "3 vectors of 192" in printed and str(out) in printed
+        assert np.allclose(np.load(out), wanted, atol=1e-5)
+
+
+def test_encode_to_json(run: Run, saved: Path, model: SentenceTransformer) -> None:
+    status, out, err = run("encode", saved / "model", saved / "texts.txt", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (status, err) == (0, "") and [line["text"] for line in lines] == TEXTS
+    assert np.allclose([line["vector"] for line in lines], model.encode(TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("file", [["-"], []])
+def test_encode_standard_input(run: Run, saved: Path, model: SentenceTransformer, file: list[str]) -> None:
+    status, out, _ = run("encode", saved / "model", *file, "--json", stdin="\n".join(TEXTS) + "\r\n\n")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0 and [line["text"] for line in lines] == TEXTS
+    assert np.allclose([line["vector"] for line in lines], model.encode(TEXTS), atol=1e-5)
+
+
+def test_encode_a_column(run: Run, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("body,id\none,1\ntwo,2\n")
+    status, out, _ = run("encode", saved / "model", tmp_path / "a.csv", "--text-column", "body", "--json")
+    assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["one", "two"]
+
+
+def test_encode_stops_when_its_reader_does(saved: Path) -> None:
+    """A pipe that is closed early, as by `head`, is no error."""
+    command = [sys.executable, "-m", "st_reba.cli", "encode", str(saved / "model"), "-", "--json"]
+    with subprocess.Popen(
+        command,
+        cwd=Path(st_reba.__file__).parents[1],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"a text\n" * 60)
+        process.stdin.close()
+        assert json.loads(process.stdout.readline())["text"] == "a text"
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert b"Traceback" not in process.stderr.read()
+
+
+# index and search
+
+FILES = {
+    "a.txt": "\n".join(TEXTS),
+    "a.jsonl": "\n".join(json.dumps({"text": text, "id": f"d{row}", "row": row}) for row, text in enumerate(TEXTS)),
+    "a.csv": "id,text,row\n" + "\n".join(f"d{row},{text},{row}" for row, text in enumerate(TEXTS)),
+    "a.tsv": "id\ttext\trow\n" + "\n".join(f"d{row}\t{text}\t{row}" for row, text in enumerate(TEXTS)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_index_and_search(run: Run, saved: Path, model: SentenceTransformer, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    status, out, _ = run("index", saved / "model", tmp_path / name, tmp_path / "index")
+    assert status == 0 and "3 vectors of 192" in out
+    queries = ["银行", "a cat on a roof"]
+    status, out, err = run("search", tmp_path / "index", *queries, "-k", 2, "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert (status, err) == (0, "") and [each["query"] for each in found] == queries
+    scores = model.encode_query(queries) @ model.encode_document(TEXTS).T
+    for each, row in zip(found, scores, strict=True):
+        order = np.argsort(-row)[:2]
+        assert [result["rank"] for result in each["results"]] == [1, 2]
+        assert [result["text"] for result in each["results"]] == [TEXTS[one] for one in order]
+        assert [result["id"] for result in each["results"]] == [
+            str(one) if name == "a.txt" else f"d{one}" for one in order
+        ]
+        assert np.allclose([result["score"] for result in each["results"]], row[order], atol=1e-4)
+        if name != "a.txt":
+            assert [int(result["metadata"]["row"]) for result in each["results"]] == order.tolist()
+    status, out, _ = run("search", tmp_path / "index", queries[0])
+    lines = out.splitlines()
+    assert status == 0 and len(lines) == 3 and lines[0].split()[0] == "1."
+    assert lines[0].endswith(found[0]["results"][0]["text"])
+
+
+def test_index_again(run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    arguments = ["index", saved / "model", saved / "texts.txt", tmp_path / "index"]
+    status, out, _ = run(*arguments, "--json")
+    assert status == 0
+    built = {"path": str(tmp_path / "index"), "count": 3, "dimension": 192, "metric": "cosine"}
+    assert json.loads(out) == built
+    before = (tmp_path / "index" / "manifest.json").read_bytes()
+    assert "already there" in refused(*arguments)
+    assert (tmp_path / "index" / "manifest.json").read_bytes() == before
+    assert run(*arguments, "--overwrite")[0] == 0
+    assert "not an index" in refused(*arguments[:3], saved / "model", "--overwrite")
+
+
+def test_messages_name_the_options_of_the_command(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    arguments = ["index", saved / "model", saved / "texts.txt"]
+    assert "--overwrite" in refused(*arguments, saved / "index")
+    (tmp_path / "a.csv").write_text("body\nx\n")
+    assert "--text-column" in refused("index", saved / "model", tmp_path / "a.csv", tmp_path / "index")
+
+
+def test_model_and_index_move_together(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(saved, tmp_path / "one")
+    wanted = run("search", saved / "index", "ship")[1]
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    shutil.move(tmp_path / "one", tmp_path / "elsewhere" / "two")
+    monkeypatch.chdir(tmp_path / "elsewhere" / "deep")
+    status, out, err = run("search", "../two/index", "ship")
+    assert (status, err) == (0, "") and out == wanted
+    monkeypatch.chdir(tmp_path / "elsewhere" / "two")
+    assert run("search", "index", "ship")[1] == wanted
+    shutil.move("model", "renamed")
+    assert run("search", "index", "ship", "--model", "renamed")[1] == wanted
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_model_that_is_gone(
+    refused: Callable[..., str], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absolute: bool
+) -> None:
+    """The remembered folder is not taken for a Hub id, whatever its name: --model is asked for."""
+    shutil.copytree(saved / "index", tmp_path / "index")
+    monkeypatch.chdir(tmp_path)
+    message = refused("search", tmp_path / "index" if absolute else "index", "ship")
+    assert "--model" in message and "model'" in message
+    assert "huggingface" not in message and "Repo id" not in message
+
+
+def test_index_without_its_model_named(
+    refused: Callable[..., str], run: Run, model: SentenceTransformer, saved: Path, tmp_path: Path
+) -> None:
+    Index.build(model, TEXTS, tmp_path / "index").close()
+    assert "--model" in refused("search", tmp_path / "index", "ship")
+    assert run("search", tmp_path / "index", "ship", "--model", saved / "model")[0] == 0
+
+
+def test_other_model_is_refused(run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    assert run("build", "mini", tmp_path / "other", "--method", "classical")[0] == 0
+    message = refused("search", saved / "index", "ship", "--model", tmp_path / "other")
+    assert "differ" in message and "configuration" in message
+
+
+def test_query_of_a_template_with_an_instruction(run: Run, saved: Path, tmp_path: Path) -> None:
+    """A model whose queries need an instruction can be searched with, too."""
+    assert run("build", "mini", tmp_path / "model", "--method", "echo", "--template", "echo-instruct")[0] == 0
+    assert run("index", tmp_path / "model", saved / "texts.txt", tmp_path / "index")[0] == 0
+    status, out, err = run("search", tmp_path / "index", "ship", "--prompt", "Find the sentence", "--json")
+    assert (status, err) == (0, "") and len(json.loads(out)["results"]) == 3
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing.txt", None, ["missing.txt", "no such file"]),
+        ("empty.txt", "", ["empty|no documents"]),
+        ("a.json", "{}", ["a.json", "'.json'", ".jsonl"]),
+        ("folder", None, ["folder", ".txt"]),
+        ("bad.csv", "body\nx\n", ["bad.csv", "line 1", "'text'", "'body'"]),
+        ("wide.csv", "text\na,b\n", ["wide.csv", "line 2"]),
+        ("bad.jsonl", '{"text": "x"}\nnot json\n', ["bad.jsonl", "line 2", "JSON"]),
+        ("nan.jsonl", '{"text": NaN}\n', ["nan.jsonl", "line 1", "number"]),
+        ("key.jsonl", '{"body": "x"}\n', ["key.jsonl", "line 1", "'body'"]),
+        ("latin.txt", b"caf\xe9\n", ["latin.txt", "line 1", "UTF-8"]),
+    ],
+)
+def test_bad_files(
+    refused: Callable[..., str], saved: Path, tmp_path: Path, name: str, content: str | bytes | None, words: list[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = sorted(tmp_path.iterdir())
+    for arguments in (["encode", "--out", tmp_path / "v.npy"], ["index"]):
+        rest = [tmp_path / "index"] if arguments == ["index"] else arguments[1:]
+        message = refused(arguments[0], saved / "model", tmp_path / name, *rest)
+        assert [word for word in words if not any(part in message for part in word.split("|"))] == []
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_ids_used_twice(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": "1"}\n{"text": "b", "id": "1"}\n')
+    assert "'1' is used twice" in refused("index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index")
+
+
+def test_bad_options_of_encode(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    arguments = ["encode", saved / "model", saved / "texts.txt"]
+    assert "--out" in refused(*arguments) and "--json" in refused(*arguments)
+    assert "--out" in refused(*arguments, "--json", "--out", tmp_path / "v.npy")
+    assert "does not exist" in refused(*arguments, "--out", tmp_path / "nowhere" / "v.npy")
+    assert "'guess'" in refused(*arguments, "--json", "--task", "guess")
+    for size in ("0", "-1", "nan", "1.5"):
+        assert "--batch-size" in refused(*arguments, "--json", "--batch-size", size)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--out", "v.npy"]])
+def test_nothing_on_standard_input(refused: Callable[..., str], saved: Path, arguments: list[str]) -> None:
+    assert "empty" in refused("encode", saved / "model", "-", *arguments, stdin="\n \n")
+
+
+def test_encode_onto_a_folder(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    message = refused("encode", saved / "model", saved / "texts.txt", "--out", tmp_path)
+    assert "is a folder" in message and "Errno" not in message
+
+
+def test_bad_options_of_search(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    for k in ("0", "-1", "nan", "1.5"):
+        assert "-k" in refused("search", saved / "index", "ship", "-k", k)
+    assert "QUERY" in refused("search", saved / "index")
+    assert "not an index" in refused("search", tmp_path / "nowhere", "ship")
+    assert "not an index" in refused("search", saved / "model", "ship")
+
+
+def test_search_in_a_file(refused: Callable[..., str], saved: Path) -> None:
+    message = refused("search", saved / "texts.txt", "ship")
+    assert "not an index" in message and "Errno" not in message
+
+
+def test_damaged_index(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    for name in ("manifest.json", "vectors.faiss", "documents.sqlite"):
+        index = shutil.copytree(saved / "index", tmp_path / name)
+        (index / name).write_bytes(b"garbage" * 100)
+        assert name in refused("search", index, "ship", "--model", saved / "model")
+
+
+@pytest.mark.parametrize("command", ["encode", "index", "search"])
+def test_bad_models(refused: Callable[..., str], saved: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "empty").mkdir()
+
+    def message(model: object) -> str:
+        if command == "search":
+            return refused("search", saved / "index", "ship", "--model", model)
+        return refused(command, model, saved / "texts.txt", *out)
+
+    out = [tmp_path / "index"] if command == "index" else ["--json"]
+    assert "base model" in message("mini") and "st-reba build" in message("mini")
+    for path in (tmp_path / "empty", EMBEDDED["mini"]):
+        assert "modules.json" in message(path) and "st-reba build" in message(path)
+    assert "texts.txt" in message(saved / "texts.txt") and "file" in message(saved / "texts.txt")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./nowhere", "no/where/at/all"])
+def test_model_that_is_not_there(refused: Callable[..., str], saved: Path, name: str) -> None:
+    message = refused("encode", name, saved / "texts.txt", "--json")
+    assert f"MODEL={name!r}" in message
+
+
+@pytest.mark.parametrize("command", ["build", "encode", "search"])
+def test_device_that_is_not_there(refused: Callable[..., str], saved: Path, tmp_path: Path, command: str) -> None:
+    arguments = {
+        "build": ["mini", tmp_path / "out"],
+        "encode": [saved / "model", saved / "texts.txt", "--json"],
+        "search": [saved / "index", "ship"],
+    }[command]
+    assert "nonsense" in refused(command, *arguments, "--device", "nonsense")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"garbage" * 10),
+        ("model.safetensors", None),
+        ("config.json", b"garbage"),
+        ("tokenizer.json", b"garbage"),
+        ("modules.json", b"garbage"),
+        ("modules.json", b"[]"),
+        ("modules.json", b'["text"]'),
+        ("modules.json", b'[{"type": "st_reba.RepeatTransformer", "path": ""}]'),
+        ("sentence_bert_config.json", b'{"span": "first"}'),
+        ("1_ReBAPooling/config.json", b'{"embedding_dimension": 192, "pooling": "first"}'),
+        ("1_ReBAPooling/config.json", b'{"embedding_dimension": 192, "unknown": 1}'),
+    ],
+)
+def test_damaged_model(
+    refused: Callable[..., str], saved: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    model = shutil.copytree(saved / "model", tmp_path / "model")
+    (model / name).unlink()
+    if content is not None:
+        (model / name).write_bytes(content)
+    assert str(model) in refused("encode", model, saved / "texts.txt", "--json")
+
+
+def test_only_the_two_classes_are_loaded(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(saved / "model", tmp_path / "model")
+    modules = json.loads((model / "modules.json").read_text())
+    for name in ("os.system", "st_reba.modules.DecoderTransformer"):
+        modules[1]["type"] = name
+        (model / "modules.json").write_text(json.dumps(modules))
+        message = refused("encode", model, saved / "texts.txt", "--json")
+        assert name in message and "trust_remote_code" in message.replace("-", "_")
+
+
+def test_verbose_shows_errors_in_full(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="base model"):
+        cli.main(["encode", "mini", str(saved / "texts.txt"), "--json", "--verbose"])
+    with pytest.raises(FileNotFoundError):
+        cli.main(["search", str(tmp_path / "nowhere"), "ship", "--verbose"])
+
+
+def test_interrupt(run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SentenceTransformer, "encode", interrupt)
+    status, _, err = run("encode", saved / "model", saved / "texts.txt", "--json")
+    assert status == 130 and err.strip() == "st-reba: interrupted"
