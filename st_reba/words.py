@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,9 @@ def encode_words(
     normalize: bool = False,
     batch_size: int = 32,
     prompt: str | None = None,
+    task: str | None = None,
     show_progress_bar: bool = False,
+    **fields: str,
 ) -> NDArray[np.float32]:
     """Embed words where they stand.
 
@@ -35,8 +38,10 @@ def encode_words(
         items: (text, (start, end)) each, in characters, end excluded.
         normalize: ReBA divides each sum of weights to 1. (Vectors are not scaled to length 1.)
         batch_size: Texts a forward pass.
-        prompt: As for ``encode``.
+        prompt: As for ``encode``; None: the model's default prompt, if it has one.
+        task: As for ``encode``: which of a model's two templates.
         show_progress_bar: Show one.
+        **fields: Values of the template's fields, as for ``encode``.
 
     Returns:
         [number of items, d] float32.
@@ -61,6 +66,11 @@ def encode_words(
             "Build the model with st_reba.build."
         )
     pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r} must be a whole number from 1 on.")
+    if prompt is None and model.default_prompt_name is not None:
+        prompt = model.prompts.get(model.default_prompt_name)
+    budget = transformer.budget(prompt, task, **fields)
     items = [_checked(index, item) for index, item in enumerate(items)]
     vectors: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(items)
     # Long texts together: the less padding, and the largest batch first.
@@ -68,8 +78,8 @@ def encode_words(
     model.eval()
     for start in trange(0, len(items), batch_size, desc="Words", disable=not show_progress_bar):
         batch = order[start : start + batch_size]
-        spans = _token_spans(transformer, [(index, items[index]) for index in batch], prompt).to(model.device)
-        features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt)
+        spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
+        features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
         features = {name: value.to(model.device) for name, value in features.items()}
         with torch.inference_mode():
             if pooling is not None:
@@ -84,10 +94,11 @@ def encode_words(
 
 def _checked(index: int, item: Any) -> Item:
     try:
-        text, (start, end) = item
+        text, (first, last) = item
+        start, end = operator.index(first), operator.index(last)
     except (TypeError, ValueError):
-        raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, (start, end)).") from None
-    if not isinstance(text, str) or not isinstance(start, int) or not isinstance(end, int):
+        text = None
+    if not isinstance(text, str):
         raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, (start, end)), in characters.")
     if not 0 <= start < end <= len(text):
         raise ValueError(
@@ -97,10 +108,9 @@ def _checked(index: int, item: Any) -> Item:
     return text, (start, end)
 
 
-def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, Item]], prompt: str | None) -> torch.Tensor:
+def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, Item]], budget: int | None) -> torch.Tensor:
     """Which content tokens belong to each item's word: [B, n] bool."""
     content = transformer.content([text for _, (text, _) in items], offsets=True)
-    budget = transformer.budget(prompt)
     kept = [len(ids) if budget is None else min(len(ids), budget) for ids in content["input_ids"]]
     spans = torch.zeros(len(items), max(kept + [1]), dtype=torch.bool)
     for row, (index, (text, (start, end))) in enumerate(items):

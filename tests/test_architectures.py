@@ -50,7 +50,7 @@ def test_architecture(name: str, tmp_path: Path) -> None:
         sums = matrix.sum(-1)
         if name in SINKS:
             # The sink's share differs from head to head and from query to query.
-            assert (sums < 1 + 1e-6).all() and (sums > 0).all() and sums.mean() < 0.9 and sums.std() > 0.1
+            assert (sums < 1 + 1e-6).all() and (sums > 0).all() and sums.mean() < 0.95 and sums.std() > 0.1
         else:
             torch.testing.assert_close(sums, torch.ones_like(sums))
         window, layers = SLIDING.get(name, (length, ()))

@@ -260,7 +260,7 @@ def test_build_onto_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
     file.write_text("mine")
     for arguments in ([], ["--overwrite"]):
         message = refused("build", "mini", file, *arguments)
-        assert "is a file" in message and "Errno" not in message
+        assert "file is there" in message and "Errno" not in message
     assert file.read_text() == "mine"
 
 

@@ -137,7 +137,7 @@ def test_other_models(tmp_path: Path) -> None:
         (tmp_path / "other", "Transformer.*Pooling"),
         (tmp_path / "empty", "no modules.json"),
         (EMBEDDED["mini"], "no modules.json"),
-        (tmp_path / "nowhere", "modules.json"),
+        (tmp_path / "nowhere", "no such folder"),
     ):
         with pytest.raises(ValueError, match=f"(?s){path.name}.*not made by st_reba.*{message}.*st-reba build"):
             describe(path)

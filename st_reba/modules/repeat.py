@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import tokens
 from .capture import CaptureSpec
-from .templates import Frame, Template, task_templates
+from .templates import TASKS, Frame, Template, task_templates
 from .transformer import DecoderTransformer
 
 Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
@@ -111,6 +111,8 @@ class RepeatTransformer(DecoderTransformer):
         Raises:
             ValueError: A field without a value, or a value without a field.
         """
+        if task is not None and task not in TASKS:
+            raise ValueError(f"task={task!r} is not known: choose one of {list(TASKS)}, or None.")
         template = self._template(prompt, task)
         values = {"instruction": self.instruction, **fields}
         if unknown := sorted(set(fields) - self.forward_kwargs):
@@ -118,7 +120,7 @@ class RepeatTransformer(DecoderTransformer):
                 f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field; it has "
                 f"{sorted(self.forward_kwargs)}."
             )
-        for name, value in values.items():
+        for name, value in {**values, "prompt": prompt or ""}.items():
             if not isinstance(value, str):
                 raise ValueError(f"{name}={value!r} must be a string.")
         prefix = prompt or ""
@@ -137,7 +139,7 @@ class RepeatTransformer(DecoderTransformer):
             # Plain encode(prompt=…) knows no task: whoever gives an instruction that only queries take means a query.
             instructed = prompt and "instruction" in query.fields and "instruction" not in document.fields
             return query if instructed else document
-        return self._templates.get(task, document)
+        return self._templates[task]
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """How many content tokens a copy may hold (None: no limit); arguments as for :meth:`frame`."""
@@ -194,11 +196,11 @@ class RepeatTransformer(DecoderTransformer):
         frame = self.frame(prompt, task, **fields)
         budget = self._budget(frame)
         contents = []
-        for index, ids in enumerate(self.content(inputs)["input_ids"]):
+        for text, ids in zip(inputs, self.content(inputs)["input_ids"], strict=True):
             if budget is not None and len(ids) > budget:
                 self._warn_of_cut(len(ids), budget)
                 ids = ids[:budget]
-            contents.append(ids or [self._stand_in(index)])
+            contents.append(ids or [self._stand_in(text)])
         return self.place(contents, frame)
 
     def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -226,12 +228,12 @@ class RepeatTransformer(DecoderTransformer):
             return (last | (after & real.bool())).to(real.dtype)
         return last.to(real.dtype)
 
-    def _stand_in(self, index: int) -> int:
+    def _stand_in(self, text: str) -> int:
         token = tokens.empty_id(self.text_tokenizer)
         if token is None:
             raise ValueError(
-                f"Input {index} holds no token, and the tokenizer has no special token to stand for it. Drop empty "
-                "texts."
+                f"The text {text[:80]!r} holds no token, and the tokenizer has no special token to stand for it. Drop "
+                "such texts."
             )
         return token
 
@@ -248,17 +250,14 @@ class RepeatTransformer(DecoderTransformer):
         sequences = [frame.place(ids) for ids in contents]
         length = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), length)
-        pad = self.text_tokenizer.pad_token_id
-        # Padding is masked, so any id will do where the tokenizer has none for it.
-        features = {
-            "input_ids": torch.full(shape, 0 if pad is None else pad, dtype=torch.long),
-            "attention_mask": torch.zeros(shape, dtype=torch.long),
-            "copy_ids": torch.zeros(shape, dtype=torch.long),
-        }
+        features = {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "attention_mask", "copy_ids")}
         # Left padding needs positions that skip it; a backbone that takes none is padded on the right, to equal effect.
         left = self.text_tokenizer.padding_side == "left" and "position_ids" in self._forward_parameters
         for row, (ids, copy_ids) in enumerate(sequences):
             place = slice(length - len(ids), length) if left else slice(0, len(ids))
+            # Padding is masked, so any id will do, and many tokenizers have none for it. One of the row's own cannot
+            # bring in an embedding that is not finite.
+            features["input_ids"][row] = ids[0]
             features["input_ids"][row, place] = torch.tensor(ids)
             features["attention_mask"][row, place] = 1
             features["copy_ids"][row, place] = torch.tensor(copy_ids)

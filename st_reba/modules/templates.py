@@ -20,6 +20,28 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
     "prompteol": 'This sentence: "{text}" means in one word:"',
 }
 TASKS = ("query", "document")
+# Keyword arguments that encode takes for itself: a field of such a name could never get a value.
+_RESERVED = frozenset(
+    (
+        "inputs",
+        "sentences",
+        "prompt",
+        "prompt_name",
+        "batch_size",
+        "show_progress_bar",
+        "output_value",
+        "precision",
+        "convert_to_numpy",
+        "convert_to_tensor",
+        "device",
+        "normalize_embeddings",
+        "truncate_dim",
+        "pool",
+        "chunk_size",
+        "task",
+        "processing_kwargs",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,10 @@ class Template:
                 raise ValueError(
                     f"template={template!r} has the field {{{name}}}: only plain names such as {{text}} or "
                     "{instruction} are allowed. Double a literal brace: {{."
+                )
+            if name in _RESERVED:
+                raise ValueError(
+                    f"template={template!r}: {{{name}}} is an argument of encode. Give the field another name."
                 )
         if not any(name == "text" for _, name, _, _ in parsed):
             raise ValueError(f"template={template!r} has no {{text}} slot: name at least one place for the text.")

@@ -33,16 +33,16 @@ def content(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, offsets
     Raises:
         ValueError: An input that is not a string, or offsets of a tokenizer that has none.
     """
-    for index, text in enumerate(texts):
+    for text in texts:
+        # Not by its number: sentence-transformers has sorted the texts by length.
         if not isinstance(text, str):
-            raise ValueError(f"Input {index} is a {type(text).__name__}, not a string: {text!r:.80}. Pass texts.")
+            raise ValueError(f"An input is no string but {type(text).__name__}: {text!r:.80}. Pass texts.")
     if offsets and not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} knows no character offsets, so words cannot be found in a text. Use a fast "
             "tokenizer (tokenizer.json)."
         )
-    # Half of a surrogate pair is no character and has no UTF-8 form; its length is kept for the offsets.
-    return _tokenize(tokenizer, [_SURROGATES.sub("\ufffd", text) for text in texts], special=False, offsets=offsets)
+    return _tokenize(tokenizer, texts, special=False, offsets=offsets)
 
 
 def frame(tokenizer: PreTrainedTokenizerBase, literals: Sequence[str | None]) -> Frame:
@@ -95,11 +95,13 @@ def position_limit(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _tokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: list[str], *, special: bool, offsets: bool
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special: bool, offsets: bool
 ) -> dict[str, list[Any]]:
+    # Half of a surrogate pair is no character and has no UTF-8 form; its length is kept for the offsets.
+    characters = [_SURROGATES.sub("\ufffd", text) for text in texts]
     with _tokenizing:
         encoded = tokenizer(
-            texts,
+            characters,
             add_special_tokens=False,
             split_special_tokens=not special,
             padding=False,
