@@ -115,7 +115,9 @@ def read_documents(
         ValueError: The suffix is not supported, or a line cannot be read; the message has the line number.
 
     Example:
-        >>> [document.text for document in read_documents("corpus.jsonl")]  # doctest: +SKIP
+        >>> with open("corpus.txt", "w", encoding="utf-8") as file:
+        ...     _ = file.write("The first text\\nThe second text\\n")
+        >>> [document.text for document in read_documents("corpus.txt")]
         ['The first text', 'The second text']
     """
     if str(path) == "-":

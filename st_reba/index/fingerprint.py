@@ -133,7 +133,8 @@ def fingerprint(model: SentenceTransformer) -> ModelFingerprint:
         ValueError: The model gives NaN, infinite or zero vectors.
 
     Example:
-        >>> fingerprint(SentenceTransformer("st_reba_model")).dimension  # doctest: +SKIP
+        >>> import st_reba
+        >>> fingerprint(st_reba.build("mini")).dimension
         192
     """
     vectors: NDArray[np.float32] = np.asarray(model.encode_document(list(PROBES), show_progress_bar=False), np.float32)
@@ -160,7 +161,9 @@ def check(stored: ModelFingerprint, model: SentenceTransformer) -> None:
         ValueError: The dimension, the revision, the configuration or the weights differ; the message says which.
 
     Example:
-        >>> check(index.manifest.model, model)  # doctest: +SKIP
+        >>> import st_reba
+        >>> model = st_reba.build("mini")
+        >>> check(fingerprint(model), model)
     """
     now = fingerprint(model)
     remedy = "load the model the index was built with, or build the index again with this one"

@@ -51,8 +51,9 @@ class Index:
     Searching is safe from several threads as far as the model is; with ready vectors it always is.
 
     Example:
-        >>> index = Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")  # doctest: +SKIP
-        >>> index.search("a cat", k=1)[0].text  # doctest: +SKIP
+        >>> import st_reba
+        >>> index = Index.build(st_reba.build("mini", pooling="mean"), ["Cats sleep.", "Ships sail."], "my_index")
+        >>> index.search("Cats sleep", k=1)[0].text
         'Cats sleep.'
     """
 
@@ -102,8 +103,9 @@ class Index:
             TypeError: Something other than a text or a document was given.
 
         Example:
-            >>> Index.build(model, read_documents("corpus.jsonl"), "my_index")  # doctest: +SKIP
-            Index('my_index', 1000 documents, dim 192, cosine, built with 'mini')
+            >>> import st_reba
+            >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
+            Index('...my_index', 2 documents, dim 192, cosine, built with 'mini')
         """
         for name, number in (("batch_size", batch_size), ("chunk_size", chunk_size)):
             if number < 1:
@@ -155,7 +157,10 @@ class Index:
             ValueError: A file is damaged or does not fit the others, or the model is not the one that built the index.
 
         Example:
-            >>> Index.open("my_index", model).search("a cat", k=1)[0].text  # doctest: +SKIP
+            >>> import st_reba
+            >>> model = st_reba.build("mini", pooling="mean")
+            >>> Index.build(model, ["Cats sleep.", "Ships sail."], "my_index").close()
+            >>> Index.open("my_index", model).search("Cats sleep", k=1)[0].text
             'Cats sleep.'
         """
         index = cls._load(Path(path))
@@ -229,7 +234,9 @@ class Index:
             TypeError: The queries are none of these.
 
         Example:
-            >>> [[result.id for result in found] for found in index.search(["a cat", "a ship"], k=1)]  # doctest: +SKIP
+            >>> import st_reba
+            >>> index = Index.build(st_reba.build("mini", pooling="mean"), ["Cats sleep.", "Ships sail."], "my_index")
+            >>> [[result.id for result in found] for found in index.search(["Cats sleep", "Ships sail"], k=1)]
             [['0'], ['1']]
         """
         if k < 1:

@@ -39,8 +39,10 @@ class Manifest:
         format_version: The version of the folder's layout.
 
     Example:
-        >>> Index.open("my_index").manifest.count  # doctest: +SKIP
-        1000
+        >>> import st_reba
+        >>> from st_reba.index import Index
+        >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index").manifest.count
+        2
     """
 
     created: str
