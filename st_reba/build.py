@@ -15,7 +15,7 @@ from sentence_transformers.util import get_device_name
 
 from .modules import ReBAPooling, RepeatTransformer
 
-# Each method's sentence poolings, the default first where "last" is not among them.
+# Each method's sentence poolings.
 METHODS: dict[str, tuple[str, ...]] = {
     "reba": ("last", "mean"),
     "echo": ("last", "mean"),
@@ -254,6 +254,7 @@ def _check_length(transformer: RepeatTransformer, max_seq_length: int | None) ->
 
 
 def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
+    """What ``dtype`` means to transformers: by default float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is None:
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str):

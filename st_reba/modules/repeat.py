@@ -224,8 +224,8 @@ class RepeatTransformer(DecoderTransformer):
             return (copy_ids >= 2).to(real.dtype)
         last = copy_ids == self.repeats
         if self.span == "last_copy_and_end":
-            after = position > (position * last).amax(dim=1, keepdim=True)
-            return (last | (after & real.bool())).to(real.dtype)
+            special = len(tokens.special_ids(self.text_tokenizer)[1])
+            return (last | ((position > end - special) & real.bool())).to(real.dtype)
         return last.to(real.dtype)
 
     def _stand_in(self, text: str) -> int:

@@ -143,6 +143,17 @@ def test_echo_spans(base: Base, tokenizer: str, span: str) -> None:
             assert_close(got, reference.echo(hidden, placed, "mean", span))
 
 
+def test_span_takes_special_tokens_but_no_template_words(base: Base) -> None:
+    path = base("llama", "bos_eos")
+    pieces = ("A ", None, " B ", None, " C")
+    for side in SIDES:
+        options = {"template": "A {text} B {text} C", "span": "last_copy_and_end", "padding_side": side}
+        model = st_reba.build(path, "echo", pooling="mean", normalize=False, **options)
+        for text, got in zip(TEXTS, encode(model, True), strict=True):
+            placed, hidden, _ = oracle(path, text, pieces)
+            assert_close(got, reference.echo(hidden, placed, "mean", "last_copy_and_end"))
+
+
 def test_classical_last_with_eos(base: Base) -> None:
     path = base("llama", "bos_eos")
     model = st_reba.build(path, "classical", span="end", normalize=False)
