@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
-from oracle import TEXTS, loaded
+from oracle import TEXTS, folder, loaded
 from reference import symmetrized_max
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -36,7 +36,7 @@ def test_whole_matrix(base: Base, name: str, side: str) -> None:
         places.append(slice(start, start + len(sequence)))
         ids[row, places[row]] = torch.tensor(sequence)
         mask[row, places[row]] = 1
-    transformer = st_reba.RepeatTransformer(st_reba.build.__globals__["EMBEDDED"].get(path, path))
+    transformer = st_reba.RepeatTransformer(folder(path))
     transformer.model.float()
     # Every real position an anchor, every column kept.
     transformer.capture = CaptureSpec("copy", both=True)
