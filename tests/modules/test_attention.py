@@ -134,7 +134,7 @@ def test_backbone_that_looks_ahead_is_refused(tmp_path: object, base: Base) -> N
 
 def test_backbone_without_attention_is_refused(tmp_path: object) -> None:
     path = _saved("mamba", tmp_path, hidden_size=32, num_hidden_layers=2, state_size=4)
-    with pytest.raises(ValueError, match="attention of 0 of its 0 attention layers.*classical"):
+    with pytest.raises(ValueError, match="attention of 0 of its [02] attention layers.*classical"):
         st_reba.build(path)
 
 
