@@ -305,24 +305,8 @@ def _search(options: argparse.Namespace) -> None:
     from .index import Index
 
     with Index.open(options.index) as index:
-        stored = index.manifest.model_source
-        options.model = options.model or index.model_source
-        if options.model is None:
-            raise ValueError("The index does not say where its model is. Name it: --model FOLDER_OR_HUB_ID")
-        if (
-            stored
-            and options.model == index.model_source
-            and stored.startswith(".")
-            and not os.path.isdir(options.model)
-        ):
-            raise ValueError(
-                f"The index was built with the model in {options.model!r}, which is no longer there. Name its folder "
-                "now: --model FOLDER"
-            )
-        model = _load(options)
-        if options.prompt:
-            model.prompts["query"] = options.prompt
-        found = index.search(options.query, options.k, model=model)
+        options.model = options.model or index.find_model()
+        found = index.search(options.query, options.k, model=_load(options), prompt=options.prompt)
     for query, results in zip(options.query, found, strict=True):
         if options.json:
             print(json.dumps({"query": query, "results": [asdict(one) for one in results]}, ensure_ascii=False))

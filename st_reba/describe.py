@@ -10,9 +10,20 @@ from typing import Any
 from sentence_transformers.util import load_file_path
 from transformers import AutoConfig, AutoTokenizer
 
-from .modules import RepeatTransformer
 from .modules.templates import task_templates
 from .modules.tokens import frame, position_limit
+
+# What is read of RepeatTransformer's configuration.
+_REPEAT_KEYS = (
+    "base_model",
+    "base_revision",
+    "template",
+    "repeats",
+    "separator",
+    "instruction",
+    "span",
+    "compute_matched",
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +104,7 @@ def describe(
     if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:
         raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
     reba = types[1] == "ReBAPooling"
-    repeat = _settings(path, "sentence_bert_config.json", revision, *RepeatTransformer.config_keys[-8:])
+    repeat = _settings(path, "sentence_bert_config.json", revision, *_REPEAT_KEYS)
     pooling = _settings(
         path,
         f"{modules[1]['path']}/config.json",

@@ -72,7 +72,7 @@ def test_kept_model_and_index_reopen(report: dict[str, Any], kept: Path) -> None
     model = SentenceTransformer(str(kept / "model"), device="cpu")
     with Index.open(kept / "index", model) as index:
         assert len(index) == 320
-        assert index.model_source is not None and Path(index.model_source).samefile(kept / "model")
+        assert Path(index.find_model()).samefile(kept / "model")
         for query, results in report["results"].items():
             found = index.search(query, K)
             assert [result.id for result in found] == [result["id"] for result in results]

@@ -185,7 +185,13 @@ class Index:
 
     @overload
     def search(
-        self, queries: str, k: int = ..., *, model: SentenceTransformer | None = ..., batch_size: int = ...
+        self,
+        queries: str,
+        k: int = ...,
+        *,
+        model: SentenceTransformer | None = ...,
+        batch_size: int = ...,
+        prompt: str | None = ...,
     ) -> list[SearchResult]: ...
 
     @overload
@@ -196,6 +202,7 @@ class Index:
         *,
         model: SentenceTransformer | None = ...,
         batch_size: int = ...,
+        prompt: str | None = ...,
     ) -> list[list[SearchResult]]: ...
 
     @overload
@@ -206,6 +213,7 @@ class Index:
         *,
         model: SentenceTransformer | None = ...,
         batch_size: int = ...,
+        prompt: str | None = ...,
     ) -> list[SearchResult] | list[list[SearchResult]]: ...
 
     def search(
@@ -215,6 +223,7 @@ class Index:
         *,
         model: SentenceTransformer | None = None,
         batch_size: int = 32,
+        prompt: str | None = None,
     ) -> list[SearchResult] | list[list[SearchResult]]:
         """Find the nearest documents of one or more queries.
 
@@ -223,6 +232,7 @@ class Index:
             k: How many documents to return for each query; all when there are fewer.
             model: The model to encode the texts with, when none was given to `open`.
             batch_size: How many texts the model takes at once.
+            prompt: What the model puts in front of the queries instead of its own prompt.
 
         Returns:
             The results of one text or of one vector, best first; a list of such lists for several. Documents with
@@ -246,12 +256,14 @@ class Index:
             vectors = queries[None] if single else queries
         else:
             single = isinstance(queries, str)
-            vectors = self._encode_queries([queries] if isinstance(queries, str) else queries, model, batch_size)
+            vectors = self._encode_queries(
+                [queries] if isinstance(queries, str) else queries, model, batch_size, prompt
+            )
         found = self._nearest(self._query_vectors(vectors), k)
         return found[0] if single else found
 
     def _encode_queries(
-        self, queries: Sequence[str], model: SentenceTransformer | None, batch_size: int
+        self, queries: Sequence[str], model: SentenceTransformer | None, batch_size: int, prompt: str | None
     ) -> NDArray[Any]:
         if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
             raise TypeError(
@@ -266,7 +278,7 @@ class Index:
         if not queries:
             return np.zeros((0, self._manifest.dim), dtype=np.float32)
         texts = [clean_text(query) for query in queries]
-        return np.asarray(model.encode_query(texts, batch_size=batch_size, show_progress_bar=False))
+        return np.asarray(model.encode_query(texts, prompt=prompt, batch_size=batch_size, show_progress_bar=False))
 
     def _check(self, model: SentenceTransformer) -> None:
         if model not in self._checked:
@@ -311,13 +323,24 @@ class Index:
             for row_scores in scores.tolist()
         ]
 
-    @property
-    def model_source(self) -> str | None:
-        """Where the model that built the index was: a Hub id or a folder, if that was told."""
+    def find_model(self) -> str:
+        """Where the model that built the index is: a Hub id or a folder.
+
+        Raises:
+            ValueError: The index was not told, or the folder is gone.
+        """
         source = self._manifest.model_source
-        if source is None or not source.startswith("."):
+        if source is None:
+            raise ValueError("the index does not say where its model is; name it: --model FOLDER_OR_HUB_ID")
+        if not source.startswith("."):
             return source
-        return os.path.normpath(self._path / source)
+        folder = os.path.normpath(self._path / source)
+        if not os.path.isdir(folder):
+            # Never handed on: a missing folder's name could be somebody's repository on the Hub.
+            raise ValueError(
+                f"the index was built with the model in {folder!r}, which is gone; name it: --model FOLDER"
+            )
+        return folder
 
     @property
     def path(self) -> Path:
