@@ -251,8 +251,7 @@ class RepeatTransformer(DecoderTransformer):
         length = max(len(ids) for ids, _ in sequences)
         shape = (len(sequences), length)
         features = {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "attention_mask", "copy_ids")}
-        # Left padding needs positions that skip it; a backbone that takes none is padded on the right, to equal effect.
-        left = self.text_tokenizer.padding_side == "left" and "position_ids" in self._forward_parameters
+        left = self.text_tokenizer.padding_side == "left" and self.takes_left_padding
         for row, (ids, copy_ids) in enumerate(sequences):
             place = slice(length - len(ids), length) if left else slice(0, len(ids))
             # Padding is masked, so any id will do, and many tokenizers have none for it. One of the row's own cannot

@@ -118,6 +118,16 @@ class DecoderTransformer(Transformer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
+    @property
+    def takes_left_padding(self) -> bool:
+        """Whether the backbone can be told positions that skip padding on the left.
+
+        One that cannot, and an encoder, some of which count positions in a way of their own, are padded on the right,
+        to equal effect.
+        """
+        causal = all(getattr(module, "is_causal", True) for module in self.model.modules())
+        return causal and "position_ids" in self._forward_parameters
+
     def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, spec: CaptureSpec | None) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         accepted = self._forward_parameters

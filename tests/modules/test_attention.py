@@ -132,6 +132,20 @@ def test_backbone_that_looks_ahead_is_refused(tmp_path: object, base: Base) -> N
         st_reba.build(path)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_encoder_with_positions_of_its_own(tmp_path: object, side: str) -> None:
+    """RoBERTa counts positions from its padding id on; a text's vector is the same in any batch all the same."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    path = _saved("roberta", tmp_path, **sizes)
+    model = st_reba.build(path, "classical", pooling="mean", normalize=False, padding_side=side)
+    alone = torch.stack([torch.as_tensor(model.encode(text)) for text in TEXTS])
+    torch.testing.assert_close(torch.as_tensor(model.encode(list(TEXTS))), alone, atol=1e-5, rtol=0)
+    features = model[0].preprocess(["天气"])
+    with torch.no_grad():
+        wanted = AutoModel.from_pretrained(path).eval()(features["input_ids"]).last_hidden_state[0, 1:-1].mean(0)
+    torch.testing.assert_close(torch.as_tensor(model.encode("天气")), wanted)
+
+
 def test_backbone_without_attention_is_refused(tmp_path: object) -> None:
     path = _saved("mamba", tmp_path, hidden_size=32, num_hidden_layers=2, state_size=4)
     with pytest.raises(ValueError, match="attention of 0 of its [02] attention layers.*classical"):
