@@ -165,7 +165,7 @@ def build(
             f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
             "once. Use method='echo'."
         )
-    _check_length(transformer, max_seq_length)
+    _check_length(transformer)
     if "device_map" not in (model_kwargs or {}):
         transformer.to(device or get_device_name())
     plain = _hidden_states(transformer)
@@ -243,14 +243,11 @@ def _length(max_seq_length: object) -> int:
     return max_seq_length
 
 
-def _check_length(transformer: RepeatTransformer, max_seq_length: int | None) -> None:
-    """More positions than the model has would be cut down silently when the saved model is loaded."""
-    positions = getattr(transformer.config.get_text_config(), "max_position_embeddings", None)
-    if max_seq_length is not None and positions is not None and max_seq_length > positions > 0:
-        raise ValueError(f"max_seq_length={max_seq_length} is more than the base model's {positions} positions.")
+def _check_length(transformer: RepeatTransformer) -> None:
+    """Whether both templates leave room for a text within the base model's positions."""
     # Fields may get their values with the text; any will do to see that the template fits.
     for task in ("query", "document"):
-        transformer.budget(task=task, **dict.fromkeys(transformer.forward_kwargs, "-"))
+        transformer.budget(task=task, **dict.fromkeys(transformer.fields(task), "-"))
 
 
 def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
@@ -264,12 +261,14 @@ def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | 
     return dtype
 
 
-def _hidden_states(transformer: RepeatTransformer) -> torch.Tensor:
-    """Hidden states of a short input, wherever the backbone is by now."""
-    fields: dict[str, Any] = dict.fromkeys(transformer.forward_kwargs, "-")
+def _hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) -> torch.Tensor:
+    """Hidden states of a short input, wherever the backbone is by now; ``other_end``: with another last token."""
+    fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
     # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
     features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frame(**fields))
+    if other_end:
+        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
     device = transformer.model.device
     with torch.inference_mode():
         output = transformer.eval()({name: value.to(device) for name, value in features.items()})
@@ -282,6 +281,12 @@ def _check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
     if not plain.any():
         return  # Not finite, and zeros were asked for: there is nothing to compare.
     captured = _hidden_states(transformer)
+    before, after = captured[:, :-1], _hidden_states(transformer, other_end=True)[:, :-1]
+    if not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
+        raise ValueError(
+            f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
+            "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."
+        )
     difference = float((captured - plain).abs().max() / plain.abs().max())
     tolerance = 1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.1
     if not difference <= tolerance:

@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``st-reba``; returns the exit status."""
-    options = parser().parse_args(arguments)
+    options = _parse(arguments)
     if not options.verbose:
         from transformers.utils import logging
 
@@ -51,6 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; FILE and QUERY may also stand behind the options, where argparse does not look for them."""
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    late = [argument for argument in rest if argument == "-" or not argument.startswith("-")]
+    if late and hasattr(options, "query") and isinstance(options.query, list) and options.command is _search:
+        options.query += late
+        late = []
+    elif len(late) == 1 and options.command is _encode and options.file is None:
+        options.file = late.pop()
+    if unknown := [argument for argument in rest if argument.startswith("-") and argument != "-"] + late:
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command is _encode and options.file is None:
+        options.file = "-"
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -208,7 +225,7 @@ def _add_encode(commands: Any) -> None:
         _encode,
     )
     command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
-    command.add_argument("file", metavar="FILE", nargs="?", default="-", help="the texts; - (default): standard input")
+    command.add_argument("file", metavar="FILE", nargs="?", help="the texts; - (default): standard input")
     command.add_argument("--out", metavar="X.npy", help="write the vectors here, [texts, dimension] float32")
     command.add_argument("--json", action="store_true", help="print one JSON object a text instead (text, vector)")
     command.add_argument("--task", choices=("query", "document"), help="encode as queries or as documents")

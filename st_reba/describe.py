@@ -98,7 +98,11 @@ def describe(
         raise ValueError(f"MODEL={path!r}: modules.json is no list of modules.")
     types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules or []]
     if not modules or types[:1] != ["RepeatTransformer"]:
-        missing = "it holds no modules.json" if os.path.isdir(path) else "no such folder, and no such model on the Hub"
+        missing = (
+            "it holds no modules.json"
+            if os.path.isdir(path)
+            else "no such folder, and no such model on the Hub (a base model's name is none)"
+        )
         found = f"its modules are {types}" if modules else missing
         raise ValueError(f"MODEL={path!r} was not made by st_reba: {found}. Make one with: st-reba build BASE OUT")
     if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:

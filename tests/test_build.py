@@ -318,6 +318,43 @@ def test_mean_is_the_mean_of_the_tokens() -> None:
     assert np.allclose(model.encode(TEXTS), means, atol=1e-4 * float(np.abs(means).max()))
 
 
+def test_field_of_the_other_task() -> None:
+    """A field that only queries take makes plain encode a query, and is refused for a document."""
+    model = st_reba.build("mini", "echo", template="echo-instruct", pooling="mean")
+    wanted = model.encode_query(TEXTS, instruction="Find it.")
+    assert same(model.encode(TEXTS, instruction="Find it."), wanted)
+    assert same(model.encode(TEXTS, prompt="Find it."), wanted)
+    with pytest.raises(ValueError, match="instruction='Find it.'.*no such field"):
+        model.encode_document(TEXTS, instruction="Find it.")
+
+
+def test_layout_is_read_only() -> None:
+    model = first(st_reba.build("mini", "echo"))
+    for name, value in (("repeats", 3), ("template", "echo"), ("separator", " ")):
+        with pytest.raises(AttributeError):
+            setattr(model, name, value)
+
+
+def test_more_positions_than_the_model_has() -> None:
+    model = st_reba.build("mini")
+    model.max_seq_length = 4000
+    with pytest.raises(ValueError, match="max_seq_length=4000.*1024"):
+        model.encode("hi")
+
+
+def test_changed_setting_of_the_pooling() -> None:
+    model = st_reba.build("mini")
+    model[1].pooling = "mean"
+    with pytest.raises(ValueError, match="setting was changed"):
+        model.encode("hi")
+
+
+def test_wrong_dimension() -> None:
+    transformer = first(st_reba.build("mini"))
+    with pytest.raises(ValueError, match="embedding_dimension=7.*192"):
+        SentenceTransformer(modules=[transformer, st_reba.ReBAPooling(7)], device="cpu").encode("hi")
+
+
 def test_inputs(model: SentenceTransformer) -> None:
     assert model.encode([]).shape == (0,)
     assert model.encode("").shape == (192,) and np.isfinite(model.encode("")).all()

@@ -255,6 +255,16 @@ def test_base_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> 
     assert "'no-such-model'" in message and "mini" in message
 
 
+def test_operands_behind_options(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "late.npy"
+    assert cli.main(["encode", str(saved / "model"), "--out", str(out), str(saved / "texts.txt")]) == 0
+    assert out.is_file()
+    assert cli.main(["search", str(saved / "index"), "ship", "-k", "1", "cat", "--json"]) == 0
+    assert len(capsys.readouterr().out.strip().splitlines()[-2:]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["info", str(saved / "model"), "more"])
+
+
 def test_build_onto_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")

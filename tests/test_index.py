@@ -536,3 +536,12 @@ def test_reading_streams(tmp_path: Path) -> None:
     assert next(documents).text == "line"
     with pytest.raises(ValueError, match="line 100001: not UTF-8"):
         list(documents)
+
+
+def test_other_length_is_refused(tmp_path: Path) -> None:
+    """A model that cuts its texts elsewhere gives other vectors, though not of short texts."""
+    import st_reba
+
+    Index.build(st_reba.build("mini", pooling="mean"), TEXTS, tmp_path / "long").close()
+    with pytest.raises(ValueError, match="configuration"):
+        Index.open(tmp_path / "long", st_reba.build("mini", pooling="mean", max_seq_length=128))

@@ -231,6 +231,7 @@ def _config_hash(model: SentenceTransformer, config: Any) -> str:
     value = {
         "modules": modules,
         "backbone": None if config is None else config.to_dict(),
+        "max_seq_length": model.max_seq_length,
         "truncate_dim": model.truncate_dim,
         "similarity_fn_name": model.similarity_fn_name,
     }

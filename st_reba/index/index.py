@@ -249,8 +249,8 @@ class Index:
             >>> [[result.id for result in found] for found in index.search(["Cats sleep", "Ships sail"], k=1)]
             [['0'], ['1']]
         """
-        if k < 1:
-            raise ValueError(f"k is {k}; it must be 1 or more")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is {k!r}; it must be a whole number, 1 or more")
         if isinstance(queries, np.ndarray):
             single = queries.ndim == 1
             vectors = queries[None] if single else queries

@@ -25,7 +25,7 @@ from .capture import BackwardAttention
 ATTENTION_NAME = "st_reba"
 # Keyword arguments by which an architecture changes its attention in ways this function does not know.
 UNKNOWN_ARGUMENTS = ("block_indices", "indices", "sinks")
-# A block of probabilities holds at most this many numbers, whatever the batch and the length.
+# A block of probabilities holds about this many numbers at most, but never fewer than 16 rows.
 BLOCK_NUMBERS = 1 << 20
 
 logger = getLogger(__name__)
@@ -96,7 +96,6 @@ def attend(
         capture.layers += 1
     scaling = width**-0.5 if scaling is None else scaling
     precision = torch.promote_types(query.dtype, torch.float32)
-    lowest = torch.finfo(query.dtype).min
     triangular = attention_mask is None and bool(causal) and queries == keys
     positions = torch.arange(keys, device=query.device)
 
@@ -107,6 +106,8 @@ def attend(
         visible = stop if triangular else keys
         block = (query[:, :, start:stop] * scaling).reshape(batch, groups, -1, width)
         scores = torch.matmul(block, key[:, :, :visible].transpose(2, 3)).view(batch, heads, stop - start, visible)
+        # The scores' own type: under autocast it is not the queries'.
+        lowest = torch.finfo(scores.dtype).min
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         if position_bias is not None:
@@ -184,16 +185,23 @@ def switch_on(model: PreTrainedModel) -> bool:
 def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
     """Forward hook: hand an eager attention module's probabilities to the capture and drop them from its output."""
     capture = _capture.get()
-    if capture is None or not isinstance(output, tuple):
+    if capture is None or not isinstance(output, (tuple, list)):
         return output
     shape = (capture.first.shape[0], capture.length, capture.length)
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == shape:
-            _check_capturable(module, causal=bool(getattr(module, "is_causal", True)), square=True)
+            _check_capturable(module, causal=_is_triangular(value, capture.first), square=True)
             capture.layers += 1
             capture.update(value, 0)
             kept.append(None)
         else:
             kept.append(value)
-    return tuple(kept)
+    return type(output)(kept)
+
+
+def _is_triangular(probabilities: Tensor, first: Tensor) -> bool:
+    """Whether no query from the first anchor on looks ahead; masked padding before it may weigh anything."""
+    ahead = probabilities.detach().amax(dim=1).triu(1).amax(dim=2)
+    real = torch.arange(ahead.shape[1], device=ahead.device) >= first[:, None]
+    return not bool((ahead * real > 1e-6).any())

@@ -135,7 +135,7 @@ class ReBAPooling(Module):
         if features["captured"] != self.capture:
             raise ValueError(
                 f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
-                "another model too. Give each model a RepeatTransformer of its own."
+                "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
         weights = self._weights(features)
         if self.pooling == "mean" and self.variant == "paper":
@@ -146,6 +146,11 @@ class ReBAPooling(Module):
         if self.variant == "published":
             sentence_weights = normalized(sentence_weights)
         hidden = features["token_embeddings"]
+        if hidden.shape[-1] != self.embedding_dimension:
+            raise ValueError(
+                f"embedding_dimension={self.embedding_dimension}, but the hidden states have {hidden.shape[-1]} "
+                "dimensions. Give ReBAPooling the latter."
+            )
         pooled = LazyFeatures(
             {name: value for name, value in features.items() if name != "token_embeddings"},
             lambda: self._token_embeddings(features),

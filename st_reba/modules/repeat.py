@@ -82,14 +82,33 @@ class RepeatTransformer(DecoderTransformer):
             raise ValueError(f"repeats={repeats!r} must be a whole number from 1 on, or None.")
         templates = task_templates(template, repeats, separator)
         super().__init__(model_name_or_path, **kwargs)
-        self.template = template if template is None or isinstance(template, str) else dict(template)
-        self.repeats = templates["document"].copies
-        self.separator = separator
+        self._template_given = template if template is None or isinstance(template, str) else dict(template)
+        self._separator = separator
         self.instruction = instruction
         self.span: Span = span
         self.compute_matched = compute_matched
         self._templates = templates
         self._warned_of_cut = False
+
+    # Read only: the layout follows from them when the module is made.
+    @property
+    def template(self) -> str | dict[str, str] | None:
+        """The template as given; None: plain repetition."""
+        return self._template_given
+
+    @property
+    def repeats(self) -> int:
+        """Number of copies k."""
+        return self._templates["document"].copies
+
+    @property
+    def separator(self) -> str:
+        """Literal text between the copies, without a template."""
+        return self._separator
+
+    def fields(self, task: str | None = None) -> frozenset[str]:
+        """Names of the fields of a task's template (None: the document's)."""
+        return self._templates[task or "document"].fields
 
     @property
     def forward_kwargs(self) -> set[str]:  # type: ignore[override]
@@ -102,7 +121,7 @@ class RepeatTransformer(DecoderTransformer):
         Args:
             prompt: Value of ``{instruction}`` where the template has that field, else literal text in front of all.
             task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
-                the prompt.
+                the prompt or a field.
             **fields: Values of the template's fields.
 
         Returns:
@@ -113,12 +132,12 @@ class RepeatTransformer(DecoderTransformer):
         """
         if task is not None and task not in TASKS:
             raise ValueError(f"task={task!r} is not known: choose one of {list(TASKS)}, or None.")
-        template = self._template(prompt, task)
+        template = self._template(prompt, task, fields)
         values = {"instruction": self.instruction, **fields}
-        if unknown := sorted(set(fields) - self.forward_kwargs):
+        if unknown := sorted(set(fields) - template.fields):
             raise ValueError(
-                f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field; it has "
-                f"{sorted(self.forward_kwargs)}."
+                f"{unknown[0]}={fields[unknown[0]]!r}: the template for this task has no such field; it has "
+                f"{sorted(template.fields)}."
             )
         for name, value in {**values, "prompt": prompt or ""}.items():
             if not isinstance(value, str):
@@ -133,12 +152,12 @@ class RepeatTransformer(DecoderTransformer):
             )
         return tokens.frame(self.text_tokenizer, template.fill(values, prefix))
 
-    def _template(self, prompt: str | None, task: str | None) -> Template:
+    def _template(self, prompt: str | None, task: str | None, fields: Mapping[str, str]) -> Template:
         query, document = self._templates["query"], self._templates["document"]
         if task is None:
-            # Plain encode(prompt=…) knows no task: whoever gives an instruction that only queries take means a query.
-            instructed = prompt and "instruction" in query.fields and "instruction" not in document.fields
-            return query if instructed else document
+            # Plain encode knows no task: whoever gives a prompt or a field that only queries take means a query.
+            given = {*fields, "instruction"} if prompt else set(fields)
+            return query if given & (query.fields - document.fields) else document
         return self._templates[task]
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
@@ -146,7 +165,13 @@ class RepeatTransformer(DecoderTransformer):
         return self._budget(self.frame(prompt, task, **fields))
 
     def _budget(self, frame: Frame) -> int | None:
-        budget = frame.budget(tokens.position_limit(self.text_tokenizer))
+        limit = tokens.position_limit(self.text_tokenizer)
+        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and positions is not None and limit > positions > 0:
+            raise ValueError(
+                f"max_seq_length={limit} is more than the backbone's {positions} positions. Set it to at most that."
+            )
+        budget = frame.budget(limit)
         return max(1, budget // 2) if budget is not None and self.compute_matched else budget
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:

@@ -68,8 +68,14 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tu
     """
     for probe in _PROBES:
         with _tokenizing:
-            whole = list(tokenizer(probe, padding=False, truncation=False)["input_ids"])
-            inner = list(tokenizer(probe, add_special_tokens=False, padding=False, truncation=False)["input_ids"])
+            whole, inner = (
+                list(
+                    tokenizer(probe, add_special_tokens=special, padding=False, truncation=False, verbose=False)[
+                        "input_ids"
+                    ]
+                )
+                for special in (True, False)
+            )
         starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
         if inner and starts:
             return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(inner) :])

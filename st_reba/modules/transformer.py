@@ -122,11 +122,18 @@ class DecoderTransformer(Transformer):
     def takes_left_padding(self) -> bool:
         """Whether the backbone can be told positions that skip padding on the left.
 
-        One that cannot, and an encoder, some of which count positions in a way of their own, are padded on the right,
-        to equal effect.
+        Every other backbone is padded on the right, to equal effect: encoders, some of which count positions in a way
+        of their own, and recurrent layers, which would take the padding for text.
         """
-        causal = all(getattr(module, "is_causal", True) for module in self.model.modules())
-        return causal and "position_ids" in self._forward_parameters
+        marks = {bool(module.is_causal) for module in self.model.modules() if hasattr(module, "is_causal")}
+        kinds = self._layer_kinds()
+        only_attention = all("attention" in kind and "linear" not in kind for kind in kinds)
+        return marks == {True} and only_attention and "position_ids" in self._forward_parameters
+
+    def _layer_kinds(self) -> list[str]:
+        """What the configuration says of each layer; empty where it says nothing."""
+        config = self.model.config.get_text_config()
+        return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
 
     def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, spec: CaptureSpec | None) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
@@ -154,12 +161,10 @@ class DecoderTransformer(Transformer):
 
     def _check_layers(self, captured: int) -> None:
         """A layer that was not captured would change the vectors silently."""
-        config = self.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-        if kinds:
+        if kinds := self._layer_kinds():
             expected = sum("attention" in kind and "linear" not in kind for kind in kinds)
         else:
-            expected = int(config.num_hidden_layers)
+            expected = int(self.model.config.get_text_config().num_hidden_layers)
         if captured == 0 or captured < expected:
             raise ValueError(
                 f"{type(self.model).__name__} handed out the attention of {captured} of its {expected} attention "

@@ -146,6 +146,31 @@ def test_encoder_with_positions_of_its_own(tmp_path: object, side: str) -> None:
     torch.testing.assert_close(torch.as_tensor(model.encode("天气")), wanted)
 
 
+@pytest.mark.parametrize("model_type", ["rembert", "deberta-v2", "mpnet"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_older_encoders_are_refused(tmp_path: object, model_type: str, pooling: str) -> None:
+    """Encoders that neither call the interface nor say that they look both ways: by what they do."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    path = _saved(model_type, tmp_path, **sizes)
+    with pytest.raises(ValueError, match="looks both ways"):
+        st_reba.build(path, pooling=pooling)
+    transformer = st_reba.RepeatTransformer(path)
+    transformer.capture = CaptureSpec("copy")
+    assert not transformer.takes_left_padding
+    with torch.no_grad(), pytest.raises(ValueError, match="looks both ways|attention of 0 of"):
+        transformer.eval()(transformer.preprocess(["今天天气很好"]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "gpt2", "bloom"])
+def test_autocast(base: Base, name: str) -> None:
+    """Under autocast queries and scores differ in type."""
+    model = st_reba.build(base(name))
+    wanted = model.encode(list(TEXTS), convert_to_tensor=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = model.encode(list(TEXTS), convert_to_tensor=True)
+    assert (1 - torch.cosine_similarity(got.float(), wanted)).max() < 1e-2
+
+
 def test_backbone_without_attention_is_refused(tmp_path: object) -> None:
     path = _saved("mamba", tmp_path, hidden_size=32, num_hidden_layers=2, state_size=4)
     with pytest.raises(ValueError, match="attention of 0 of its [02] attention layers.*classical"):
