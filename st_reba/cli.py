@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     options, rest = top.parse_known_args(arguments)
     late = [argument for argument in rest if argument == "-" or not argument.startswith("-")]
-    if late and hasattr(options, "query") and isinstance(options.query, list) and options.command is _search:
+    if options.command is _search:
         options.query += late
         late = []
     elif len(late) == 1 and options.command is _encode and options.file is None:

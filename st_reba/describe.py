@@ -7,23 +7,13 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 from transformers import AutoConfig, AutoTokenizer
 
+from .modules import RepeatTransformer
 from .modules.templates import task_templates
 from .modules.tokens import frame, position_limit
-
-# What is read of RepeatTransformer's configuration.
-_REPEAT_KEYS = (
-    "base_model",
-    "base_revision",
-    "template",
-    "repeats",
-    "separator",
-    "instruction",
-    "span",
-    "compute_matched",
-)
 
 
 @dataclass(frozen=True)
@@ -108,7 +98,8 @@ def describe(
     if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:
         raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
     reba = types[1] == "ReBAPooling"
-    repeat = _settings(path, "sentence_bert_config.json", revision, *_REPEAT_KEYS)
+    own = [key for key in RepeatTransformer.config_keys if key not in Transformer.config_keys]
+    repeat = _settings(path, "sentence_bert_config.json", revision, *own)
     pooling = _settings(
         path,
         f"{modules[1]['path']}/config.json",

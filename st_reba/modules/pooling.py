@@ -138,11 +138,10 @@ class ReBAPooling(Module):
                 "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
         weights = self._weights(features)
+        count = (features["copy_ids"] == 1).sum(dim=1)
+        sentence_weights = weights.sum(dim=1)
         if self.pooling == "mean" and self.variant == "paper":
-            content = (features["copy_ids"] == 1).sum(dim=1, keepdim=True)
-            sentence_weights = weights.sum(dim=1) / content
-        else:
-            sentence_weights = weights.sum(dim=1)
+            sentence_weights = sentence_weights / count[:, None]
         if self.variant == "published":
             sentence_weights = normalized(sentence_weights)
         hidden = features["token_embeddings"]
@@ -156,7 +155,6 @@ class ReBAPooling(Module):
             lambda: self._token_embeddings(features),
         )
         pooled["sentence_embedding"] = weighted_sum(sentence_weights[:, None], hidden).squeeze(1)
-        count = (features["copy_ids"] == 1).sum(dim=1)
         pooled["attention_mask"] = (torch.arange(int(count.max()), device=count.device) < count[:, None]).long()
         return pooled
 

@@ -292,6 +292,6 @@ class RepeatTransformer(DecoderTransformer):
             self._warned_of_cut = True
             limit = tokens.position_limit(self.text_tokenizer)
             logger.warning(
-                f"A text of {length} tokens was cut to {budget}: with {self.repeats} a text, max_seq_length={limit} "
-                "holds no more a copy. Longer texts are cut alike from here on, without a further warning."
+                f"A text of {length} tokens was cut to {budget} a copy: max_seq_length={limit} holds no more, with "
+                f"repeats={self.repeats}. Longer texts are cut alike from here on, without a further warning."
             )

@@ -31,7 +31,7 @@ class DecoderTransformer(Transformer):
             ``"zeros"`` gives it zero vectors (as the published ReBA code does).
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
-        **kwargs: All that :class:`sentence_transformers.models.Transformer` takes.
+        **kwargs: All that sentence-transformers' own ``Transformer`` takes.
     """
 
     config_keys = [*Transformer.config_keys, "non_finite", "base_model", "base_revision"]
@@ -56,6 +56,7 @@ class DecoderTransformer(Transformer):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             switch_on(self.model)
         self._forward_parameters = frozenset(inspect.signature(self.model.forward).parameters)
+        self.takes_left_padding = self._takes_left_padding()
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -118,8 +119,7 @@ class DecoderTransformer(Transformer):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
 
-    @property
-    def takes_left_padding(self) -> bool:
+    def _takes_left_padding(self) -> bool:
         """Whether the backbone can be told positions that skip padding on the left.
 
         Every other backbone is padded on the right, to equal effect: encoders, some of which count positions in a way
