@@ -12,7 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .build import METHODS, build
-from .modules import ReBAPooling, RepeatTransformer
+from .modules import (
+    SETTINGS,
+    DecoderTransformer,
+    LayerPlan,
+    NoSinkTransformer,
+    ReBAPooling,
+    RepeatTransformer,
+    named_plan,
+)
 from .registration import register
 from .version import __version__
 from .words import encode_words
@@ -21,13 +29,28 @@ if TYPE_CHECKING:
     from . import index as index
 
 
-__all__ = ["METHODS", "ReBAPooling", "RepeatTransformer", "__version__", "build", "encode_words", "index", "register"]
+__all__ = [
+    "METHODS",
+    "SETTINGS",
+    "DecoderTransformer",
+    "LayerPlan",
+    "NoSinkTransformer",
+    "ReBAPooling",
+    "RepeatTransformer",
+    "__version__",
+    "build",
+    "encode_words",
+    "index",
+    "named_plan",
+    "register",
+]
 
 # Published repositories name these classes by one dot, "st_reba.ReBAPooling"; ST writes a class's own module path,
 # so that this is also what every later save writes.
-for _module in (RepeatTransformer, ReBAPooling):
+_MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling)
+for _module in _MODULES:
     _module.__module__ = __name__
-register(RepeatTransformer, ReBAPooling)
+register(*_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,14 +13,18 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name
 
-from .modules import ReBAPooling, RepeatTransformer
+from .modules import SETTINGS, LayerPlan, NoSinkTransformer, ReBAPooling, RepeatTransformer, named_plan
+from .recipe import is_recipe, with_recipe
+from .repository import convert_repository, is_repository
+from .selfcheck import check_capture, check_plan, hidden_states
 
-# Each method's sentence poolings.
+# Each method's sentence poolings, its own default first.
 METHODS: dict[str, tuple[str, ...]] = {
     "reba": ("last", "mean"),
     "echo": ("last", "mean"),
     "classical": ("last", "mean", "cls"),
     "prompteol": ("last",),
+    "nosink": ("mean", "last", "cls"),
 }
 VARIANTS = ("paper", "published")
 EMBEDDED = {"mini": Path(__file__).parent / "mini"}
@@ -32,7 +36,7 @@ def build(
     method: str = "reba",
     *,
     repeats: int = 2,
-    pooling: str = "last",
+    pooling: str | None = None,
     template: str | Mapping[str, str] | None = None,
     separator: str = "",
     normalize: bool = True,
@@ -48,6 +52,12 @@ def build(
     include_special: bool = False,
     normalize_weights: bool = False,
     non_finite: Literal["error", "zeros"] | None = None,
+    layers: LayerPlan | Mapping[str, Any] | None = None,
+    setting: str | None = None,
+    k: int | Literal["all"] | None = None,
+    k0: int | None = None,
+    m: int = 1,
+    check: bool = True,
     prompts: dict[str, str] | None = None,
     padding_side: Literal["left", "right"] | None = None,
     token: bool | str | None = None,
@@ -58,14 +68,16 @@ def build(
     """Turn a pretrained decoder into a text embedder.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a local folder, or a Hub id.
-        method: ``"reba"``, ``"echo"``, ``"classical"`` or ``"prompteol"``.
+        base: ``"mini"`` (the embedded tiny model), a local folder, a Hub id, or a recipe: a YAML file of arguments,
+            which those given here override.
+        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``.
         repeats: Number of copies k (reba, echo). A template's own number of slots wins over the default.
-        pooling: ``"last"`` or ``"mean"``; for classical also ``"cls"``.
+        pooling: ``"last"`` or ``"mean"``; for classical and nosink also ``"cls"``; None: ``"mean"`` for nosink, else
+            ``"last"``. (nosink on a sentence-transformers model, None: the model's own input, prompts and pooling.)
         template: Text with ``{text}`` slots, a template's name, or a mapping with ``query`` and ``document``.
         separator: Literal text between the copies, without a template.
         normalize: Append ST's ``Normalize``: vectors of length 1.
-        variant: ``"paper"``, or ``"published"``: what the ReBA authors' code computes (reba only).
+        variant: ``"paper"``, or ``"published"``: what the authors' code computes (reba; INTER and EXTRA in nosink).
         max_seq_length: Positions M a sequence may have, all copies and special tokens together; None: the model's.
         dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         device: Where to run, as ``SentenceTransformer`` takes it.
@@ -77,6 +89,12 @@ def build(
         include_special: ReBA sums over template and special tokens too.
         normalize_weights: ReBA divides each sum of weights to 1.
         non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
+        layers: What each layer sees, with any method: a :class:`LayerPlan` or a mapping of its fields.
+        setting: Instead of ``layers``: one of the NoSink paper's settings (see :func:`st_reba.named_plan`).
+        k: For ``setting``: converted layers from the top, or ``"all"`` (the default on a sentence-transformers model).
+        k0: For ``setting``: the topmost of them that hide the sink.
+        m: For ``setting``: number of sink tokens.
+        check: Check on a few tokens that every layer obeys its plan.
         prompts: Saved prompts, by name.
         padding_side: Side of the padding; None: the tokenizer's. Vectors do not depend on it.
         token: Hub token.
@@ -85,14 +103,17 @@ def build(
         model_kwargs: Further keyword arguments of transformers' ``from_pretrained`` (quantization, device_map, …).
 
     Returns:
-        An ordinary SentenceTransformer: RepeatTransformer, ReBAPooling or Pooling, and Normalize.
+        An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), ReBAPooling or Pooling, and
+        Normalize.
 
     Raises:
-        ValueError: An unknown name (the message lists what exists), or options that exclude each other.
+        ValueError: An unknown name (the message lists what exists), options that exclude each other, or a layer that
+            does not obey the plan.
         OSError: The base was not found.
 
     Source:
-        ReBA (reba), Echo (echo, prompteol, compute_matched); see the README's table of methods.
+        ReBA (reba), Echo (echo, prompteol, compute_matched), NoSink (nosink, setting, layers); see the README's table
+        of methods.
 
     Example:
         >>> import st_reba
@@ -100,21 +121,26 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
+    given = dict(locals())
+    if is_recipe(base):
+        return build(**with_recipe(given, build))
     _choose("method", method, METHODS)
-    _choose("pooling", pooling, METHODS[method], f" for method={method!r}")
+    if pooling is not None:
+        _choose("pooling", pooling, METHODS[method], f" for method={method!r}")
     _choose("variant", variant, VARIANTS)
     if not isinstance(normalize, bool):
         raise ValueError(f"normalize={normalize!r} is not known: choose one of [True, False].")
     _check_prompts(prompts)
     _check_device(device)
-    reba = method == "reba"
-    for name, value in (
-        ("variant", variant != "paper"),
-        ("include_special", include_special),
-        ("normalize_weights", normalize_weights),
-    ):
+    reba, nosink = method == "reba", method == "nosink"
+    for name, value in (("include_special", include_special), ("normalize_weights", normalize_weights)):
         if value and not reba:
             raise ValueError(f"{name} belongs to method='reba', not to method={method!r}. Drop it.")
+    if variant != "paper" and not reba and not (nosink and setting):
+        raise ValueError(
+            f"variant={variant!r} belongs to method='reba', or to method='nosink' with a setting, not to "
+            f"method={method!r}. Drop it."
+        )
     if method == "classical" and separator and template is None:
         raise ValueError(f"separator={separator!r}: method='classical' has one copy, so nothing to separate. Drop it.")
     if reba and span is not None:
@@ -122,6 +148,11 @@ def build(
     if method == "prompteol" and template is None:
         template = "prompteol"
     path, name = _locate(base)
+    plan_variant = variant if nosink else "paper"
+    keeps = nosink and pooling is None and is_repository(path, _hub(revision, token, cache_folder, local_files_only))
+    if keeps and k is None and setting not in (None, "baseline"):
+        k = "all"
+    plan = _plan(layers, setting, k, k0, m, plan_variant, required=nosink)
     hub = {
         "revision": revision,
         "trust_remote_code": trust_remote_code,
@@ -129,14 +160,33 @@ def build(
         "cache_dir": cache_folder,
         "local_files_only": local_files_only,
     }
-    processor_kwargs: dict[str, Any] = dict(hub)
+    processor_kwargs: dict[str, Any] = {}
     if max_seq_length is not None:
         processor_kwargs["model_max_length"] = _length(max_seq_length)
     if padding_side is not None:
         _choose("padding_side", padding_side, ("left", "right"))
         processor_kwargs["padding_side"] = padding_side
+    weights = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
+    if keeps:
+        _check_kept(repeats, template, separator, instruction, span, compute_matched, normalize, non_finite)
+        return convert_repository(
+            path,
+            plan,
+            check=check,
+            base_model=name,
+            base_revision=revision,
+            device=device,
+            prompts=prompts,
+            trust_remote_code=trust_remote_code,
+            model_kwargs=weights,
+            processor_kwargs=processor_kwargs,
+            **_hub(revision, token, cache_folder, local_files_only),
+        )
+    settings: dict[str, Any] = {"layers": plan}
+    if nosink and setting is not None:
+        settings = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
     try:
-        transformer = RepeatTransformer(
+        transformer = (NoSinkTransformer if "setting" in settings else RepeatTransformer)(
             path,
             template=template,
             repeats=_copies(method, repeats, template),
@@ -144,12 +194,13 @@ def build(
             instruction=instruction,
             span=_span(method, pooling) if span is None else span,
             compute_matched=compute_matched,
-            non_finite=("zeros" if variant == "published" else "error") if non_finite is None else non_finite,
+            non_finite=("zeros" if reba and variant == "published" else "error") if non_finite is None else non_finite,
             base_model=name,
             base_revision=revision,
-            model_kwargs={**hub, "dtype": weights_dtype(dtype, device), **(model_kwargs or {})},
-            processor_kwargs=processor_kwargs,
+            model_kwargs={**hub, **weights},
+            processor_kwargs={**hub, **processor_kwargs},
             config_kwargs=dict(hub),
+            **settings,
         )
     except OSError as error:
         raise OSError(
@@ -160,7 +211,7 @@ def build(
         raise ValueError(
             f"instruction={instruction!r}: the template has no {{instruction}}. Add it, or drop the option."
         )
-    if method in ("classical", "prompteol") and transformer.repeats > 1:
+    if method in ("classical", "prompteol", "nosink") and transformer.repeats > 1:
         raise ValueError(
             f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
             "once. Use method='echo'."
@@ -168,9 +219,12 @@ def build(
     _check_length(transformer)
     if "device_map" not in (model_kwargs or {}):
         transformer.to(device or get_device_name())
-    plain = _hidden_states(transformer)
+    if check:
+        check_plan(transformer)
+    plain = hidden_states(transformer)
     # Some backbones project their last hidden states to another size than their configuration's.
     dimension = plain.shape[-1]
+    pooling = pooling or METHODS[method][0]
     modules: list[torch.nn.Module] = [transformer]
     if reba:
         modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
@@ -180,8 +234,75 @@ def build(
         modules.append(Normalize())
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
     if reba:
-        _check_capture(transformer, plain)
+        check_capture(transformer, plain)
     return model
+
+
+def _plan(
+    layers: LayerPlan | Mapping[str, Any] | None,
+    setting: str | None,
+    k: int | Literal["all"] | None,
+    k0: int | None,
+    m: int,
+    variant: Any,
+    *,
+    required: bool,
+) -> LayerPlan:
+    if layers is not None and setting is not None:
+        raise ValueError(f"layers={layers!r} and setting={setting!r} exclude each other. Drop one.")
+    if setting is not None:
+        return named_plan(setting, k, k0, m, variant)
+    for name, value, default in (("k", k, None), ("k0", k0, None), ("m", m, 1)):
+        if value != default:
+            raise ValueError(f"{name}={value!r} belongs to setting=…: a plan in layers=… has its own. Drop it.")
+    if layers is not None:
+        return layers if isinstance(layers, LayerPlan) else LayerPlan.from_dict(layers)
+    if required:
+        raise ValueError(
+            f"method='nosink' needs setting=… (one of {list(SETTINGS)}) with k=…, as setting='mask0-bidir', k=2; or a "
+            "plan of its own in layers=…."
+        )
+    return LayerPlan()
+
+
+def _hub(
+    revision: str | None, token: bool | str | None, cache_folder: str | None, local_files_only: bool
+) -> dict[str, Any]:
+    """Where to find a repository, in sentence-transformers' words."""
+    return {
+        "revision": revision,
+        "token": token,
+        "cache_folder": cache_folder,
+        "local_files_only": local_files_only,
+    }
+
+
+def _check_kept(
+    repeats: int,
+    template: object,
+    separator: str,
+    instruction: str,
+    span: str | None,
+    compute_matched: bool,
+    normalize: bool,
+    non_finite: str | None,
+) -> None:
+    """A sentence-transformers model keeps its own input and pooling, so options for these would do nothing."""
+    for name, value, default in (
+        ("repeats", repeats, 2),
+        ("template", template, None),
+        ("separator", separator, ""),
+        ("instruction", instruction, ""),
+        ("span", span, None),
+        ("compute_matched", compute_matched, False),
+        ("normalize", normalize, True),
+        ("non_finite", non_finite, None),
+    ):
+        if value != default:
+            raise ValueError(
+                f"{name}={value!r}: the base is a sentence-transformers model, whose own input and pooling are kept. "
+                "Drop the option, or give pooling=… to use its backbone alone."
+            )
 
 
 def _choose(option: str, value: object, allowed: Any, where: str = "") -> None:
@@ -193,10 +314,10 @@ def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None)
     """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
     if template is not None:
         return None if type(repeats) is int and repeats == 2 else repeats
-    if method != "classical":
+    if method not in ("classical", "nosink"):
         return repeats
     if type(repeats) is not int or repeats not in (1, 2):
-        raise ValueError(f"repeats={repeats!r}: method='classical' runs the text once. Use method='echo' to repeat it.")
+        raise ValueError(f"repeats={repeats!r}: method={method!r} runs the text once. Use method='echo' to repeat it.")
     return 1
 
 
@@ -217,7 +338,7 @@ def _check_device(device: str | None) -> None:
         raise ValueError(f"device={device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
 
 
-def _span(method: str, pooling: str) -> Literal["last_copy", "end", "all"]:
+def _span(method: str, pooling: str | None) -> Literal["last_copy", "end", "all"]:
     if method == "prompteol":
         return "end"
     return "all" if pooling == "cls" else "last_copy"
@@ -259,39 +380,3 @@ def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | 
         _choose("dtype", dtype, names)
         return "auto" if dtype == "auto" else getattr(torch, dtype)
     return dtype
-
-
-def _hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) -> torch.Tensor:
-    """Hidden states of a short input, wherever the backbone is by now; ``other_end``: with another last token."""
-    fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
-    ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
-    # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
-    features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frame(**fields))
-    if other_end:
-        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
-    device = transformer.model.device
-    with torch.inference_mode():
-        output = transformer.eval()({name: value.to(device) for name, value in features.items()})
-    hidden: torch.Tensor = output["token_embeddings"]
-    return hidden.float().cpu()
-
-
-def _check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
-    """Capturing must observe the model, not change it: an attention that differs from the model's own is refused."""
-    if not plain.any():
-        return  # Not finite, and zeros were asked for: there is nothing to compare.
-    captured = _hidden_states(transformer)
-    before, after = captured[:, :-1], _hidden_states(transformer, other_end=True)[:, :-1]
-    if not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
-        raise ValueError(
-            f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
-            "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."
-        )
-    difference = float((captured - plain).abs().max() / plain.abs().max())
-    tolerance = 1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.1
-    if not difference <= tolerance:
-        raise ValueError(
-            f"{type(transformer.model).__name__}: hidden states change by {difference:.1%} when attention is captured "
-            f"(tolerance {tolerance:.1%}), so transformers computes this architecture's attention in two ways that "
-            "disagree. Use method='echo' or 'classical', or another version of transformers."
-        )

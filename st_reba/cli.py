@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 # Written out, so that parsing needs no library; the tests hold them against the package.
-METHODS = ("reba", "echo", "classical", "prompteol")
+METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -151,18 +151,25 @@ def _add_build(commands: Any) -> None:
         "build",
         "Turn a base model into a text embedder and save it for SentenceTransformer(OUT).",
         "  st-reba build mini my_model\n"
+        "  st-reba build mini my_encoder --method nosink --setting 'mask0&bidir' --k 4 --k0 2\n"
         "  st-reba build Qwen/Qwen3-0.6B qwen3-echo --method echo --pooling mean --max-seq-length 1024",
         _build,
     )
-    command.add_argument("base", metavar="BASE", help="'mini' (embedded), a folder, or a Hub id")
+    command.add_argument("base", metavar="BASE", help="'mini' (embedded), a folder, a Hub id, or a recipe.yaml")
     command.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
     command.add_argument("--method", choices=METHODS, default="reba", help="(default: %(default)s)")
     command.add_argument("--repeats", type=_positive, default=2, help="copies of the text (default: %(default)s)")
-    command.add_argument("--pooling", choices=POOLINGS, default="last", help="(default: %(default)s)")
+    command.add_argument("--pooling", choices=POOLINGS, help="(default: mean for nosink, else last)")
     command.add_argument("--template", help="text with {text} slots, one a copy; or the name of a template")
     command.add_argument("--separator", default="", help="text between the copies")
     command.add_argument("--instruction", default="", help="value of the template's {instruction}")
     command.add_argument("--variant", choices=("paper", "published"), default="paper", help="(default: %(default)s)")
+    command.add_argument("--setting", help="any method: what the layers see, as mask0-bidir or inplace-back")
+    command.add_argument("--k", type=_layers, metavar="K", help="--setting: converted layers from the top, or all")
+    command.add_argument("--k0", type=_count, metavar="K0", help="--setting: those of them that hide the sink")
+    command.add_argument("--m", type=_count, default=1, help="--setting: sink tokens (default: %(default)s)")
+    command.add_argument("--layers", type=json.loads, metavar="JSON", help="instead of --setting: a plan of your own")
+    command.add_argument("--no-check", action="store_true", help="do not check that each layer obeys the plan")
     command.add_argument("--span", choices=SPANS, help="positions that echo and classical pool")
     command.add_argument("--no-normalize", action="store_true", help="do not scale vectors to length 1")
     command.add_argument("--normalize-weights", action="store_true", help="reba: divide each sum of weights to 1")
@@ -198,6 +205,12 @@ def _build(options: argparse.Namespace) -> None:
         instruction=options.instruction,
         normalize=not options.no_normalize,
         variant=options.variant,
+        setting=options.setting,
+        k=options.k,
+        k0=options.k0,
+        m=options.m,
+        layers=options.layers,
+        check=not options.no_check,
         span=options.span,
         normalize_weights=options.normalize_weights,
         include_special=options.include_special,
@@ -370,6 +383,16 @@ def _load(options: argparse.Namespace) -> SentenceTransformer:
     from .persistence import load
 
     return load(options.model, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+
+
+def _layers(text: str) -> int | str:
+    return text if text == "all" else _count(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
 
 
 def _positive(text: str) -> int:

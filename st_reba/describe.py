@@ -11,9 +11,12 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 from transformers import AutoConfig, AutoTokenizer
 
-from .modules import RepeatTransformer
+from .modules import DecoderTransformer, LayerPlan, NoSinkTransformer, RepeatTransformer, named_plan
 from .modules.templates import task_templates
 from .modules.tokens import frame, position_limit
+
+# The input modules of this package, by the names that modules.json holds.
+_FIRST = {each.__name__: each for each in (RepeatTransformer, NoSinkTransformer, DecoderTransformer)}
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,13 @@ class Description:
         base: Name of the base model.
         revision: Its revision, if one was pinned.
         architecture: The backbone's class.
-        method: ``reba``, ``echo``, ``classical`` or ``prompteol``.
+        method: ``reba``, ``echo``, ``classical``, ``prompteol`` or ``nosink``.
         variant: ``paper`` or ``published`` (reba).
         pooling: How token vectors become a sentence vector.
         copies: Number of copies k.
         template: The template, or None for plain repetition.
-        layers: The plan of the layers' attention.
+        setting: The NoSink paper's setting, if the model was built by one.
+        layers: What each layer sees.
         max_seq_length: Positions M of a whole sequence, if limited.
         tokens_per_copy: Content tokens that fit a copy, if limited.
         dimension: Of the vectors.
@@ -46,6 +50,7 @@ class Description:
     pooling: str
     copies: int
     template: str | dict[str, str] | None
+    setting: str | None
     layers: str
     max_seq_length: int | None
     tokens_per_copy: int | None
@@ -87,7 +92,7 @@ def describe(
     if modules is not None and not (isinstance(modules, list) and all(isinstance(each, dict) for each in modules)):
         raise ValueError(f"MODEL={path!r}: modules.json is no list of modules.")
     types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules or []]
-    if not modules or types[:1] != ["RepeatTransformer"]:
+    if not modules or types[0] not in _FIRST:
         missing = (
             "it holds no modules.json"
             if os.path.isdir(path)
@@ -98,8 +103,8 @@ def describe(
     if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:
         raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
     reba = types[1] == "ReBAPooling"
-    own = [key for key in RepeatTransformer.config_keys if key not in Transformer.config_keys]
-    repeat = _settings(path, "sentence_bert_config.json", revision, *own)
+    own = [key for key in _FIRST[types[0]].config_keys if key not in Transformer.config_keys]
+    first = _settings(path, "sentence_bert_config.json", revision, *own)
     pooling = _settings(
         path,
         f"{modules[1]['path']}/config.json",
@@ -113,24 +118,30 @@ def describe(
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ValueError(f"MODEL={path!r}: its tokenizer could not be read: {error}") from error
+    # A sentence-transformers model that was converted keeps its own input: the text once, without a template.
+    plain: dict[str, Any] = {"template": None, "repeats": 1, "separator": "", "compute_matched": False}
+    repeat = first if "repeats" in own else plain
     template = task_templates(repeat["template"], repeat["repeats"], repeat["separator"])["document"]
-    framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat["instruction"])))
+    framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat.get("instruction", ""))))
     text = backbone.get_text_config()
+    stack = _plan(first).resolve(int(text.num_hidden_layers))
     limits = [position_limit(tokenizer), getattr(text, "max_position_embeddings", None)]
     limit = min((each for each in limits if each is not None and each > 0), default=None)
     budget = framed.budget(limit)
     if budget is not None and repeat["compute_matched"]:
         budget = max(1, budget // 2)
+    over = f" over {first['span']}" if "span" in own else ""
     return Description(
-        base=repeat["base_model"],
-        revision=repeat["base_revision"],
+        base=first["base_model"],
+        revision=first["base_revision"],
         architecture=(backbone.architectures or [backbone.model_type])[0],
-        method="reba" if reba else _method(repeat, framed.copies),
+        method="reba" if reba else _method(first, framed.copies, converted=not stack.is_plain),
         variant=pooling.get("variant"),
-        pooling=str(pooling["pooling"] if reba else f"{pooling['pooling_mode']} over {repeat['span']}"),
+        pooling=str(pooling["pooling"] if reba else f"{pooling['pooling_mode']}{over}"),
         copies=framed.copies,
         template=repeat["template"],
-        layers=f"{text.num_hidden_layers} forward",
+        setting=first.get("setting"),
+        layers=str(stack),
         max_seq_length=limit,
         tokens_per_copy=budget,
         dimension=settings.get("truncate_dim") or int(pooling["embedding_dimension"]),
@@ -140,10 +151,18 @@ def describe(
     )
 
 
-def _method(repeat: dict[str, Any], copies: int) -> str:
+def _method(first: dict[str, Any], copies: int, *, converted: bool) -> str:
     if copies > 1:
         return "echo"
-    return "prompteol" if repeat["span"] == "end" and repeat["template"] else "classical"
+    if first.get("span") == "end" and first.get("template"):
+        return "prompteol"
+    return "nosink" if converted or "setting" in first else "classical"
+
+
+def _plan(first: dict[str, Any]) -> LayerPlan:
+    if "setting" in first:
+        return named_plan(first["setting"], first["k"], first["k0"], first["m"], first["plan_variant"])
+    return LayerPlan.from_dict(first["layers"] or {})
 
 
 def _read(model: str, name: str, revision: str | None) -> Any:

@@ -18,7 +18,8 @@ from torch import nn
 import st_reba
 
 ROOT = Path(st_reba.__file__).parents[1]
-NAMES = {"st_reba.RepeatTransformer", "st_reba.ReBAPooling"}
+CLASSES = {st_reba.DecoderTransformer, st_reba.RepeatTransformer, st_reba.NoSinkTransformer, st_reba.ReBAPooling}
+NAMES = {f"st_reba.{each.__name__}" for each in CLASSES}
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 
 WITH_IMPORT = """
@@ -94,16 +95,16 @@ def test_fresh_process_without_import(folder: Path) -> None:
     assert "trust_remote_code" in done.stdout and "st_reba.RepeatTransformer" in done.stdout
 
 
-def test_two_names_are_registered() -> None:
+def test_these_names_are_registered() -> None:
     table = BaseModel._module_classes
     assert {name for name in table if "reba" in name.lower()} == NAMES
-    assert {table[name] for name in NAMES} == {st_reba.RepeatTransformer, st_reba.ReBAPooling}
+    assert {table[name] for name in NAMES} == CLASSES
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "st_reba.DecoderTransformer",
+        "st_reba.LayerPlan",
         "st_reba.modules.ReBAPooling",
         "st_reba.modules.pooling.ReBAPooling",
         "st_reba.modules.transformer.DecoderTransformer",

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from .nosink import SETTINGS, NoSinkTransformer, named_plan
+from .plan import LayerPlan, Stack
 from .pooling import ReBAPooling
 from .repeat import RepeatTransformer
 from .transformer import DecoderTransformer
 
-__all__ = ["DecoderTransformer", "ReBAPooling", "RepeatTransformer"]
+__all__ = [
+    "SETTINGS",
+    "DecoderTransformer",
+    "LayerPlan",
+    "NoSinkTransformer",
+    "ReBAPooling",
+    "RepeatTransformer",
+    "Stack",
+    "named_plan",
+]

@@ -3,11 +3,13 @@
 ReBA needs A^new, the elementwise maximum over all layers l and heads h of (A^{l,h} + (A^{l,h})ᵀ)/2, only in the
 rows of a few *anchor* positions: one row for a sentence's last token, n rows for its words. Attention of a causal
 decoder is lower triangular, so row r of A^new is ½ · max A[t, r] right of the diagonal (a column of A), A[r, r] on
-it, and ½ · max A[r, t] left of it. Each layer raises these maxima and is then forgotten.
+it, and ½ · max A[r, t] left of it. A layer that looks ahead fills both halves: there the sum A[r, t] + A[t, r] is taken
+within the head, before the maximum. Each layer raises these maxima and is then forgotten.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -54,7 +56,41 @@ class CaptureSpec:
         return first, count
 
 
-class BackwardAttention:
+class Capture(ABC):
+    """Observes the attention of one forward pass, layer by layer.
+
+    ``symmetric`` says that a layer which does not only look back is to be shown by its anchors' rows and columns.
+    """
+
+    symmetric = False
+
+    def __init__(self) -> None:
+        self.layers = 0
+
+    def begin(self) -> None:
+        """A layer begins."""
+        self.layers += 1
+
+    @abstractmethod
+    def update(self, probabilities: Tensor, first_query: int) -> None:
+        """See one block of a layer's attention.
+
+        Args:
+            probabilities: [B, H, Q, K] for the queries from ``first_query`` on and the keys 0 .. K - 1; keys from K
+                on have no weight.
+            first_query: Position of the block's first query.
+        """
+
+    def anchors(self) -> Tensor:
+        """Positions whose rows and columns :meth:`update_both_ways` is to see, [B, R] int64."""
+        raise NotImplementedError
+
+    def update_both_ways(self, rows: Tensor, columns: Tensor, start: int) -> None:
+        """See the rows [B, H, r, T] and columns [B, H, T, r] of the anchors from number ``start`` on."""
+        raise NotImplementedError
+
+
+class BackwardAttention(Capture):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
     Args:
@@ -64,10 +100,12 @@ class BackwardAttention:
         both: Whether columns before the anchor are kept too.
     """
 
+    symmetric = True
+
     def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
+        super().__init__()
         self.first, self.count, self.length, self.both = first, count, length, both
         self.rows = int(count.max())
-        self.layers = 0
         # Where all texts share their first anchor (right padding), columns are a view; else they are gathered.
         start = int(first.min())
         self._slice = slice(start, start + self.rows) if bool((first == start).all()) else None
@@ -79,13 +117,7 @@ class BackwardAttention:
         self._earlier = torch.zeros(shape, dtype=torch.float32, device=first.device) if both else None
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Raise the maxima by one block of a layer's attention.
-
-        Args:
-            probabilities: [B, H, Q, K] for the queries from ``first_query`` on and the keys 0 .. K - 1; keys from K
-                on have no weight.
-            first_query: Position of the block's first query.
-        """
+        """Raise the maxima by one block of a layer that only looks back; see :meth:`Capture.update`."""
         probabilities = probabilities.detach()
         last_query = first_query + probabilities.shape[2]
         block = self._later[:, first_query:last_query]
@@ -112,6 +144,23 @@ class BackwardAttention:
         rows = probabilities.amax(dim=1).gather(1, index).masked_fill(~here[:, :, None], 0.0)
         block = earlier[:, :keys]
         torch.maximum(block, rows.transpose(1, 2).to(block.dtype), out=block)
+
+    def anchors(self) -> Tensor:
+        """The anchors' positions, [B, R]; past a text's own count any position."""
+        return self._anchors
+
+    def update_both_ways(self, rows: Tensor, columns: Tensor, start: int) -> None:
+        """Raise the maxima by a layer that looks ahead; see :meth:`Capture.update_both_ways`."""
+        sums = (rows + columns.transpose(2, 3)).detach().amax(dim=1).transpose(1, 2)
+        stop = start + sums.shape[2]
+        positions = torch.arange(self.length, device=sums.device)
+        # The diagonal is kept whole, all else twice: matrix() halves it.
+        diagonal = positions[:, None] == self._anchors[:, None, start:stop]
+        sums = torch.where(diagonal, 0.5 * sums, sums)
+        for maxima in (self._later, self._earlier):
+            if maxima is not None:
+                block = maxima[:, :, start:stop]
+                torch.maximum(block, sums.to(block.dtype), out=block)
 
     def matrix(self) -> Tensor:
         """The anchors' rows of A^new.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import tokens
-from .capture import CaptureSpec
+from .capture import Capture, CaptureSpec
 from .templates import TASKS, Frame, Template, task_templates
 from .transformer import DecoderTransformer
 
@@ -228,7 +228,9 @@ class RepeatTransformer(DecoderTransformer):
             contents.append(ids or [self._stand_in(text)])
         return self.place(contents, frame)
 
-    def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self, features: dict[str, Any], *, capture: CaptureSpec | Capture | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Run the decoder; see :meth:`DecoderTransformer.forward`.
 
         Returns:

@@ -1,8 +1,9 @@
-"""The shared base of st_reba's input modules: an ST Transformer around a decoder that captures its attention."""
+"""The shared base of st_reba's input modules: an ST Transformer around a decoder, with a layer plan and a capture."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,8 +11,11 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from .attention import ATTENTION_NAME, capturing, switch_on
-from .capture import BackwardAttention, CaptureSpec
+from .attention import ATTENTION_NAME, hook_in, switch_on
+from .capture import BackwardAttention, Capture, CaptureSpec
+from .passes import decoder_layers, install
+from .plan import LayerPlan, Stack
+from .state import ForwardState, running
 
 NonFinite = Literal["error", "zeros"]
 
@@ -23,10 +27,11 @@ TEXT_ONLY: dict[str, Any] = {
 
 
 class DecoderTransformer(Transformer):
-    """An ST Transformer whose forward pass can capture the rows of A^new that a later module asked for.
+    """An ST Transformer whose layers see what a plan says, and whose attention can be captured.
 
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
+        layers: What each layer sees: a :class:`LayerPlan`, or a mapping of its fields; None: the backbone as it is.
         non_finite: What to do with a text for which the backbone gives NaN or infinity: ``"error"`` names the text;
             ``"zeros"`` gives it zero vectors (as the published ReBA code does).
         base_model: Name of the base model, for the record.
@@ -34,12 +39,13 @@ class DecoderTransformer(Transformer):
         **kwargs: All that sentence-transformers' own ``Transformer`` takes.
     """
 
-    config_keys = [*Transformer.config_keys, "non_finite", "base_model", "base_revision"]
+    config_keys = [*Transformer.config_keys, "layers", "non_finite", "base_model", "base_revision"]
 
     def __init__(
         self,
         model_name_or_path: str,
         *,
+        layers: LayerPlan | Mapping[str, Any] | None = None,
         non_finite: NonFinite = "error",
         base_model: str | None = None,
         base_revision: str | None = None,
@@ -47,11 +53,43 @@ class DecoderTransformer(Transformer):
     ) -> None:
         if non_finite not in get_args(NonFinite):
             raise ValueError(f"non_finite={non_finite!r} is not known: choose one of {list(get_args(NonFinite))}.")
+        plan = _plan(layers)
         super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
+        self._equip(plan, non_finite, base_model, base_revision)
+
+    @classmethod
+    def adopt(
+        cls,
+        transformer: Transformer,
+        *,
+        layers: LayerPlan | Mapping[str, Any] | None = None,
+        base_model: str | None = None,
+        base_revision: str | None = None,
+    ) -> DecoderTransformer:
+        """Take over a plain ST Transformer, its backbone, tokenizer and settings, and give its layers a plan.
+
+        Args:
+            transformer: The module; its backbone is shared from now on.
+            layers: What each layer sees.
+            base_model: Name of the base model, for the record.
+            base_revision: Its revision, for the record.
+
+        Returns:
+            A module that treats its input as ``transformer`` does.
+        """
+        adopted = cls.__new__(cls)
+        adopted.__dict__ = dict(transformer.__dict__)
+        adopted._equip(_plan(layers), "error", base_model, base_revision)
+        return adopted
+
+    def _equip(self, plan: LayerPlan, non_finite: NonFinite, base_model: str | None, base_revision: str | None) -> None:
+        """Set up what this class adds to ST's."""
         self.non_finite: NonFinite = non_finite
         self.base_model = base_model
         self.base_revision = base_revision
         self._capture: CaptureSpec | None = None
+        self._layer_indices: dict[torch.nn.Module, int] = {}
+        self._set_plan(plan)
         if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             switch_on(self.model)
@@ -77,15 +115,56 @@ class DecoderTransformer(Transformer):
     @capture.setter
     def capture(self, spec: CaptureSpec | None) -> None:
         if spec is not None:
-            switch_on(self.model)
+            self.show_attention()
         self._capture = spec
 
-    def forward(self, features: dict[str, Any], *, capture: CaptureSpec | None = None, **kwargs: Any) -> dict[str, Any]:
+    def show_attention(self) -> None:
+        """Make the backbone's attention visible to captures."""
+        if not switch_on(self.model):
+            hook_in(self.model)
+
+    @property
+    def layers(self) -> LayerPlan:
+        """What each layer sees, counted from the top."""
+        return self._plan
+
+    @layers.setter
+    def layers(self, plan: LayerPlan | Mapping[str, Any] | None) -> None:
+        self._set_plan(_plan(plan))
+
+    @property
+    def depth(self) -> int:
+        """The backbone's number of layers L."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the backbone's layers look back only."""
+        config = self.model.config.get_text_config()
+        marks = (bool(module.is_causal) for module in self.model.modules() if hasattr(module, "is_causal"))
+        return all(marks) and getattr(config, "is_causal", True) is not False
+
+    @property
+    def stack(self) -> Stack:
+        """What each layer of this backbone sees."""
+        return self._stack
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The module's configuration, JSON-serializable."""
+        config: dict[str, Any] = super().get_config_dict()
+        if "layers" in config:
+            config["layers"] = None if self._plan == LayerPlan() else self._plan.to_dict()
+        return config
+
+    def forward(
+        self, features: dict[str, Any], *, capture: CaptureSpec | Capture | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Run the backbone.
 
         Args:
-            features: ``input_ids``, ``attention_mask`` and ``copy_ids``, each [B, T]; not changed.
-            capture: Captured in this pass instead of :attr:`capture`.
+            features: ``input_ids``, ``attention_mask`` and, for a capture, ``copy_ids``, each [B, T]; not changed.
+            capture: Captured in this pass instead of :attr:`capture`; a :class:`Capture` is shown all attention
+                itself, and nothing of it is returned.
             **kwargs: Ignored: they concern the input's layout.
 
         Returns:
@@ -96,21 +175,29 @@ class DecoderTransformer(Transformer):
         Raises:
             ValueError: The backbone gave NaN or infinity, or not every layer's attention could be captured.
         """
-        spec = capture or self._capture
         attention_mask: Tensor = features["attention_mask"]
+        observer = capture if isinstance(capture, Capture) else None
+        spec = None if isinstance(capture, Capture) else capture or self._capture
         accumulator = None
         if spec is not None:
             first, count = spec.anchors(features["copy_ids"], attention_mask)
-            accumulator = BackwardAttention(first, count, attention_mask.shape[1], both=spec.both)
-        with capturing(accumulator):
-            outputs = super().forward(self._model_inputs(features["input_ids"], attention_mask, spec))
-        hidden: Tensor = outputs["token_embeddings"].masked_fill(~attention_mask.bool()[:, :, None], 0.0)
+            observer = accumulator = BackwardAttention(first, count, attention_mask.shape[1], both=spec.both)
+        stack = None if self._stack.is_plain else self._stack
+        state = ForwardState(attention_mask, capture=observer, stack=stack, layers=self._layer_indices)
+        with running(state):
+            outputs = super().forward(self._model_inputs(features["input_ids"], attention_mask, observer))
+        hidden: Tensor = outputs["token_embeddings"]
+        if hidden.shape[0] == 2 * attention_mask.shape[0]:
+            # EXTRA: the outputs of both stacks, see passes.py.
+            hidden = hidden[: attention_mask.shape[0]] + hidden[attention_mask.shape[0] :]
+        hidden = hidden.masked_fill(~attention_mask.bool()[:, :, None], 0.0)
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not bool(finite.all()):
             hidden = self._without(hidden, finite, features)
         result = {**features, "token_embeddings": hidden}
+        if observer is not None:
+            self._check_layers(observer.layers)
         if accumulator is not None:
-            self._check_layers(accumulator.layers)
             matrix = accumulator.matrix()
             result["backward_attention"] = matrix.masked_fill(~finite[:, None, None], 0.0)
             result["captured"] = spec
@@ -118,6 +205,28 @@ class DecoderTransformer(Transformer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+
+    def _set_plan(self, plan: LayerPlan) -> None:
+        stack = plan.resolve(self.depth)
+        if not stack.is_plain:
+            self._check_convertible(plan, stack)
+            if stack.second:
+                self._layer_indices = decoder_layers(self.model, self.depth)
+                install(self._layer_indices)
+        self._plan, self._stack = plan, stack
+
+    def _check_convertible(self, plan: LayerPlan, stack: Stack) -> None:
+        name = type(self.model).__name__
+        if not self.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
+            raise ValueError(
+                f"layers={plan!r}: {name} looks both ways already, so none of its layers can look forward or backward. "
+                "Convert all of them to 'bidirectional' or 'nosink-bidirectional' (k='all')."
+            )
+        if not switch_on(self.model):
+            raise ValueError(
+                f"layers={plan!r}: {name} does not call transformers' attention interface, so what its layers see "
+                "cannot be changed. Use a base model that does (llama, qwen, mistral, gpt2, …), or layers=None."
+            )
 
     def _takes_left_padding(self) -> bool:
         """Whether the backbone can be told positions that skip padding on the left.
@@ -135,7 +244,7 @@ class DecoderTransformer(Transformer):
         config = self.model.config.get_text_config()
         return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
 
-    def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, spec: CaptureSpec | None) -> dict[str, Any]:
+    def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, observer: Capture | None) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         accepted = self._forward_parameters
         if "use_cache" in accepted:
@@ -143,7 +252,7 @@ class DecoderTransformer(Transformer):
         if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
             # Left padding: without these most backbones would count the padding as text.
             inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        if spec is not None and self.model.config._attn_implementation != ATTENTION_NAME:
+        if observer is not None and self.model.config._attn_implementation != ATTENTION_NAME:
             inputs["output_attentions"] = True
         return inputs
 
@@ -152,7 +261,8 @@ class DecoderTransformer(Transformer):
         if self.non_finite == "zeros":
             return hidden.masked_fill(~finite[:, None, None], 0.0)
         row = int((~finite).nonzero()[0])
-        text = str(self.text_tokenizer.decode(features["input_ids"][row][features["copy_ids"][row] == 1].tolist()))
+        shown = features["copy_ids"][row] == 1 if "copy_ids" in features else features["attention_mask"][row].bool()
+        text = str(self.text_tokenizer.decode(features["input_ids"][row][shown].tolist()))
         raise ValueError(
             f"The backbone gave NaN or infinity ({hidden.dtype}) for the text {text[:80]!r}. "
             "Load it with dtype='float32' (or 'bfloat16', whose range is wider than float16's), or build with "
@@ -164,10 +274,17 @@ class DecoderTransformer(Transformer):
         if kinds := self._layer_kinds():
             expected = sum("attention" in kind and "linear" not in kind for kind in kinds)
         else:
-            expected = int(self.model.config.get_text_config().num_hidden_layers)
+            expected = self.depth
+        expected += len(self._stack.second)
         if captured == 0 or captured < expected:
             raise ValueError(
                 f"{type(self.model).__name__} handed out the attention of {captured} of its {expected} attention "
                 "layers, so backward attention cannot be computed. Use a decoder whose every layer computes softmax "
                 "attention, or method='classical' or 'echo', which need none."
             )
+
+
+def _plan(layers: object) -> LayerPlan:
+    if layers is None:
+        return LayerPlan()
+    return layers if isinstance(layers, LayerPlan) else LayerPlan.from_dict(layers)  # type: ignore[arg-type]

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 import st_reba
-from st_reba.modules import attention
-from st_reba.modules.attention import ATTENTION_NAME, attend, capturing, switch_on
+from st_reba.modules import blocked
+from st_reba.modules.attention import ATTENTION_NAME, attend, hook_in, switch_on
 from st_reba.modules.capture import BackwardAttention, CaptureSpec
+from st_reba.modules.state import ForwardState, running
 
 Base = Callable[..., str]
 HOOKED = {"bloom", "falcon", "falcon_alibi", "codegen", "gpt_neo", "gptj", "mpt"}
@@ -95,9 +96,9 @@ def test_blocks(monkeypatch: pytest.MonkeyPatch, mask: str, extra: str) -> None:
     real = visible[:, 0].diagonal(dim1=1, dim2=2)
 
     for numbers in (1, batch * heads * length * 19, 1 << 30):
-        monkeypatch.setattr(attention, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(blocked, "BLOCK_NUMBERS", numbers)
         anchors = BackwardAttention(*CaptureSpec("copy").anchors(real.long(), real.long()), length)
-        with capturing(anchors):
+        with running(ForwardState(real, capture=anchors)):
             got, weights = attend(nn.Module(), query, key, value, given, scaling=0.3, **arguments)
         assert weights is None and anchors.layers == 1
         torch.testing.assert_close(got[real], wanted[real])
@@ -112,12 +113,13 @@ def test_nothing_is_captured_outside() -> None:
     model = st_reba.build("mini")
     features = model[0].preprocess(["你好"])
     anchors = BackwardAttention(torch.tensor([1]), torch.tensor([1]), features["input_ids"].shape[1])
-    with capturing(anchors), torch.no_grad():
+    with running(ForwardState(features["attention_mask"], capture=anchors)), torch.no_grad():
         inside = model[0].model(features["input_ids"]).last_hidden_state
     assert anchors.layers == 6
     with torch.no_grad():
         outside = model[0].model(features["input_ids"]).last_hidden_state
-    assert anchors.layers == 6 and torch.equal(inside, outside)
+    assert anchors.layers == 6
+    torch.testing.assert_close(inside, outside)
 
 
 def test_backbone_that_looks_ahead_is_refused(tmp_path: object, base: Base) -> None:
@@ -194,7 +196,8 @@ def test_unknown_argument_is_refused() -> None:
 def test_learned_prefix_is_refused() -> None:
     query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     anchors = BackwardAttention(torch.tensor([0]), torch.tensor([1]), 2)
-    with capturing(anchors), pytest.raises(ValueError, match="more keys than tokens"):
+    state = ForwardState(torch.ones(1, 2), capture=anchors)
+    with running(state), pytest.raises(ValueError, match="more keys than tokens"):
         attend(nn.Module(), query, key, key, torch.zeros(1, 1, 2, 3))
 
 
@@ -203,10 +206,12 @@ def test_switching(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     llama = AutoModel.from_pretrained(base("llama"))
     assert switch_on(llama) and switch_on(llama) and not caplog.records
     bloom: PreTrainedModel = AutoModel.from_pretrained(base("bloom"))
-    assert not switch_on(bloom)
+    assert not switch_on(bloom) and bloom.config._attn_implementation != ATTENTION_NAME
+    hook_in(bloom)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "BloomModel does not call transformers' attention interface" in caplog.text
     hooks = [len(module._forward_hooks) for module in bloom.modules()]
+    hook_in(bloom)
     assert not switch_on(bloom)
     assert [len(module._forward_hooks) for module in bloom.modules()] == hooks
 

@@ -1,0 +1,101 @@
+"""Layer kinds → boolean masks.
+
+A layer's own mask, which transformers built, says what it sees as a forward layer: its window or chunk and the padding
+are in it. Every other kind follows from it by mirroring, so that no window has to be known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .plan import LayerKind
+
+
+class LayerMasks:
+    """What the layers of one forward pass see; every mask is made once a kind, not once a layer.
+
+    Args:
+        real: [B, T] bool, False at padding.
+        m: Number of sink tokens that nosink kinds hide: the first m real ones of each row.
+
+    Source:
+        NoSink, appendix D.
+
+    Example:
+        >>> masks = LayerMasks(torch.ones(1, 3, dtype=torch.bool), m=1)
+        >>> masks.dense("nosink-bidirectional", None, causal=True)[0, 0].int().tolist()
+        [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
+    """
+
+    def __init__(self, real: Tensor, m: int) -> None:
+        self.m = m
+        self._real = real
+        self._padded = not bool(real.all())
+        self._made: dict[Any, tuple[Tensor | None, Tensor]] = {}
+
+    def mask(self, kind: LayerKind, own: Tensor | None, *, causal: bool) -> Tensor | None:
+        """The mask of a layer, or None where neither padding nor a window is in the way.
+
+        Args:
+            kind: What the layer sees.
+            own: The layer's own mask, [B or 1, 1, T, T], boolean (True: visible) or additive; None: all of ``causal``.
+            causal: Whether the layer itself is causal.
+
+        Returns:
+            [B or 1, 1, T, T] bool or None: then the kind alone says what is visible.
+        """
+        if kind == "forward":
+            return own
+        return None if own is None and not self._padded else self.dense(kind, own, causal=causal)
+
+    def dense(self, kind: LayerKind, own: Tensor | None, *, causal: bool) -> Tensor:
+        """The mask as :meth:`mask` gives it, written out where it is None there too.
+
+        Raises:
+            ValueError: The own mask is not one of visible and hidden keys.
+        """
+        # The same tensor serves many layers, some of which slice it anew.
+        key = (kind, causal, None if own is None else (own.data_ptr(), own.shape, own.stride()))
+        if key not in self._made:
+            self._made[key] = (own, self._make(kind, own, causal))  # own is kept, so that its address stays its own
+        return self._made[key][1]
+
+    def _make(self, kind: LayerKind, own: Tensor | None, causal: bool) -> Tensor:
+        length = self._real.shape[1]
+        if own is None:
+            seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=self._real.device)
+            seen = seen.tril() if causal else seen
+        else:
+            seen = _boolean(own, length)
+        if kind == "backward":
+            seen = seen.mT
+        elif kind in ("bidirectional", "nosink-bidirectional"):
+            seen = seen | seen.mT
+        if self._padded:
+            seen = seen & self._real[:, None, None, :]
+        if kind.startswith("nosink") and self.m:
+            place = self._real.long().cumsum(dim=1)  # 1 at the first real token
+            sink = (place <= self.m) & self._real
+            seen = seen & ~(sink[:, None, None, :] & (place > self.m)[:, None, :, None])
+        # A padding position sees itself: a row without any key has no softmax.
+        return seen | torch.eye(length, dtype=torch.bool, device=seen.device) if self._padded else seen
+
+
+def _boolean(own: Tensor, length: int) -> Tensor:
+    if own.shape[-2:] != (length, length):
+        raise ValueError(
+            f"A layer's mask is of shape {tuple(own.shape)} for {length} tokens, so its layers cannot be converted: "
+            "pass use_cache=False, and merge adapters with a learned prefix first."
+        )
+    if own.dtype == torch.bool:
+        return own
+    hidden = own <= torch.finfo(own.dtype).min / 2
+    if bool((own.masked_fill(hidden, 0) != 0).any()):
+        raise ValueError(
+            "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, and "
+            "its layers cannot be converted. Use layers=None."
+        )
+    return ~hidden

@@ -1,0 +1,61 @@
+"""A sentence-transformers repository as the base: its input, prompts, pooling and all that follows stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.util import load_file_path
+
+from .modules import DecoderTransformer, LayerPlan
+from .selfcheck import check_plan
+
+
+def is_repository(path: str, hub: Mapping[str, Any]) -> bool:
+    """Whether a folder or Hub repository holds a sentence-transformers model, not just a backbone.
+
+    Args:
+        path: Folder or Hub id.
+        hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` takes them.
+    """
+    return load_file_path(path, "modules.json", **hub) is not None
+
+
+def convert_repository(
+    path: str, plan: LayerPlan, *, check: bool, base_model: str, base_revision: str | None, **kwargs: Any
+) -> SentenceTransformer:
+    """Load a sentence-transformers model and give its decoder a layer plan.
+
+    Args:
+        path: Folder or Hub id.
+        plan: What each layer sees.
+        check: Check on a few tokens that every layer obeys the plan.
+        base_model: Name of the base model, for the record.
+        base_revision: Its revision, for the record.
+        **kwargs: Passed on to ``SentenceTransformer``.
+
+    Returns:
+        The model, its first module replaced.
+
+    Raises:
+        ValueError: Its first module is no plain Transformer, its backbone cannot be converted, or does not obey.
+
+    Source:
+        NoSink, sections 3.6 and 4: decoders that were already trained into encoders.
+    """
+    model = SentenceTransformer(path, **kwargs)
+    first: Any = model[0]
+    if isinstance(first, DecoderTransformer) or not isinstance(first, Transformer):
+        own = isinstance(first, DecoderTransformer)
+        raise ValueError(
+            f"base={base_model!r} starts with {type(first).__name__}, whose layers stay as they are. "
+            + ("Build from its base model, or load it and set model[0].layers." if own else "Give pooling=….")
+        )
+    model[0] = adopted = DecoderTransformer.adopt(
+        first, layers=plan, base_model=base_model, base_revision=base_revision
+    )
+    if check:
+        check_plan(adopted)
+    return model

@@ -1,0 +1,198 @@
+"""Self-checks when a model is built: does every layer see what its plan says, and does capturing only observe?
+
+An attention patch that silently does nothing is the commonest fault of converted decoders. So the plan's check trusts
+no mask: it changes one position's input to an attention module at a time and looks at which positions' outputs change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .modules import DecoderTransformer, LayerPlan, RepeatTransformer
+from .modules.plan import LayerKind
+from .modules.state import current
+
+# Three tokens more than a plan hides tell all kinds apart; a plan that hides very many is checked on this many.
+_BEYOND_SINKS = 3
+_TOKENS = 16
+# Larger than the input itself, so that a position which is seen at all is seen to change.
+_SIZE = 8.0
+
+
+def check_plan(transformer: DecoderTransformer) -> None:
+    """Run a few tokens through the backbone and compare what each layer sees with the plan.
+
+    Args:
+        transformer: The module whose plan is checked.
+
+    Raises:
+        ValueError: A layer does not obey the plan, or does not run as often as it says; the layer is named.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
+        >>> check_plan(model[0])
+    """
+    if transformer.stack.is_plain:
+        return
+    length = min(transformer.stack.m + _BEYOND_SINKS, _TOKENS)
+    check = _Check(transformer.layers, transformer.stack.m, causal=transformer.is_causal)
+    modules = [module for module in transformer.model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
+    handles = [module.register_forward_hook(check, with_kwargs=True) for module in modules]
+    # One text in every row: each row but the first gets one position changed, one way or the other.
+    ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
+    transformer.eval()
+    try:
+        with torch.inference_mode():
+            DecoderTransformer.forward(transformer, features)
+    finally:
+        for handle in handles:
+            handle.remove()
+    check.finish(transformer.stack.calls)
+
+
+def expected(own: Tensor, kind: LayerKind, m: int) -> Tensor:
+    """What a layer of some kind sees, by the definition of the kinds.
+
+    Args:
+        own: [T, T] bool, what the layer sees by itself (its window is in it): row = query, column = key.
+        kind: The kind.
+        m: Sink tokens that nosink kinds hide.
+
+    Returns:
+        [T, T] bool.
+
+    Source:
+        NoSink, appendix D.
+    """
+    seen = own.clone()
+    for query in range(len(own)):
+        for key in range(len(own)):
+            if kind == "backward":
+                seen[query, key] = own[key, query]
+            elif kind.endswith("bidirectional"):
+                seen[query, key] = own[query, key] or own[key, query]
+            if kind.startswith("nosink") and key < m <= query:
+                seen[query, key] = False
+    return seen
+
+
+class _Check:
+    """Forward hook of attention modules."""
+
+    def __init__(self, plan: LayerPlan, m: int, *, causal: bool) -> None:
+        self.plan, self.m, self.causal = plan, m, causal
+        self.ran: Counter[tuple[int, LayerKind]] = Counter()
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        state = current()
+        # Other modules, as whole layers and recurrent ones, know their index too.
+        if state is None or state.last is None or state.last[0] is not module:
+            return
+        kind = state.last[1]
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        self.ran[layer, kind] += 1
+        seen = self._seen(module, arguments, keywords)
+        with state.further_pass("forward"):
+            own = self._seen(module, arguments, keywords)
+        if self.causal and (own.triu(1).any() or not own.diagonal().all()):
+            raise self._error(layer, "forward", own, own.tril(), module)
+        wanted = expected(own, kind, self.m)
+        if not torch.equal(seen, wanted):
+            raise self._error(layer, kind, seen, wanted, module)
+
+    def _seen(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+        """[T, T]: whether a query's output changes with a key's input."""
+        hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
+        length = hidden.shape[1]
+        generator = torch.Generator().manual_seed(0)
+        change = torch.randn(hidden.shape[-1], generator=generator).to(hidden) * hidden.float().std().to(hidden) * _SIZE
+        changed = hidden[:1].expand_as(hidden).clone()
+        for key in range(length):
+            # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
+            changed[1 + 2 * key, key] += change
+            changed[2 + 2 * key, key] -= change
+        if arguments:
+            output = module.forward(changed, *arguments[1:], **keywords)
+        else:
+            output = module.forward(**{**keywords, "hidden_states": changed})
+        values: Tensor = (output[0] if isinstance(output, tuple) else output).float()
+        difference = (values[1:] - values[:1]).abs().amax(dim=-1).view(length, 2, length).amax(dim=1)
+        tolerance = 1e-6 if hidden.dtype in (torch.float32, torch.float64) else 1e-3
+        return (tolerance * values[:1].abs().max() < difference.T).cpu()
+
+    def _error(self, layer: int, kind: LayerKind, seen: Tensor, wanted: Tensor, module: nn.Module) -> ValueError:
+        query, key = (seen != wanted).nonzero()[0].tolist()
+        verb = "does not see" if wanted[query, key] else "sees"
+        return ValueError(
+            f"Layer {layer} ({type(module).__name__}) does not obey {self.plan!r}: running as {kind}, its token "
+            f"{query} {verb} token {key}. This architecture cannot be converted; check=False builds it nevertheless."
+        )
+
+    def finish(self, calls: tuple[tuple[int, LayerKind], ...]) -> None:
+        """Whether every converted pass of the plan ran."""
+        wanted = Counter(call for call in calls if call[1] != "forward")
+        for (layer, kind), times in wanted.items():
+            if self.ran[layer, kind] != times:
+                raise ValueError(
+                    f"Layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}, so it does not "
+                    f"obey {self.plan!r}. It may hold no attention, or not call transformers' attention interface: "
+                    "convert other layers; check=False builds it nevertheless."
+                )
+
+
+def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) -> torch.Tensor:
+    """Hidden states of a short text, wherever the backbone is by now.
+
+    Args:
+        transformer: The module.
+        other_end: Change the last token.
+
+    Returns:
+        [1, T, d] float32, on the CPU.
+    """
+    fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
+    ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
+    # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
+    features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frame(**fields))
+    if other_end:
+        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
+    device = transformer.model.device
+    with torch.inference_mode():
+        output = transformer.eval()({name: value.to(device) for name, value in features.items()})
+    hidden: torch.Tensor = output["token_embeddings"]
+    return hidden.float().cpu()
+
+
+def check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
+    """Capturing must observe the model, not change it.
+
+    Args:
+        transformer: The module, its capture on.
+        plain: Its :func:`hidden_states` without capture.
+
+    Raises:
+        ValueError: The attention that is captured differs from the model's own, or looks ahead where no plan says so.
+    """
+    if not plain.any():
+        return  # Not finite, and zeros were asked for: there is nothing to compare.
+    captured = hidden_states(transformer)
+    before, after = captured[:, :-1], hidden_states(transformer, other_end=True)[:, :-1]
+    if transformer.stack.is_plain and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
+        raise ValueError(
+            f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
+            "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."
+        )
+    difference = float((captured - plain).abs().max() / plain.abs().max())
+    tolerance = 1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.1
+    if not difference <= tolerance:
+        raise ValueError(
+            f"{type(transformer.model).__name__}: hidden states change by {difference:.1%} when attention is captured "
+            f"(tolerance {tolerance:.1%}), so transformers computes this architecture's attention in two ways that "
+            "disagree. Use method='echo' or 'classical', or another version of transformers."
+        )

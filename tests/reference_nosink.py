@@ -1,0 +1,320 @@
+"""NoSink in plain float64: which token sees which, and tiny models run layer by layer by hand, apart from the package.
+
+A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run,
+and how often. ``run`` computes GPT-2 and Llama from their weights alone, in all of the architectures; ``hooked`` puts
+the same masks into transformers' own eager attention, for every other family. Layers and tokens count from 0.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import architectures
+import torch
+from reference import as_double, hidden_and_attention
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+__all__ = ["KINDS", "Plan", "from_top", "hooked", "plan", "run", "save", "visible"]
+
+Architecture = Literal["inplace", "inter", "extra", "extend"]
+
+KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Masks
+
+
+def visible(kind: str, length: int, m: int = 1, window: int | None = None) -> Tensor:
+    """[T, T], True where row i sees column t.
+
+    nosink hides the first m columns from the rows i >= m; the rows before keep what the kind gives without it. A
+    window keeps |i - t| < window, whichever way the layer looks.
+    """
+    result = torch.zeros(length, length, dtype=torch.bool)
+    for i in range(length):
+        for t in range(length):
+            if kind in ("forward", "nosink-forward"):
+                sees = t <= i
+            elif kind == "backward":
+                sees = t >= i
+            elif kind in ("bidirectional", "nosink-bidirectional"):
+                sees = True
+            else:
+                raise ValueError(f"unknown kind {kind!r}")
+            if kind.startswith("nosink-") and i >= m and t < m:
+                sees = False
+            if window is not None and abs(i - t) >= window:
+                sees = False
+            result[i, t] = sees
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plans
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs.
+
+    ``converted`` holds one entry for each layer of the model, bottom first: the kind it is converted to, or None. For
+    extend it holds the kinds of the passes added on top instead, in their order.
+    """
+
+    converted: tuple[str | None, ...]
+    architecture: Architecture = "inplace"
+    others: str = "forward"
+    m: int = 1
+    variant: Literal["paper", "published"] = "paper"
+
+
+def from_top(depth: int, kind: str, k: int, k0: int = 0) -> tuple[str | None, ...]:
+    """The top k of ``depth`` layers run ``kind``; of these the top k0 run nosink-bidirectional."""
+    return (None,) * (depth - k) + (kind,) * (k - k0) + ("nosink-bidirectional",) * k0
+
+
+def plan(
+    depth: int,
+    architecture: Architecture = "inplace",
+    kind: str = "bidirectional",
+    k: int = 0,
+    k0: int = 0,
+    **rest: Any,
+) -> Plan:
+    """The plan that counts k layers (or added passes) from the top."""
+    return Plan(from_top(k if architecture == "extend" else depth, kind, k, k0), architecture, **rest)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# GPT-2 and Llama by hand
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q k / sqrt(size)) v over what each row sees: [H, T, size] -> [T, H * size], and the weights [H, T, T]."""
+    scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+    exponent = torch.where(sees, (scores - scores.amax(-1, keepdim=True)).exp(), 0.0)
+    weights = exponent / exponent.sum(-1, keepdim=True)
+    return (weights @ values).transpose(0, 1).flatten(1), weights
+
+
+def _heads(rows: Tensor, heads: int) -> Tensor:
+    """[T, heads * size] -> [heads, T, size]."""
+    return rows.unflatten(-1, (heads, -1)).transpose(0, 1)
+
+
+class _GPT2:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.body, self.config = model, model.config
+        assert self.config.activation_function == "gelu_new"
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return torch.stack([self.body.wte.weight[token] + self.body.wpe.weight[t] for t, token in enumerate(ids)])
+
+    def layer(self, index: int, x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+        block = self.body.h[index]
+        joint = self._linear(block.attn.c_attn, self._layer_norm(block.ln_1, x))
+        queries, keys, values = (_heads(part, self.config.n_head) for part in joint.chunk(3, -1))
+        mixed, weights = _attend(queries, keys, values, sees)
+        x = x + self._linear(block.attn.c_proj, mixed)
+        inner = self._linear(block.mlp.c_fc, self._layer_norm(block.ln_2, x))
+        inner = inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3))) / 2
+        return x + self._linear(block.mlp.c_proj, inner), weights
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self._layer_norm(self.body.ln_f, x)
+
+    @staticmethod
+    def _linear(module: nn.Module, x: Tensor) -> Tensor:
+        return x @ module.weight + module.bias
+
+    def _layer_norm(self, module: nn.Module, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scale = (centred.pow(2).mean(-1, keepdim=True) + self.config.layer_norm_epsilon).sqrt()
+        return centred / scale * module.weight + module.bias
+
+
+class _Llama:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.body, self.config = model, model.config
+        assert self.config.hidden_act == "silu"
+        assert self.config.rope_parameters["rope_type"] == "default"
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return torch.stack([self.body.embed_tokens.weight[token] for token in ids])
+
+    def layer(self, index: int, x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+        block = self.body.layers[index]
+        heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
+        attention, y = block.self_attn, self._rms_norm(block.input_layernorm, x)
+        queries = self._rotate(_heads(self._linear(attention.q_proj, y), heads))
+        # Head h of the queries reads key and value head h // (heads / groups).
+        shared = [h // (heads // groups) for h in range(heads)]
+        keys = self._rotate(_heads(self._linear(attention.k_proj, y), groups))[shared]
+        values = _heads(self._linear(attention.v_proj, y), groups)[shared]
+        mixed, weights = _attend(queries, keys, values, sees)
+        x = x + self._linear(attention.o_proj, mixed)
+        y = self._rms_norm(block.post_attention_layernorm, x)
+        gate = self._linear(block.mlp.gate_proj, y)
+        inner = gate / (1 + (-gate).exp()) * self._linear(block.mlp.up_proj, y)
+        return x + self._linear(block.mlp.down_proj, inner), weights
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self._rms_norm(self.body.norm, x)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Pair (j, j + size / 2) of position t turns by the angle t * theta ** (-2 j / size)."""
+        half = x.shape[-1] // 2
+        theta = self.config.rope_parameters["rope_theta"]
+        speeds = torch.tensor([theta ** (-j / half) for j in range(half)], dtype=torch.float64)
+        angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * speeds
+        first, second = x[..., :half], x[..., half:]
+        cosine, sine = angles.cos(), angles.sin()
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+    @staticmethod
+    def _linear(module: nn.Module, x: Tensor) -> Tensor:
+        assert module.bias is None
+        return x @ module.weight.T
+
+    def _rms_norm(self, module: nn.Module, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps).sqrt() * module.weight
+
+
+_BY_HAND: dict[str, type[_GPT2] | type[_Llama]] = {"gpt2": _GPT2, "llama": _Llama}
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, ids: Sequence[int], plan: Plan) -> tuple[Tensor, Tensor]:
+    """V [T, d] and one attention map for every layer that runs, in the order they run: [calls, H, T, T]."""
+    parts = _BY_HAND[model.config.model_type](as_double(model))
+    depth = model.config.num_hidden_layers
+    maps: list[Tensor] = []
+
+    def layer(index: int, x: Tensor, kind: str) -> Tensor:
+        x, weights = parts.layer(index, x, visible(kind, len(ids), plan.m))
+        maps.append(weights)
+        return x
+
+    assert plan.architecture == "extend" or len(plan.converted) == depth
+    embedded = parts.embed(ids)
+    anything = any(kind is not None for kind in plan.converted)
+    x = embedded
+    if plan.architecture == "inplace":
+        for index, kind in enumerate(plan.converted):
+            x = layer(index, x, kind or plan.others)
+        result = parts.norm(x)
+    elif plan.architecture == "inter" and plan.variant == "paper":
+        for index, kind in enumerate(plan.converted):
+            once = layer(index, x, plan.others)
+            x = once if kind is None else once + layer(index, x, kind)
+        result = parts.norm(x)
+    elif plan.architecture == "inter":
+        second = None
+        for index, kind in enumerate(plan.converted):
+            if second is None and kind is not None:
+                second = x
+            if second is not None:
+                second = layer(index, second, kind or plan.others)
+            x = layer(index, x, plan.others)
+        result = parts.norm(x if second is None else x + second)
+    elif plan.architecture == "extra":
+        for index in range(depth):
+            x = layer(index, x, plan.others)
+        second = embedded
+        for index, kind in enumerate(plan.converted):
+            if kind is not None:
+                second = layer(index, second, kind)
+        if not anything:
+            result = parts.norm(x)
+        elif plan.variant == "paper":
+            result = parts.norm(x) + parts.norm(second)
+        else:
+            result = parts.norm(x + second)
+    elif plan.architecture == "extend":
+        for index in range(depth):
+            x = layer(index, x, plan.others)
+        for kind in plan.converted:
+            x = layer(depth - 1, x, str(kind))
+        result = parts.norm(x)
+    else:
+        raise ValueError(f"unknown architecture {plan.architecture!r}")
+    return result, torch.stack(maps)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Every other family, in transformers' eager attention
+
+
+def hooked(
+    model: PreTrainedModel, ids: Sequence[int], plan: Plan, windows: Sequence[int | None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """V and the attention maps of an inplace plan: every layer's mask is replaced on its way into the attention.
+
+    The model must be loaded as eager. ``windows``: each layer's window, None where it sees the whole text.
+    """
+    assert plan.architecture == "inplace"
+    model = as_double(model)
+    depth, length = len(plan.converted), len(ids)
+    windows = windows or [None] * depth
+    masks = [
+        visible(kind or plan.others, length, plan.m, window)
+        for kind, window in zip(plan.converted, windows, strict=True)
+    ]
+    seen: list[int] = []
+
+    def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        assert "attention_mask" in kwargs, "the attention takes its mask by position: nothing was replaced"
+        mask = torch.zeros(1, 1, length, length, dtype=torch.float64).masked_fill(~masks[module.layer_idx], -math.inf)
+        seen.append(module.layer_idx)
+        return args, {**kwargs, "attention_mask": mask}
+
+    attentions = [
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention")
+    ]
+    hooks = [module.register_forward_pre_hook(replace, with_kwargs=True) for module in attentions]
+    # GPT-2 of early releases has a causal mask of its own, beside the one it is given.
+    own = [module for module in attentions if "bias" in module._buffers]
+    causal = [module.bias for module in own]
+    try:
+        for module in own:
+            module.bias = torch.ones_like(module.bias)
+        hidden, attention = hidden_and_attention(model, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mask in zip(own, causal, strict=True):
+            module.bias = mask
+    assert seen == list(range(depth)), f"masks were replaced in the layers {seen} of {depth}"
+    for index, mask in enumerate(masks):
+        assert not attention[index][:, ~mask].any(), f"layer {index} attends to what it should not see"
+    return hidden, attention
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def save(model_type: str, settings: dict[str, Any], folder: str | Path, tokenizer: str) -> Path:
+    """Write a tiny random model of any family and settings, with one of architectures.TOKENIZERS."""
+    config = AutoConfig.for_model(
+        model_type,
+        **settings,
+        vocab_size=architectures.VOCABULARY,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    architectures._fill(model, zlib.crc32(model_type.encode()))
+    model.save_pretrained(folder)
+    architectures.TOKENIZERS[tokenizer]().save_pretrained(folder)
+    return Path(folder)

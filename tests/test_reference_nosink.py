@@ -1,0 +1,231 @@
+"""NoSink's oracle against masks written out, against transformers' own hidden states, and its two halves together."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from reference import as_double, hidden_and_attention
+from reference_nosink import KINDS, Plan, from_top, hooked, plan, run, save, visible
+from torch import Tensor
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+DEPTH = 3
+SETTINGS = {
+    "gpt2": {"n_embd": 32, "n_layer": DEPTH, "n_head": 4, "n_positions": 64},
+    "llama": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+}
+NAMES = list(SETTINGS)
+IDS = [7, 101, 33, 250, 33, 18, 400, 91, 5]
+ARCHITECTURES = ["inplace", "inter", "extra", "extend"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("nosink")
+    for name, settings in SETTINGS.items():
+        save(name, settings, made / name, "plain")
+    return made
+
+
+@lru_cache
+def load(path: Path) -> PreTrainedModel:
+    return as_double(AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval())
+
+
+@pytest.fixture
+def in_double(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], PreTrainedModel]:
+    """The model with norms, softmax and rotary angles in float64 where Llama's own code asks for float32."""
+    double = types.SimpleNamespace(**vars(torch))
+    double.float32 = torch.float64
+    monkeypatch.setattr(modeling_llama, "torch", double)
+
+    def angles(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        half = x.shape[-1] // 4 // 2
+        speeds = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        both = (position_ids[..., None].double() * speeds).repeat(1, 1, 2)
+        return both.cos(), both.sin()
+
+    def get(name: str) -> PreTrainedModel:
+        model = load(folder / name)
+        if name == "llama":
+            monkeypatch.setattr(model.rotary_emb, "forward", angles)
+        return model
+
+    return get
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Masks
+
+MASKS: dict[tuple[str, int, int, int | None], list[str]] = {
+    ("forward", 4, 1, None): ["x...", "xx..", "xxx.", "xxxx"],
+    ("backward", 4, 1, None): ["xxxx", ".xxx", "..xx", "...x"],
+    ("bidirectional", 4, 1, None): ["xxxx", "xxxx", "xxxx", "xxxx"],
+    ("nosink-forward", 4, 1, None): ["x...", ".x..", ".xx.", ".xxx"],
+    ("nosink-forward", 4, 2, None): ["x...", "xx..", "..x.", "..xx"],
+    ("nosink-bidirectional", 4, 1, None): ["xxxx", ".xxx", ".xxx", ".xxx"],
+    ("nosink-bidirectional", 4, 2, None): ["xxxx", "xxxx", "..xx", "..xx"],
+    # All tokens are among the first m: the rows keep what the kind gives without nosink.
+    ("nosink-forward", 2, 5, None): ["x.", "xx"],
+    ("nosink-bidirectional", 2, 5, None): ["xx", "xx"],
+    ("forward", 4, 1, 2): ["x...", "xx..", ".xx.", "..xx"],
+    ("backward", 4, 1, 2): ["xx..", ".xx.", "..xx", "...x"],
+    ("bidirectional", 4, 1, 2): ["xx..", "xxx.", ".xxx", "..xx"],
+    ("nosink-forward", 4, 1, 2): ["x...", ".x..", ".xx.", "..xx"],
+    ("nosink-bidirectional", 4, 1, 2): ["xx..", ".xx.", ".xxx", "..xx"],
+    ("nosink-bidirectional", 5, 2, 3): ["xxx..", "xxxx.", "..xxx", "..xxx", "..xxx"],
+}
+
+
+@pytest.mark.parametrize(("kind", "length", "m", "window"), MASKS)
+def test_visible(kind: str, length: int, m: int, window: int | None) -> None:
+    rows = [[cell == "x" for cell in row] for row in MASKS[kind, length, m, window]]
+    assert visible(kind, length, m, window).tolist() == rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_every_token_sees_itself(kind: str, m: int) -> None:
+    for length in range(1, 8):
+        for window in (None, 1, 3):
+            assert visible(kind, length, m, window).diagonal().all()
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(ValueError, match="sideways"):
+        visible("sideways", 1)
+
+
+def test_from_top() -> None:
+    assert from_top(4, "bidirectional", 3, 1) == (None, "bidirectional", "bidirectional", "nosink-bidirectional")
+    assert plan(4, "extend", "backward", 2).converted == ("backward", "backward")
+    assert plan(2, "inter", k=0) == Plan((None, None), "inter")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_converted_is_the_model(
+    in_double: Callable[[str], PreTrainedModel], name: str, architecture: str
+) -> None:
+    """To float64's precision, attention maps too."""
+    model = in_double(name)
+    for ids in (IDS, IDS[:1], IDS[:2]):
+        hidden, attention = hidden_and_attention(model, ids)
+        got, maps = run(model, ids, plan(DEPTH, architecture))
+        assert difference(got, hidden) <= 1e-9
+        assert difference(maps, attention) <= 1e-9
+
+
+def test_near_llama_as_it_runs(folder: Path) -> None:
+    """Without any change to its code, as float32 softmax, norms and angles allow."""
+    model = load(folder / "llama")
+    assert difference(run(model, IDS, plan(DEPTH))[0], hidden_and_attention(model, IDS)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name: str, kind: str) -> None:
+    model = in_double(name)
+    for m in (1, 2, 5):
+        for ids in (IDS, IDS[:1], IDS[:2]):
+            plans = [plan(DEPTH, kind=kind, k=k, k0=k0, m=m) for k in range(DEPTH + 1) for k0 in {0, k // 2}]
+            plans.append(plan(DEPTH, kind=kind, k=1, m=m, others="nosink-forward"))
+            plans.append(Plan((kind, None, "backward"), m=m))
+            for each in plans:
+                by_hand, by_hooks = run(model, ids, each), hooked(model, ids, each)
+                assert difference(by_hand[0], by_hooks[0]) <= 1e-9
+                assert difference(by_hand[1], by_hooks[1]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_leave_the_model_alone(folder: Path, name: str) -> None:
+    model = load(folder / name)
+    before = hidden_and_attention(model, IDS)[0]
+    assert difference(hooked(model, IDS, plan(DEPTH, k=DEPTH))[0], before) > 0.1
+    assert difference(hidden_and_attention(model, IDS)[0], before) == 0
+
+
+@pytest.mark.parametrize("variant", ["paper", "published"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_how_often_layers_run(folder: Path, name: str, architecture: str, variant: str) -> None:
+    """One map for each run of a layer, and what each of them hides."""
+    model = load(folder / name)
+    _, maps = run(model, IDS, plan(DEPTH, architecture, "backward", 2, variant=variant))
+    ahead = ["x" if matrix.triu(1).any() else "." for matrix in maps]
+    behind = ["x" if matrix.tril(-1).any() else "." for matrix in maps]
+    order = {
+        # Forward looks behind, backward ahead; where inter converts, it runs forward first, then backward (paper) or
+        # the other way round.
+        ("inplace", "paper"): (".xx", "x.."),
+        ("inplace", "published"): (".xx", "x.."),
+        ("inter", "paper"): ("..x.x", "xx.x."),
+        ("inter", "published"): (".x.x.", "x.x.x"),
+        ("extra", "paper"): ("...xx", "xxx.."),
+        ("extra", "published"): ("...xx", "xxx.."),
+        ("extend", "paper"): ("...xx", "xxx.."),
+        ("extend", "published"): ("...xx", "xxx.."),
+    }
+    assert ("".join(ahead), "".join(behind)) == order[architecture, variant]
+
+
+def states(model: PreTrainedModel, taken: list[int], kinds: list[str]) -> Tensor:
+    """Hidden states of a model that has only these layers of the whole one, in this order."""
+    model = copy.deepcopy(model)
+    name = "h" if model.config.model_type == "gpt2" else "layers"
+    whole = getattr(model, name)
+    setattr(model, name, torch.nn.ModuleList([whole[index] for index in taken]))
+    model.config.num_hidden_layers = len(taken)
+    return run(model, IDS, Plan(tuple(kinds)))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_architectures_from_parts(folder: Path, name: str) -> None:
+    """Extend and extra, put together from runs of models with other layers; inter's variants, where they agree."""
+    model = load(folder / name)
+    forward, kinds = ["forward"] * DEPTH, ["backward", "nosink-bidirectional"]
+    extended = states(model, [0, 1, 2, 2, 2], [*forward, *kinds])
+    assert difference(run(model, IDS, plan(DEPTH, "extend", "backward", 2, 1))[0], extended) <= 1e-12
+    extra = states(model, [0, 1, 2], forward) + states(model, [1, 2], kinds)
+    assert difference(run(model, IDS, plan(DEPTH, "extra", "backward", 2, 1))[0], extra) <= 1e-12
+    paper, published = (
+        [run(model, IDS, plan(DEPTH, "inter", "backward", k, variant=variant))[0] for k in range(DEPTH + 1)]
+        for variant in ("paper", "published")
+    )
+    # Two streams that part at the last layer are summed at once; those that part earlier go on apart.
+    same = [difference(one, other) <= 1e-12 for one, other in zip(paper, published, strict=True)]
+    assert same == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hidden_first_token_cannot_matter(folder: Path, name: str) -> None:
+    """Where no layer sees the first m tokens, their ids change only their own states."""
+    model = load(folder / name)
+    for m in (1, 2, 5):
+        everywhere = plan(DEPTH, kind="nosink-bidirectional", k=2, m=m, others="nosink-forward")
+        for runner in (run, hooked):
+            before, after = runner(model, IDS, everywhere)[0], runner(model, [99] * m + IDS[m:], everywhere)[0]
+            assert difference(before[m:], after[m:]) <= 1e-12
+            assert difference(before[:m], after[:m]) > 0.1
