@@ -7,12 +7,15 @@ no mask: it changes one position's input to an attention module at a time and lo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .modules import DecoderTransformer, LayerPlan, RepeatTransformer
+from .modules.attention import switch_on
 from .modules.plan import LayerKind
 from .modules.state import current
 
@@ -40,20 +43,39 @@ def check_plan(transformer: DecoderTransformer) -> None:
     if transformer.stack.is_plain:
         return
     length = min(transformer.stack.m + _BEYOND_SINKS, _TOKENS)
-    check = _Check(transformer.layers, transformer.stack.m, causal=transformer.is_causal)
-    modules = [module for module in transformer.model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-    handles = [module.register_forward_hook(check, with_kwargs=True) for module in modules]
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
     transformer.eval()
+    own: dict[nn.Module, Tensor] = {}
+    check = _Check(transformer.layers, transformer.stack.m, own)
+
+    def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        own[module] = seen(module, arguments, keywords)
+
+    # By transformers' own attention first: that is what the plan converts.
+    transformer.model.set_attn_implementation("eager")
+    try:
+        with _hooked(transformer, measure):
+            transformer.model(input_ids=ids, attention_mask=features["attention_mask"], use_cache=False)
+    finally:
+        switch_on(transformer.model)
+    with _hooked(transformer, check):
+        DecoderTransformer.forward(transformer, features)
+    check.finish(transformer.stack.calls)
+
+
+@contextmanager
+def _hooked(transformer: DecoderTransformer, hook: Any) -> Iterator[None]:
+    """Call ``hook`` after every module that knows its layer's index: attention modules are among them."""
+    modules = [module for module in transformer.model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
     try:
         with torch.inference_mode():
-            DecoderTransformer.forward(transformer, features)
+            yield
     finally:
         for handle in handles:
             handle.remove()
-    check.finish(transformer.stack.calls)
 
 
 def expected(own: Tensor, kind: LayerKind, m: int) -> Tensor:
@@ -70,23 +92,53 @@ def expected(own: Tensor, kind: LayerKind, m: int) -> Tensor:
     Source:
         NoSink, appendix D.
     """
-    seen = own.clone()
+    result = own.clone()
     for query in range(len(own)):
         for key in range(len(own)):
             if kind == "backward":
-                seen[query, key] = own[key, query]
+                result[query, key] = own[key, query]
             elif kind.endswith("bidirectional"):
-                seen[query, key] = own[query, key] or own[key, query]
+                result[query, key] = own[query, key] or own[key, query]
             if kind.startswith("nosink") and key < m <= query:
-                seen[query, key] = False
-    return seen
+                result[query, key] = False
+    return result
+
+
+def seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    """What a module sees, by trial.
+
+    Args:
+        module: A module that takes and gives hidden states [2T + 1, T, d], the same text in every row.
+        arguments: The arguments it was called with.
+        keywords: The keyword arguments it was called with.
+
+    Returns:
+        [T, T] bool: whether the output at a position (row) changes with the input at another (column).
+    """
+    hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
+    length = hidden.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    change = torch.randn(hidden.shape[-1], generator=generator).to(hidden) * hidden.float().std().to(hidden) * _SIZE
+    changed = hidden[:1].expand_as(hidden).clone()
+    for key in range(length):
+        # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
+        changed[1 + 2 * key, key] += change
+        changed[2 + 2 * key, key] -= change
+    if arguments:
+        output = module.forward(changed, *arguments[1:], **keywords)
+    else:
+        output = module.forward(**{**keywords, "hidden_states": changed})
+    values: Tensor = (output[0] if isinstance(output, tuple) else output).float()
+    difference = (values[1:] - values[:1]).abs().amax(dim=-1).view(length, 2, length).amax(dim=1)
+    tolerance = 1e-6 if hidden.dtype in (torch.float32, torch.float64) else 1e-3
+    return (tolerance * values[:1].abs().max() < difference.T).cpu()
 
 
 class _Check:
     """Forward hook of attention modules."""
 
-    def __init__(self, plan: LayerPlan, m: int, *, causal: bool) -> None:
-        self.plan, self.m, self.causal = plan, m, causal
+    def __init__(self, plan: LayerPlan, m: int, own: dict[nn.Module, Tensor]) -> None:
+        self.plan, self.m, self.own = plan, m, own
         self.ran: Counter[tuple[int, LayerKind]] = Counter()
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -97,37 +149,13 @@ class _Check:
         kind = state.last[1]
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         self.ran[layer, kind] += 1
-        seen = self._seen(module, arguments, keywords)
-        with state.further_pass("forward"):
-            own = self._seen(module, arguments, keywords)
-        if self.causal and (own.triu(1).any() or not own.diagonal().all()):
-            raise self._error(layer, "forward", own, own.tril(), module)
-        wanted = expected(own, kind, self.m)
-        if not torch.equal(seen, wanted):
-            raise self._error(layer, kind, seen, wanted, module)
+        sees = seen(module, arguments, keywords)
+        wanted = expected(self.own[module], kind, self.m)
+        if not torch.equal(sees, wanted):
+            raise self._error(layer, kind, sees, wanted, module)
 
-    def _seen(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-        """[T, T]: whether a query's output changes with a key's input."""
-        hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
-        length = hidden.shape[1]
-        generator = torch.Generator().manual_seed(0)
-        change = torch.randn(hidden.shape[-1], generator=generator).to(hidden) * hidden.float().std().to(hidden) * _SIZE
-        changed = hidden[:1].expand_as(hidden).clone()
-        for key in range(length):
-            # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
-            changed[1 + 2 * key, key] += change
-            changed[2 + 2 * key, key] -= change
-        if arguments:
-            output = module.forward(changed, *arguments[1:], **keywords)
-        else:
-            output = module.forward(**{**keywords, "hidden_states": changed})
-        values: Tensor = (output[0] if isinstance(output, tuple) else output).float()
-        difference = (values[1:] - values[:1]).abs().amax(dim=-1).view(length, 2, length).amax(dim=1)
-        tolerance = 1e-6 if hidden.dtype in (torch.float32, torch.float64) else 1e-3
-        return (tolerance * values[:1].abs().max() < difference.T).cpu()
-
-    def _error(self, layer: int, kind: LayerKind, seen: Tensor, wanted: Tensor, module: nn.Module) -> ValueError:
-        query, key = (seen != wanted).nonzero()[0].tolist()
+    def _error(self, layer: int, kind: LayerKind, sees: Tensor, wanted: Tensor, module: nn.Module) -> ValueError:
+        query, key = (sees != wanted).nonzero()[0].tolist()
         verb = "does not see" if wanted[query, key] else "sees"
         return ValueError(
             f"Layer {layer} ({type(module).__name__}) does not obey {self.plan!r}: running as {kind}, its token "

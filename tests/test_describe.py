@@ -22,6 +22,7 @@ USUAL: dict[str, Any] = {
     "architecture": "LlamaModel",
     "variant": None,
     "template": None,
+    "setting": None,
     "layers": "6 forward",
     "max_seq_length": 1024,
     "dimension": 192,
@@ -84,6 +85,39 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "prompteol": (
         {"method": "prompteol"},
         {"method": "prompteol", "pooling": "lasttoken over end", "copies": 1, "template": "prompteol"},
+    ),
+    "nosink": (
+        {"method": "nosink", "setting": "MASK0&BIDIR", "k": 4, "k0": 1, "m": 2},
+        {
+            "method": "nosink",
+            "setting": "MASK0&BIDIR",
+            "layers": "2 forward → 3 bidirectional → 1 nosink-bidirectional(2)",
+            "pooling": "mean over last_copy",
+            "copies": 1,
+        },
+    ),
+    "plan": (
+        {"method": "nosink", "layers": {"architecture": "inter", "layers": {"backward": [-1, 2]}}, "pooling": "cls"},
+        {
+            "method": "nosink",
+            "layers": "2 forward → 1 forward + backward → 2 forward → 1 forward + backward",
+            "pooling": "cls over all",
+            "copies": 1,
+        },
+    ),
+    "converted reba": (
+        {"setting": "extend-back", "k": 2},
+        {
+            "method": "reba",
+            "variant": "paper",
+            "layers": "6 forward → 2 backward (the last layer again)",
+            "pooling": "last",
+            "copies": 2,
+        },
+    ),
+    "baseline": (
+        {"method": "nosink", "setting": "baseline"},
+        {"method": "nosink", "setting": "baseline", "pooling": "mean over last_copy", "copies": 1},
     ),
 }
 

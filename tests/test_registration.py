@@ -128,7 +128,7 @@ def test_registering_adds_to_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"other.Module": nn.Linear}
     monkeypatch.setattr(BaseModel, "_module_classes", there)
     for _ in range(2):
-        st_reba.register(st_reba.RepeatTransformer, st_reba.ReBAPooling)
+        st_reba.register(*CLASSES)
         assert set(BaseModel._module_classes) == {"other.Module", *NAMES}
     assert there == {"other.Module": nn.Linear}
 
