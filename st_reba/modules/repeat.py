@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from . import tokens
 from .capture import Capture, CaptureSpec
 from .templates import TASKS, Frame, Template, task_templates
+from .tokens import content, empty_id, frame, position_limit, special_ids
 from .transformer import DecoderTransformer
 
 Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
@@ -150,7 +150,7 @@ class RepeatTransformer(DecoderTransformer):
                 f"The template needs a value for {{{missing[0]}}}: pass encode(…, {missing[0]}='…')"
                 + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
             )
-        return tokens.frame(self.text_tokenizer, template.fill(values, prefix))
+        return frame(self.text_tokenizer, template.fill(values, prefix))
 
     def _template(self, prompt: str | None, task: str | None, fields: Mapping[str, str]) -> Template:
         query, document = self._templates["query"], self._templates["document"]
@@ -165,7 +165,7 @@ class RepeatTransformer(DecoderTransformer):
         return self._budget(self.frame(prompt, task, **fields))
 
     def _budget(self, frame: Frame) -> int | None:
-        limit = tokens.position_limit(self.text_tokenizer)
+        limit = position_limit(self.text_tokenizer)
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and positions is not None and limit > positions > 0:
             raise ValueError(
@@ -187,7 +187,7 @@ class RepeatTransformer(DecoderTransformer):
         Raises:
             ValueError: An input that is not a string.
         """
-        return tokens.content(self.text_tokenizer, texts, offsets=offsets)
+        return content(self.text_tokenizer, texts, offsets=offsets)
 
     def preprocess(
         self,
@@ -251,12 +251,12 @@ class RepeatTransformer(DecoderTransformer):
             return (copy_ids >= 2).to(real.dtype)
         last = copy_ids == self.repeats
         if self.span == "last_copy_and_end":
-            special = len(tokens.special_ids(self.text_tokenizer)[1])
+            special = len(special_ids(self.text_tokenizer)[1])
             return (last | ((position > end - special) & real.bool())).to(real.dtype)
         return last.to(real.dtype)
 
     def _stand_in(self, text: str) -> int:
-        token = tokens.empty_id(self.text_tokenizer)
+        token = empty_id(self.text_tokenizer)
         if token is None:
             raise ValueError(
                 f"The text {text[:80]!r} holds no token, and the tokenizer has no special token to stand for it. Drop "
@@ -292,7 +292,7 @@ class RepeatTransformer(DecoderTransformer):
     def _warn_of_cut(self, length: int, budget: int) -> None:
         if not self._warned_of_cut:
             self._warned_of_cut = True
-            limit = tokens.position_limit(self.text_tokenizer)
+            limit = position_limit(self.text_tokenizer)
             logger.warning(
                 f"A text of {length} tokens was cut to {budget} a copy: max_seq_length={limit} holds no more, with "
                 f"repeats={self.repeats}. Longer texts are cut alike from here on, without a further warning."

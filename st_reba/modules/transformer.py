@@ -204,7 +204,8 @@ class DecoderTransformer(Transformer):
         return result
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self.get_config_dict(), architecture=type(self.model).__name__)})"
+        shown = {**self.get_config_dict(), "layers": str(self._stack), "architecture": type(self.model).__name__}
+        return f"{type(self).__name__}({shown})"
 
     def _set_plan(self, plan: LayerPlan) -> None:
         stack = plan.resolve(self.depth)

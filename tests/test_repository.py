@@ -1,0 +1,137 @@
+"""A sentence-transformers model as the base: its input, prompts, end token and pooling stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures import TOKENIZERS, save
+from oracle import TEXTS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import AutoConfig
+
+import st_reba
+from st_reba.describe import describe
+
+Base = Callable[..., str]
+PROMPTS = {"query": "Instruct: find the answer.\nQuery: ", "document": ""}
+POOLINGS = ["lasttoken", "mean", "cls", "weightedmean"]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., str]:
+    """``repository(architecture, pooling)``: a plain ST model as such embedders are published."""
+
+    def make(name: str = "llama", pooling: str = "lasttoken", causal: bool = True, **options: Any) -> str:
+        tokenizer = TOKENIZERS["bos_eos"]()
+        tokenizer.pad_token = tokenizer.eos_token
+        base = save(name, tmp_path / "base", tokenizer)
+        if not causal:
+            config = AutoConfig.from_pretrained(base)
+            config.is_causal = False
+            config.save_pretrained(base)
+        torch.manual_seed(0)
+        modules = [
+            Transformer(str(base), max_seq_length=20),
+            Pooling(32, pooling, **options),
+            Dense(32, 16),
+            Normalize(),
+        ]
+        model = SentenceTransformer(
+            modules=modules, prompts=PROMPTS, default_prompt_name=None, similarity_fn_name="dot", device="cpu"
+        )
+        model.save_pretrained(str(tmp_path / "repository"))
+        return str(tmp_path / "repository")
+
+    return make
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral"])
+def test_unconverted_it_is_the_same_model(repository: Callable[..., str], name: str, pooling: str) -> None:
+    path = repository(name, pooling)
+    plain = SentenceTransformer(path, device="cpu")
+    built = st_reba.build(path, "nosink", setting="baseline")
+    for encode in ("encode", "encode_query", "encode_document"):
+        wanted = getattr(plain, encode)(list(TEXTS), batch_size=2)
+        np.testing.assert_allclose(getattr(built, encode)(list(TEXTS), batch_size=2), wanted, atol=2e-6, rtol=0)
+    assert built.prompts == plain.prompts and built.similarity_fn_name == "dot"
+    assert built.max_seq_length == plain.max_seq_length == 20
+    assert [type(module) for module in built][1:] == [type(module) for module in plain][1:]
+
+
+@pytest.mark.parametrize("setting", ["mask0-bidir", "inplace-bidir", "mask0&bidir"])
+def test_every_layer_by_default(repository: Callable[..., str], setting: str, tmp_path: Path) -> None:
+    """k = L, and the vector is that of the backbone run by hand, pooled at the end token as before."""
+    path = repository()
+    number = {"k0": 1} if "&" in setting else {}
+    built = st_reba.build(path, "nosink", setting=setting, **number)
+    assert built[0].layers.k == "all" and len(built[0].stack.kinds) == 2
+    assert all("bidirectional" in kind for kind in built[0].stack.kinds)
+    alone = st_reba.build(
+        str(tmp_path / "base"), "nosink", setting=setting, k=2, pooling="last", span="end", normalize=False, **number
+    )
+    with torch.inference_mode():
+        for text in ("今天天气", "hi"):
+            hidden = torch.from_numpy(alone.encode(text))[None]
+            wanted = built[3]({"sentence_embedding": built[2]({"sentence_embedding": hidden})["sentence_embedding"]})
+            np.testing.assert_allclose(built.encode(text), wanted["sentence_embedding"][0], atol=2e-6, rtol=0)
+
+
+def test_already_bidirectional(repository: Callable[..., str]) -> None:
+    """A base whose configuration says that it looks both ways: bidirectional changes nothing, nosink does."""
+    path = repository(causal=False)
+    plain = SentenceTransformer(path, device="cpu").encode(list(TEXTS))
+    built = st_reba.build(path, "nosink", setting="inplace-bidir")
+    np.testing.assert_allclose(built.encode(list(TEXTS)), plain, atol=2e-6, rtol=0)
+    masked = st_reba.build(path, "nosink", setting="mask0-bidir").encode(list(TEXTS))
+    assert np.abs(masked - plain).max() > 1e-2
+    with pytest.raises(ValueError, match="LlamaModel looks both ways already.*k='all'"):
+        st_reba.build(path, "nosink", setting="mask0-bidir", k=1)
+    with pytest.raises(ValueError, match="looks both ways already"):
+        st_reba.build(path, "nosink", setting="inplace-back")
+
+
+def test_saved_and_loaded(repository: Callable[..., str], tmp_path: Path) -> None:
+    built = st_reba.build(repository(), "nosink", setting="mask0&bidir", k0=1)
+    built.save_pretrained(str(tmp_path / "converted"))
+    loaded = SentenceTransformer(str(tmp_path / "converted"), device="cpu")
+    assert type(loaded[0]) is st_reba.DecoderTransformer and loaded[0].stack == built[0].stack
+    for encode in ("encode", "encode_query"):
+        np.testing.assert_array_equal(getattr(loaded, encode)(list(TEXTS)), getattr(built, encode)(list(TEXTS)))
+    shown = describe(tmp_path / "converted")
+    assert (shown.method, shown.layers) == ("nosink", "1 bidirectional → 1 nosink-bidirectional")
+    assert (shown.pooling, shown.copies, shown.base) == ("lasttoken", 1, "repository")
+    assert shown.prompts == {"query": PROMPTS["query"]}
+    with pytest.raises(ValueError, match="starts with DecoderTransformer.*set model.0..layers"):
+        st_reba.build(tmp_path / "converted", "nosink", setting="baseline")
+
+
+def test_backbone_alone(repository: Callable[..., str]) -> None:
+    """With a pooling of one's own only the backbone is taken."""
+    built = st_reba.build(repository(), "nosink", setting="mask0-bidir", k=1, pooling="mean")
+    assert type(built[0]) is st_reba.NoSinkTransformer and built.get_embedding_dimension() == 32
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"template": "Say: {text}"},
+        {"repeats": 3},
+        {"span": "end"},
+        {"normalize": False},
+        {"separator": " "},
+        {"instruction": "x"},
+        {"compute_matched": True},
+        {"non_finite": "zeros"},
+    ],
+)
+def test_options_that_would_do_nothing(repository: Callable[..., str], option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))}=.*own input and pooling are kept"):
+        st_reba.build(repository(), "nosink", setting="baseline", **option)
