@@ -216,8 +216,11 @@ def check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
             f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
             "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."
         )
-    difference = float((captured - plain).abs().max() / plain.abs().max())
-    tolerance = 1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.1
+    if transformer.model.dtype in (torch.float32, torch.float64):
+        difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
+    else:
+        # Rounding moves single numbers by a tenth where layers are many; a wrong attention turns the vectors.
+        difference, tolerance = 1 - float(torch.cosine_similarity(captured.flatten(), plain.flatten(), dim=0)), 1e-2
     if not difference <= tolerance:
         raise ValueError(
             f"{type(transformer.model).__name__}: hidden states change by {difference:.1%} when attention is captured "

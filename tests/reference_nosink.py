@@ -1,16 +1,18 @@
 """NoSink in plain float64: which token sees which, and tiny models run layer by layer by hand, apart from the package.
 
 A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run,
-and how often. ``run`` computes GPT-2 and Llama from their weights alone, in all of the architectures; ``hooked`` puts
-the same masks into transformers' own eager attention, for every other family. Layers and tokens count from 0.
+and how often. ``run`` computes GPT-2 and Llama from their weights alone; ``hooked`` puts the same masks
+into transformers' own eager attention, for every other family. Layers and tokens count from 0.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +32,7 @@ KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidir
 # Masks
 
 
+@lru_cache(maxsize=1024)
 def visible(kind: str, length: int, m: int = 1, window: int | None = None) -> Tensor:
     """[T, T], True where row i sees column t.
 
@@ -254,19 +257,64 @@ def run(model: PreTrainedModel, ids: Sequence[int], plan: Plan) -> tuple[Tensor,
 def hooked(
     model: PreTrainedModel, ids: Sequence[int], plan: Plan, windows: Sequence[int | None] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """V and the attention maps of an inplace plan: every layer's mask is replaced on its way into the attention.
+    """What ``run`` gives, of any family: as inplace runs of its layers, whose outputs are put together.
 
     The model must be loaded as eager. ``windows``: each layer's window, None where it sees the whole text.
     """
-    assert plan.architecture == "inplace"
     model = as_double(model)
-    depth, length = len(plan.converted), len(ids)
-    windows = windows or [None] * depth
-    masks = [
-        visible(kind or plan.others, length, plan.m, window)
-        for kind, window in zip(plan.converted, windows, strict=True)
-    ]
+    depth = model.config.num_hidden_layers
+    spans = list(windows or [None] * depth)
+    others = [plan.others] * depth
+    chosen = [index for index, kind in enumerate(plan.converted) if kind is not None]
+    kinds = [str(plan.converted[index]) for index in chosen]
+    inplace = [kind or plan.others for kind in plan.converted]
+    if plan.architecture == "inplace":
+        return _masked(model, ids, inplace, plan.m, spans)[:2]
+    if not chosen:
+        return _masked(model, ids, others, plan.m, spans)[:2]
+    if plan.architecture == "extend":
+        taller = _relayered(model, (*range(depth), *[depth - 1] * len(chosen)))
+        return _masked(taller, ids, [*others, *kinds], plan.m, spans + spans[-1:] * len(chosen))[:2]
+    further = []
+    added: dict[int, Tensor] = {}
+    if plan.architecture == "extra":
+        stack = _relayered(model, tuple(chosen))
+        second, maps, outputs = _masked(stack, ids, kinds, plan.m, [spans[index] for index in chosen])
+        further.append(maps)
+        if plan.variant == "published":
+            added[depth - 1] = outputs[-1]
+    elif plan.variant == "published":
+        _, maps, outputs = _masked(model, ids, inplace, plan.m, spans)
+        further.append(maps[chosen[0] :])
+        added[depth - 1] = outputs[-1]
+    else:
+        for index in chosen:
+            once = [inplace[index] if layer == index else plan.others for layer in range(depth)]
+            _, maps, outputs = _masked(model, ids, once, plan.m, spans, dict(added))
+            further.append(maps[index : index + 1])
+            added[index] = outputs[index]
+    hidden, maps, _ = _masked(model, ids, others, plan.m, spans, added)
+    if plan.architecture == "extra" and plan.variant == "paper":
+        hidden = hidden + second
+    return hidden, torch.cat([maps, *further])
+
+
+def _masked(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    kinds: Sequence[str],
+    m: int,
+    windows: Sequence[int | None],
+    added: dict[int, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """V, attention maps and every layer's output, each layer's mask replaced on its way into the attention.
+
+    ``added``: what is added to a layer's output before the next layer (or the final norm) gets it.
+    """
+    length = len(ids)
+    masks = [visible(kind, length, m, window) for kind, window in zip(kinds, windows, strict=True)]
     seen: list[int] = []
+    outputs: list[Tensor] = []
 
     def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         assert "attention_mask" in kwargs, "the attention takes its mask by position: nothing was replaced"
@@ -274,12 +322,17 @@ def hooked(
         seen.append(module.layer_idx)
         return args, {**kwargs, "attention_mask": mask}
 
-    attentions = [
-        module
-        for module in model.modules()
-        if hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention")
-    ]
+    def add(module: nn.Module, args: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        index = len(outputs)
+        outputs.append(hidden[0])
+        if index in (added or {}):
+            hidden = hidden + (added or {})[index]
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    attentions = [module for module in model.modules() if _is_attention(module)]
     hooks = [module.register_forward_pre_hook(replace, with_kwargs=True) for module in attentions]
+    hooks += [layer.register_forward_hook(add) for layer in getattr(*_layers(model))]
     # GPT-2 of early releases has a causal mask of its own, beside the one it is given.
     own = [module for module in attentions if "bias" in module._buffers]
     causal = [module.bias for module in own]
@@ -292,10 +345,39 @@ def hooked(
             hook.remove()
         for module, mask in zip(own, causal, strict=True):
             module.bias = mask
-    assert seen == list(range(depth)), f"masks were replaced in the layers {seen} of {depth}"
+    assert seen == list(range(len(masks))), f"masks were replaced in the layers {seen} of {len(masks)}"
+    assert len(outputs) == len(masks)
     for index, mask in enumerate(masks):
         assert not attention[index][:, ~mask].any(), f"layer {index} attends to what it should not see"
-    return hidden, attention
+    return hidden, attention, outputs
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return hasattr(module, "layer_idx") and type(module).__name__.endswith("Attention")
+
+
+def _layers(model: PreTrainedModel) -> tuple[nn.Module, str]:
+    """The module that holds the list of layers, and the list's name in it."""
+    return model, next(name for name in ("h", "layers") if hasattr(model, name))
+
+
+@lru_cache(maxsize=8)
+def _relayered(model: PreTrainedModel, taken: tuple[int, ...]) -> PreTrainedModel:
+    """A copy of the model that has these layers of the whole one, in this order."""
+    model = copy.deepcopy(model)
+    holder, name = _layers(model)
+    whole = getattr(holder, name)
+    layers = [copy.deepcopy(whole[index]) for index in taken]
+    for place, layer in enumerate(layers):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = place
+    setattr(holder, name, nn.ModuleList(layers))
+    model.config.num_hidden_layers = len(taken)
+    types = getattr(model.config, "layer_types", None)
+    if types is not None:
+        model.config.layer_types = [types[index] for index in taken]
+    return model
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -159,6 +159,29 @@ def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name:
                 assert difference(by_hand[1], by_hooks[1]) <= 1e-9
 
 
+@pytest.mark.parametrize("variant", ["paper", "published"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_architectures_by_hand_and_by_hooks(
+    in_double: Callable[[str], PreTrainedModel], name: str, architecture: str, variant: str
+) -> None:
+    """Hooked runs are put together where the other goes through the formula; maps come in another order."""
+    model = in_double(name)
+    plans = [
+        plan(DEPTH, architecture, kind, k, k0, variant=variant)
+        for k in range(DEPTH + 1)
+        for kind, k0 in (("backward", 0), ("bidirectional", k // 2))
+    ]
+    plans.append(plan(DEPTH, architecture, "bidirectional", 2, 1, m=2, others="nosink-forward", variant=variant))
+    if architecture != "extend":
+        plans.append(Plan(("backward", None, "bidirectional"), architecture, variant=variant))
+        plans.append(Plan((None, "backward", None), architecture, variant=variant))
+    for each in plans:
+        by_hand, by_hooks = run(model, IDS, each), hooked(model, IDS, each)
+        assert difference(by_hand[0], by_hooks[0]) <= 1e-9
+        assert difference(by_hand[1].sort(dim=0)[0], by_hooks[1].sort(dim=0)[0]) <= 1e-9
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_hooks_leave_the_model_alone(folder: Path, name: str) -> None:
     model = load(folder / name)

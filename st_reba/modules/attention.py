@@ -75,8 +75,9 @@ def attend(
     capture = None if state is None else state.capture
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if capture is not None:
-        planned = state is not None and state.stack is not None
-        _check_capturable(module, causal=causal or planned, square=query.shape[2] == key.shape[2])
+        # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
+        defined = causal or not capture.symmetric or (state is not None and state.stack is not None)
+        _check_capturable(module, causal=defined, square=query.shape[2] == key.shape[2])
         capture.begin()
     kind = "forward" if state is None else state.kind(module)
     fusable = capture is None and softcap is None and s_aux is None and position_bias is None

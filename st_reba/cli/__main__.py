@@ -1,0 +1,9 @@
+"""``python -m st_reba.cli``."""
+
+from __future__ import annotations
+
+import sys
+
+from . import main
+
+sys.exit(main())

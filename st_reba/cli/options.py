@@ -1,0 +1,79 @@
+"""What several commands share: their frame, common options, and how numbers on the command line are read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+# Written out, so that parsing needs no library; the tests hold them against the package.
+METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
+POOLINGS = ("last", "mean", "cls")
+SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+
+
+def new_command(commands: Any, name: str, summary: str, example: str, run: Any) -> argparse.ArgumentParser:
+    """A command's parser, with an example in its help."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary.partition("\n")[0],
+        description=summary,
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=run)
+    command.add_argument("--verbose", action="store_true", help="show the libraries' messages, and errors in full")
+    return command
+
+
+def add_running(command: argparse.ArgumentParser) -> None:
+    """Where and how a model runs."""
+    command.add_argument("--device", help="where to run: cpu, cuda, cuda:1, mps (default: a GPU where there is one)")
+    command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: float32 on a CPU, else as stored)")
+    command.add_argument("--trust-remote-code", action="store_true", help="allow the model's own Python code")
+
+
+def add_reading(command: argparse.ArgumentParser) -> None:
+    """How a file of texts is read."""
+    command.add_argument("--text-column", default="text", help="column or key of the text (default: %(default)s)")
+    command.add_argument("--batch-size", type=positive, default=32, help="texts at once (default: %(default)s)")
+
+
+def print_description(description: Any, as_json: bool) -> None:
+    """Print what a model folder holds."""
+    print(json.dumps(asdict(description), ensure_ascii=False, indent=2) if as_json else description)
+
+
+def load_model(options: argparse.Namespace) -> SentenceTransformer:
+    """The saved model that a command names, by way of the registered classes."""
+    from ..persistence import load
+
+    return load(options.model, device=options.device, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+
+
+def layer_count(text: str) -> int | str:
+    """A number of layers, or ``all``."""
+    return text if text == "all" else count(text)
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return number
