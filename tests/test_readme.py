@@ -26,8 +26,12 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("猫在窗台上睡着了。\n股票大跌。\n", encoding="utf-8")
     Path("corpus.jsonl").write_text('{"text": "猫在窗台上睡着了。"}\n{"text": "股票大跌。"}\n', encoding="utf-8")
-    commands = [line for line in re.findall(r"^st-reba .*$", README, re.MULTILINE) if "/" not in line]
-    assert len(commands) == 5
+    pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(40)]
+    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
+    commands = [line for line in re.findall(r"^st-reba .*$", README, re.MULTILINE) if "Qwen/" not in line]
+    assert len(commands) == 9
     for command in commands:
-        assert cli.main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
-    assert '"rank": 1' in capsys.readouterr().out
+        assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert '"rank": 1' in out and "Chosen (*)" in out
+    assert Path("maps/attention.png").is_file()
