@@ -150,7 +150,7 @@ def build(
     path, name = _locate(base)
     plan_variant = variant if nosink else "paper"
     keeps = nosink and pooling is None and is_repository(path, _hub(revision, token, cache_folder, local_files_only))
-    if keeps and k is None and setting not in (None, "baseline"):
+    if keeps and k is None and setting is not None and not setting.lower().startswith(("baseline", "extend")):
         k = "all"
     plan = _plan(layers, setting, k, k0, m, plan_variant, required=nosink)
     hub = {
@@ -350,7 +350,7 @@ def _locate(base: str | os.PathLike[str]) -> tuple[str, str]:
     if text in EMBEDDED:
         return str(EMBEDDED[text]), text
     if os.path.isdir(text):
-        if not os.path.isfile(os.path.join(text, "config.json")):
+        if not any(os.path.isfile(os.path.join(text, name)) for name in ("config.json", "modules.json")):
             raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
         return text, os.path.basename(os.path.abspath(text))
     if os.path.isfile(text):

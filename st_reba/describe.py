@@ -124,7 +124,7 @@ def describe(
     template = task_templates(repeat["template"], repeat["repeats"], repeat["separator"])["document"]
     framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat.get("instruction", ""))))
     text = backbone.get_text_config()
-    stack = _plan(first).resolve(int(text.num_hidden_layers))
+    stack = _plan(first, named="setting" in own).resolve(int(text.num_hidden_layers))
     limits = [position_limit(tokenizer), getattr(text, "max_position_embeddings", None)]
     limit = min((each for each in limits if each is not None and each > 0), default=None)
     budget = framed.budget(limit)
@@ -135,16 +135,16 @@ def describe(
         base=first["base_model"],
         revision=first["base_revision"],
         architecture=(backbone.architectures or [backbone.model_type])[0],
-        method="reba" if reba else _method(first, framed.copies, converted=not stack.is_plain),
+        method="reba" if reba else _method(first, framed.copies, converted="setting" in own or not stack.is_plain),
         variant=pooling.get("variant"),
-        pooling=str(pooling["pooling"] if reba else f"{pooling['pooling_mode']}{over}"),
+        pooling=str(pooling["pooling"]) if reba else "+".join(_modes(pooling)) + over,
         copies=framed.copies,
         template=repeat["template"],
-        setting=first.get("setting"),
+        setting=first["setting"] if "setting" in own else None,
         layers=str(stack),
         max_seq_length=limit,
         tokens_per_copy=budget,
-        dimension=settings.get("truncate_dim") or int(pooling["embedding_dimension"]),
+        dimension=settings.get("truncate_dim") or _dimension(path, modules, pooling, revision),
         normalized="Normalize" in types,
         dtype=None if backbone.dtype is None else str(backbone.dtype).removeprefix("torch."),
         prompts={name: prompt for name, prompt in settings.get("prompts", {}).items() if prompt},
@@ -156,13 +156,28 @@ def _method(first: dict[str, Any], copies: int, *, converted: bool) -> str:
         return "echo"
     if first.get("span") == "end" and first.get("template"):
         return "prompteol"
-    return "nosink" if converted or "setting" in first else "classical"
+    return "nosink" if converted else "classical"
 
 
-def _plan(first: dict[str, Any]) -> LayerPlan:
-    if "setting" in first:
+def _modes(pooling: dict[str, Any]) -> list[str]:
+    modes = pooling.get("pooling_mode", [])
+    return [modes] if isinstance(modes, str) else list(modes)
+
+
+def _dimension(model: str, modules: list[dict[str, Any]], pooling: dict[str, Any], revision: str | None) -> int:
+    """Of the vectors: several poolings stand side by side, and a dense layer may follow."""
+    dimension = int(pooling["embedding_dimension"]) * max(1, len(_modes(pooling)))
+    for module in modules[2:]:
+        if str(module.get("type", "")).endswith(".Dense"):
+            settings = _settings(model, f"{module['path']}/config.json", revision, "out_features")
+            dimension = int(settings["out_features"])
+    return dimension
+
+
+def _plan(first: dict[str, Any], *, named: bool) -> LayerPlan:
+    if named:
         return named_plan(first["setting"], first["k"], first["k0"], first["m"], first["plan_variant"])
-    return LayerPlan.from_dict(first["layers"] or {})
+    return LayerPlan.from_dict({} if first["layers"] is None else first["layers"])
 
 
 def _read(model: str, name: str, revision: str | None) -> Any:

@@ -31,7 +31,7 @@ def read_recipe(path: str | os.PathLike[str], function: Callable[..., Any]) -> d
     with open(path, encoding="utf-8") as stream:
         try:
             recipe = yaml.safe_load(stream)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"base={os.fspath(path)!r} is not YAML: {error}") from error
     if not isinstance(recipe, Mapping) or not isinstance(recipe.get("base"), str):
         raise ValueError(f"base={os.fspath(path)!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")

@@ -47,12 +47,20 @@ def convert_repository(
     """
     model = SentenceTransformer(path, **kwargs)
     first: Any = model[0]
-    if isinstance(first, DecoderTransformer) or not isinstance(first, Transformer):
+    # A class of its own may treat its input or output in a way of its own, which would be lost.
+    if type(first) is not Transformer:
         own = isinstance(first, DecoderTransformer)
         raise ValueError(
             f"base={base_model!r} starts with {type(first).__name__}, whose layers stay as they are. "
             + ("Build from its base model, or load it and set model[0].layers." if own else "Give pooling=….")
         )
+    if getattr(first.model.config, "output_hidden_states", False):
+        raise ValueError(
+            f"base={base_model!r}: {type(model[1]).__name__} reads the hidden states of every layer, which a converted "
+            "model does not hand out. Give pooling=…."
+        )
+    if others := sorted(set(first.modalities) - {"text", "message"}):
+        raise ValueError(f"base={base_model!r} embeds {others} too, which a converted model does not. Give pooling=….")
     model[0] = adopted = DecoderTransformer.adopt(
         first, layers=plan, base_model=base_model, base_revision=base_revision
     )

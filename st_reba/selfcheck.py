@@ -51,7 +51,10 @@ def check_plan(transformer: DecoderTransformer) -> None:
     check = _Check(transformer.layers, transformer.stack.m, own)
 
     def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        own[module] = seen(module, arguments, keywords)
+        hidden = arguments[0] if arguments else keywords.get("hidden_states")
+        # Whole layers, which know their index too, may pass on several streams at once.
+        if isinstance(hidden, Tensor) and hidden.ndim == 3:
+            own[module] = seen(module, arguments, keywords)
 
     # By transformers' own attention first: that is what the plan converts.
     transformer.model.set_attn_implementation("eager")
@@ -60,8 +63,14 @@ def check_plan(transformer: DecoderTransformer) -> None:
             transformer.model(input_ids=ids, attention_mask=features["attention_mask"], use_cache=False)
     finally:
         switch_on(transformer.model)
-    with _hooked(transformer, check):
-        DecoderTransformer.forward(transformer, features)
+    try:
+        with _hooked(transformer, check):
+            DecoderTransformer.forward(transformer, features)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{type(transformer.model).__name__} cannot run {transformer.layers!r}: {error}. Use another plan; "
+            "of EXTRA, variant='published' needs the least of a backbone."
+        ) from error
     check.finish(transformer.stack.calls)
 
 

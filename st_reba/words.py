@@ -63,7 +63,7 @@ def encode_words(
     if not isinstance(transformer, RepeatTransformer):
         raise ValueError(
             f"encode_words needs a pipeline that starts with RepeatTransformer, not {type(transformer).__name__}. "
-            "Build the model with st_reba.build."
+            "Build the model with st_reba.build, a sentence-transformers base with pooling=…."
         )
     pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
     if batch_size < 1:

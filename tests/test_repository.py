@@ -13,7 +13,12 @@ from architectures import TOKENIZERS, save
 from oracle import TEXTS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Pooling,
+    StaticEmbedding,
+    Transformer,
+    WeightedLayerPooling,
+)
 from transformers import AutoConfig
 
 import st_reba
@@ -108,9 +113,40 @@ def test_saved_and_loaded(repository: Callable[..., str], tmp_path: Path) -> Non
     shown = describe(tmp_path / "converted")
     assert (shown.method, shown.layers) == ("nosink", "1 bidirectional → 1 nosink-bidirectional")
     assert (shown.pooling, shown.copies, shown.base) == ("lasttoken", 1, "repository")
-    assert shown.prompts == {"query": PROMPTS["query"]}
+    assert shown.prompts == {"query": PROMPTS["query"]} and shown.dimension == 16
     with pytest.raises(ValueError, match="starts with DecoderTransformer.*set model.0..layers"):
         st_reba.build(tmp_path / "converted", "nosink", setting="baseline")
+
+
+def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
+    """Modules that need more of the backbone than its last hidden states, and classes with a forward of their own."""
+    base = str(save("llama", tmp_path / "base", "bos_eos"))
+    first = Transformer(base, config_kwargs={"output_hidden_states": True})
+    SentenceTransformer(
+        modules=[first, WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1), Pooling(32)], device="cpu"
+    ).save_pretrained(str(tmp_path / "weighted"))
+    with pytest.raises(ValueError, match="WeightedLayerPooling reads the hidden states of every layer.*pooling="):
+        st_reba.build(str(tmp_path / "weighted"), "nosink", setting="baseline")
+    SentenceTransformer(modules=[StaticEmbedding(TOKENIZERS["plain"]().backend_tokenizer, embedding_dim=8)]).save(
+        str(tmp_path / "static")
+    )
+    with pytest.raises(ValueError, match="starts with StaticEmbedding"):
+        st_reba.build(str(tmp_path / "static"), "nosink", setting="baseline")
+
+
+def test_several_poolings(repository: Callable[..., str], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base = save("llama", tmp_path / "other", "bos_eos")
+    modules = [Transformer(str(base)), Pooling(32, ("cls", "mean"))]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "two"))
+    st_reba.build(str(tmp_path / "two"), "nosink", setting="inplace-bidir").save_pretrained(str(tmp_path / "out"))
+    shown = describe(tmp_path / "out")
+    assert (shown.pooling, shown.dimension) == ("cls+mean", 64)
+
+
+def test_extend_needs_a_number(repository: Callable[..., str]) -> None:
+    with pytest.raises(ValueError, match="setting='extend-back' needs k"):
+        st_reba.build(repository(), "nosink", setting="extend-back")
 
 
 def test_backbone_alone(repository: Callable[..., str]) -> None:

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel
 
 import st_reba
 from st_reba.modules import attention, passes
+from st_reba.modules.state import current
 
 Base = Callable[..., str]
 REAL = attention.fused_attention
@@ -49,7 +50,10 @@ def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, kind: s
 
 @pytest.mark.parametrize("setting", ["inter-back", "extra-back", "extend-back"])
 def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    def nothing(module: Any, arguments: Any, keywords: Any, output: Any) -> Any:
+    def nothing(module: Any, arguments: Any, keywords: Any, output: Any, index: int) -> Any:
+        state = current()
+        if state is not None and state.stack is not None:
+            state.further += sum(layer == index for layer, _ in state.stack.second)
         return output
 
     monkeypatch.setattr(passes, "run_further", nothing)
@@ -92,6 +96,17 @@ def test_layers_without_attention(tmp_path: Path) -> None:
     st_reba.build(tmp_path, "nosink", layers={"layers": {"bidirectional": [1]}})
     with pytest.raises(ValueError, match="Layer 2 ran as bidirectional 0 times in place of 1.*no attention"):
         st_reba.build(tmp_path, "nosink", layers={"layers": {"bidirectional": [1, 2]}})
+
+
+def test_a_backbone_that_counts_its_texts(tmp_path: Path) -> None:
+    """GPT-BigCode shapes its output by the number of texts that entered: two stacks cannot go through its norm."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 512}
+    config = AutoConfig.for_model("gpt_bigcode", **sizes, bos_token_id=None, eos_token_id=None)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    TOKENIZERS["bos"]().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="GPTBigCodeModel cannot run <LayerPlan EXTRA.*variant='published'"):
+        st_reba.build(tmp_path, "nosink", setting="extra-back", k=1)
+    st_reba.build(tmp_path, "nosink", setting="extra-back", k=1, variant="published")
 
 
 def test_half_precision(tmp_path: Path) -> None:

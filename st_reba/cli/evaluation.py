@@ -150,7 +150,8 @@ def _model(options: argparse.Namespace) -> Any:
         setting=options.setting or "baseline",
         k=options.k,
         k0=options.k0,
-        m=options.m,
+        # Where no layer hides a token, it only says how many are measured.
+        m=options.m if (options.setting or "").lower().startswith("mask0") else 1,
         dtype=options.dtype,
         device=options.device,
         trust_remote_code=options.trust_remote_code,

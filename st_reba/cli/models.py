@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from .options import (
     count,
     layer_count,
     new_command,
+    plan,
     positive,
     print_description,
 )
@@ -70,7 +70,7 @@ def add_build(commands: Any) -> None:
     command.add_argument("--k", type=layer_count, metavar="K", help="--setting: converted layers from the top, or all")
     command.add_argument("--k0", type=count, metavar="K0", help="--setting: those of them that hide the sink")
     command.add_argument("--m", type=count, default=1, help="--setting: sink tokens (default: %(default)s)")
-    command.add_argument("--layers", type=json.loads, metavar="JSON", help="instead of --setting: a plan of your own")
+    command.add_argument("--layers", type=plan, metavar="JSON", help="instead of --setting: a plan of your own")
     command.add_argument("--no-check", action="store_true", help="do not check that each layer obeys the plan")
     command.add_argument("--span", choices=SPANS, help="positions that echo and classical pool")
     command.add_argument("--no-normalize", action="store_true", help="do not scale vectors to length 1")

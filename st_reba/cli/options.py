@@ -15,6 +15,7 @@ METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+_PLAN = """'{"k": 4, "k0": 2}', or '{"layers": {"backward": [-1, -2]}}'"""
 
 
 def new_command(commands: Any, name: str, summary: str, example: str, run: Any) -> argparse.ArgumentParser:
@@ -59,6 +60,17 @@ def load_model(options: argparse.Namespace) -> SentenceTransformer:
 def layer_count(text: str) -> int | str:
     """A number of layers, or ``all``."""
     return text if text == "all" else count(text)
+
+
+def plan(text: str) -> dict[str, Any]:
+    """A layer plan in JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}): write {_PLAN}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: write {_PLAN}")
+    return value
 
 
 def count(text: str) -> int:

@@ -102,7 +102,7 @@ def recipe_of(trial: Trial) -> dict[str, Any]:
     if trial.setting == "baseline":
         return {"setting": "baseline"}
     if trial.k0 is None:
-        return {"setting": trial.setting, "k": trial.k, "m": trial.m}
+        return {"setting": trial.setting, "k": trial.k, **({"m": trial.m} if trial.setting in MASKS else {})}
     # Under its general name: build would halve MASK0-MID's k0 once more.
     return {"setting": "mask0&bidir", "k": trial.k, "k0": trial.k0, "m": trial.m}
 

@@ -43,7 +43,7 @@ def plan_of(setting: str, k: int, k0: int | None, m: int) -> LayerPlan:
         return LayerPlan()
     if setting in COMBINED:
         return named_plan("mask0&bidir", k, k0, m)
-    return named_plan(setting, k, m=m)
+    return named_plan(setting, k, m=m if setting in MASKS else 1)
 
 
 class Search:

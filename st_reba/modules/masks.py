@@ -65,6 +65,7 @@ class LayerMasks:
 
     def _make(self, kind: LayerKind, own: Tensor | None, causal: bool) -> Tensor:
         length = self._real.shape[1]
+        real = self._real if own is None else self._real.to(own.device)
         if own is None:
             seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=self._real.device)
             seen = seen.tril() if causal else seen
@@ -75,10 +76,10 @@ class LayerMasks:
         elif kind in ("bidirectional", "nosink-bidirectional"):
             seen = seen | seen.mT
         if self._padded:
-            seen = seen & self._real[:, None, None, :]
+            seen = seen & real[:, None, None, :]
         if kind.startswith("nosink") and self.m:
-            place = self._real.long().cumsum(dim=1)  # 1 at the first real token
-            sink = (place <= self.m) & self._real
+            place = real.long().cumsum(dim=1)  # 1 at the first real token
+            sink = (place <= self.m) & real
             seen = seen & ~(sink[:, None, None, :] & (place > self.m)[:, None, :, None])
         # A padding position sees itself: a row without any key has no softmax.
         return seen | torch.eye(length, dtype=torch.bool, device=seen.device) if self._padded else seen

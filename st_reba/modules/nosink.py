@@ -70,6 +70,11 @@ def named_plan(
     name = setting.lower() if isinstance(setting, str) else setting
     if name not in SETTINGS:
         raise ValueError(f"setting={setting!r} is not known: choose one of {list(SETTINGS)}.")
+    LayerPlan(m=m, variant=variant)  # refuses values that are not known, whether the setting uses them or not
+    if m != 1 and name not in _MASKED and name not in _COMBINED:
+        raise ValueError(f"m={m!r}: setting={setting!r} hides no tokens. Drop it.")
+    if variant != "paper" and name not in ("inter-back", "inter-bidir", "extra-back", "extra-bidir"):
+        raise ValueError(f"variant={variant!r}: setting={setting!r} has one reading. Drop it.")
     if name == "baseline":
         _refuse(setting, k=k, k0=k0)
         return LayerPlan()
@@ -89,7 +94,7 @@ def named_plan(
         k0 = fixed
     elif k0 is None:
         raise ValueError(f"setting={setting!r} needs k0, the number of converted layers that hide the sink.")
-    elif name == "mask0-mid" and isinstance(k0, int) and k0 > 0:
+    elif name == "mask0-mid" and type(k0) is int and k0 > 0:
         k0 = max(1, k0 // 2)
     return LayerPlan(k=k, k0=k0, m=m)
 
@@ -155,7 +160,33 @@ class NoSinkTransformer(RepeatTransformer):
         if repeats is None and kwargs.get("template") is None:
             repeats = 1
         super().__init__(model_name_or_path, repeats=repeats, layers=plan, **kwargs)
-        self.setting, self.k, self.k0, self.m, self.plan_variant = setting, k, k0, m, plan_variant
+        self._given = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
+
+    # Read only: the layers follow from them when the module is made.
+    @property
+    def setting(self) -> str:
+        """The paper's setting."""
+        return str(self._given["setting"])
+
+    @property
+    def k(self) -> Any:
+        """Number of converted layers, as given."""
+        return self._given["k"]
+
+    @property
+    def k0(self) -> Any:
+        """How many of them hide the sink, as given."""
+        return self._given["k0"]
+
+    @property
+    def m(self) -> Any:
+        """Number of sink tokens, as given."""
+        return self._given["m"]
+
+    @property
+    def plan_variant(self) -> Any:
+        """Reading of INTER and EXTRA, as given."""
+        return self._given["plan_variant"]
 
     @property
     def layers(self) -> LayerPlan:

@@ -6,6 +6,7 @@ the added layer's output, goes on in the backbone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -41,21 +42,39 @@ def _is_layer(module: nn.Module, index: int) -> bool:
 
 def install(layers: dict[nn.Module, int]) -> None:
     """Let the layers run further passes; harmless where the running plan has none."""
-    for layer in layers:
-        if run_further not in layer._forward_hooks.values():
-            layer.register_forward_hook(run_further, with_kwargs=True)
+    for layer, index in layers.items():
+        if not any(isinstance(hook, _Further) for hook in layer._forward_hooks.values()):
+            layer.register_forward_hook(_Further(index), with_kwargs=True)
 
 
-def run_further(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+@dataclass(frozen=True)
+class _Further:
+    """The hook itself: it knows its layer's number, so that copies of the backbone, as of a replica, keep it."""
+
+    index: int
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        return run_further(module, arguments, keywords, output, self.index)
+
+
+def run_further(
+    module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any, index: int
+) -> Any:
     """Forward hook of a decoder layer: run its further passes and join them to its output."""
     state = current()
-    if state is None or state.stack is None or not state.stack.second or module not in state.layers:
+    if state is None or state.stack is None or not state.stack.second:
         return output
-    stack, index = state.stack, state.layers[module]
+    stack = state.stack
     kinds = [kind for layer, kind in stack.second if layer == index]
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     entered: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     last = index == len(stack.kinds) - 1
+    if hidden.ndim != 3:
+        raise ValueError(
+            f"{type(module).__name__} passes on {hidden.ndim}-dimensional hidden states in place of [B, T, d], so its "
+            "layers cannot run twice. Use a plan of architecture 'inplace'."
+        )
+    state.further += len(kinds)
 
     def again(entering: Tensor, kind: LayerKind) -> Tensor:
         return _run(state, module, entering, arguments, keywords, kind)

@@ -136,15 +136,17 @@ class LayerPlan:
             raise ValueError(f"layers={layers!r} names the converted layers, so k={self.k} and k0={self.k0} must be 0.")
         if self.architecture == "extend":
             raise ValueError(f"layers={layers!r} names the backbone's layers, but 'extend' adds new ones. Give k.")
+        given: dict[str, tuple[int, ...]] = {}
         for kind, indices in layers.items():
             _choose("layers: the kind", kind, KINDS)
             if not isinstance(indices, Iterable) or isinstance(indices, (str, Mapping)):
                 raise ValueError(f"layers={layers!r}: {indices!r} must be a list of layer indices.")
-            for index in indices:
+            given[kind] = tuple(indices)
+            for index in given[kind]:
                 if isinstance(index, bool) or not isinstance(index, int):
                     raise ValueError(f"layers={layers!r}: the layer {index!r} must be a whole number.")
         # One immutable form, so that equal plans are equal.
-        object.__setattr__(self, "layers", _Layers({kind: tuple(layers[kind]) for kind in KINDS if kind in layers}))
+        object.__setattr__(self, "layers", _Layers({kind: given[kind] for kind in KINDS if kind in given}))
         self._converted_layers(None)
 
     def resolve(self, depth: int) -> Stack:

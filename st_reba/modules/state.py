@@ -5,7 +5,7 @@ It lives in a context variable, so that two models, or two threads, in one proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -23,7 +23,6 @@ class ForwardState:
         attention_mask: [B, T], 1 at real positions.
         capture: Observes every layer's attention.
         stack: What each layer sees; None: what it sees by itself.
-        layers: The backbone's layers and their indices, where further passes run.
     """
 
     def __init__(
@@ -32,13 +31,13 @@ class ForwardState:
         *,
         capture: Capture | None = None,
         stack: Stack | None = None,
-        layers: Mapping[nn.Module, int] | None = None,
     ) -> None:
         self.real = attention_mask.bool()
         self.capture = capture
         self.stack = stack
         self.masks = None if stack is None else LayerMasks(self.real, stack.m)
-        self.layers = layers or {}
+        # Further passes that ran.
+        self.further = 0
         # The second stream of hidden states [B, T, d], where there is one.
         self.stream: Tensor | None = None
         # The attention module that ran last, and what it saw.

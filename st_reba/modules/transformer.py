@@ -88,7 +88,6 @@ class DecoderTransformer(Transformer):
         self.base_model = base_model
         self.base_revision = base_revision
         self._capture: CaptureSpec | None = None
-        self._layer_indices: dict[torch.nn.Module, int] = {}
         self._set_plan(plan)
         if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
@@ -141,7 +140,9 @@ class DecoderTransformer(Transformer):
     def is_causal(self) -> bool:
         """Whether the backbone's layers look back only."""
         config = self.model.config.get_text_config()
-        marks = (bool(module.is_causal) for module in self.model.modules() if hasattr(module, "is_causal"))
+        # A vision tower beside the language model looks both ways, but no text goes through it.
+        body = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        marks = (bool(module.is_causal) for module in body.modules() if hasattr(module, "is_causal"))
         return all(marks) and getattr(config, "is_causal", True) is not False
 
     @property
@@ -183,9 +184,14 @@ class DecoderTransformer(Transformer):
             first, count = spec.anchors(features["copy_ids"], attention_mask)
             observer = accumulator = BackwardAttention(first, count, attention_mask.shape[1], both=spec.both)
         stack = None if self._stack.is_plain else self._stack
-        state = ForwardState(attention_mask, capture=observer, stack=stack, layers=self._layer_indices)
+        state = ForwardState(attention_mask, capture=observer, stack=stack)
+        if stack is not None and self.training and torch.is_grad_enabled():
+            self._check_checkpointing()
+        inputs = self._model_inputs(features["input_ids"], attention_mask, observer)
         with running(state):
-            outputs = super().forward(self._model_inputs(features["input_ids"], attention_mask, observer))
+            outputs = super().forward(inputs)
+        if stack is not None:
+            self._check_obeyed(stack, state)
         hidden: Tensor = outputs["token_embeddings"]
         if hidden.shape[0] == 2 * attention_mask.shape[0]:
             # EXTRA: the outputs of both stacks, see passes.py.
@@ -212,12 +218,17 @@ class DecoderTransformer(Transformer):
         if not stack.is_plain:
             self._check_convertible(plan, stack)
             if stack.second:
-                self._layer_indices = decoder_layers(self.model, self.depth)
-                install(self._layer_indices)
+                install(decoder_layers(self.model, self.depth))
         self._plan, self._stack = plan, stack
 
     def _check_convertible(self, plan: LayerPlan, stack: Stack) -> None:
         name = type(self.model).__name__
+        shared = getattr(self.model.config.get_text_config(), "num_kv_shared_layers", 0)
+        if stack.second and shared:
+            raise ValueError(
+                f"layers={plan!r}: layers of {name} read the keys and values of layers below, which a second pass "
+                "through those would replace. Use a plan of architecture 'inplace'."
+            )
         if not self.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
             raise ValueError(
                 f"layers={plan!r}: {name} looks both ways already, so none of its layers can look forward or backward. "
@@ -269,6 +280,26 @@ class DecoderTransformer(Transformer):
             "Load it with dtype='float32' (or 'bfloat16', whose range is wider than float16's), or build with "
             "non_finite='zeros' to give such texts a zero vector."
         )
+
+    def _check_checkpointing(self) -> None:
+        # The older name warns where the newer one is there.
+        names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+        name = next((name for name in names if hasattr(type(self.model), name)), None)
+        if name is not None and getattr(self.model, name):
+            raise ValueError(
+                f"layers={self._plan!r}: gradient checkpointing runs layers again after the forward pass, when nothing "
+                "tells them what to see, so the gradients would be wrong. Call "
+                "model[0].model.gradient_checkpointing_disable(), or set model[0].layers = None."
+            )
+
+    def _check_obeyed(self, stack: Stack, state: ForwardState) -> None:
+        """A plan that silently does nothing would give the vectors of another model."""
+        if state.last is None or state.further != len(stack.second):
+            raise ValueError(
+                f"layers={self._plan!r}: {type(self.model).__name__} did not run it: its attention implementation is "
+                f"{self.model.config._attn_implementation!r} in place of {ATTENTION_NAME!r}, or its layers were "
+                "replaced. Set model[0].layers again."
+            )
 
     def _check_layers(self, captured: int) -> None:
         """A layer that was not captured would change the vectors silently."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -122,6 +123,42 @@ def test_layers_are_set_anew() -> None:
     named = st_reba.build("mini", "nosink", setting="inplace-bidir", k=3)
     with pytest.raises(ValueError, match="follow from its setting='inplace-bidir'"):
         named[0].layers = LayerPlan()
+
+
+def test_settings_are_read_only() -> None:
+    model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2)
+    for name in ("setting", "k", "k0", "m", "plan_variant"):
+        with pytest.raises(AttributeError):
+            setattr(model[0], name, 1)
+
+
+def test_a_plan_that_was_switched_off() -> None:
+    """Whoever changes the attention implementation afterwards gets an error, not another model's vectors."""
+    for plan in (LayerPlan(k=2), LayerPlan("inter", k=2)):
+        model = st_reba.build("mini", "nosink", layers=plan)
+        wanted = model.encode(list(TEXTS))
+        model[0].model = copy.deepcopy(model[0].model)
+        np.testing.assert_array_equal(model.encode(list(TEXTS)), wanted)
+        model[0].model.set_attn_implementation("sdpa")
+        with pytest.raises(ValueError, match="LlamaModel did not run it: its attention implementation is 'sdpa'"):
+            model.encode("天")
+        model[0].layers = plan
+        np.testing.assert_array_equal(model.encode(list(TEXTS)), wanted)
+
+
+def test_gradient_checkpointing_is_refused() -> None:
+    """Layers that run again after the forward pass would see something else."""
+    model = st_reba.build("mini", "nosink", layers=LayerPlan(k=2))
+    enable = getattr(model[0].model, "activation_checkpointing_enable", model[0].model.gradient_checkpointing_enable)
+    enable()
+    model.train()
+    features = model[0].preprocess(["天气"])
+    with pytest.raises(ValueError, match="gradient checkpointing runs layers again.*gradient_checkpointing_disable"):
+        model(features)
+    model[0].model = st_reba.build("mini")[0].model
+    model[0].layers = LayerPlan(k=2)
+    model.train()
+    assert model(features)["sentence_embedding"].requires_grad
 
 
 def test_modules_by_hand() -> None:

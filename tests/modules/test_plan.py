@@ -200,6 +200,27 @@ def test_unknown_setting(setting: Any) -> None:
         named_plan(setting, k=1)
 
 
+@pytest.mark.parametrize(
+    ("setting", "options", "message"),
+    [
+        ("baseline", {"m": 2}, "m=2: setting='baseline' hides no tokens"),
+        ("inplace-back", {"k": 1, "m": 2}, "hides no tokens"),
+        ("extend-bidir", {"k": 1, "m": -5}, "m=-5 must be a whole number"),
+        ("baseline", {"m": "x"}, "m='x' must be a whole number"),
+        ("mask0-bidir", {"k": 1, "variant": "published"}, "variant='published': setting='mask0-bidir' has one reading"),
+        ("inter-back", {"k": 1, "variant": "code"}, "variant='code' is not known"),
+        ("mask0-mid", {"k": 1, "k0": True}, "k0=True must be a whole number"),
+    ],
+)
+def test_numbers_that_a_setting_does_not_take(setting: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named_plan(setting, **options)
+
+
+def test_layers_from_an_iterator() -> None:
+    assert LayerPlan(layers={B: iter([0, 1])}) == LayerPlan(layers={B: [0, 1]})
+
+
 def test_baseline_takes_no_number() -> None:
     assert named_plan("BASELINE") == LayerPlan()
     with pytest.raises(ValueError, match="k=2: setting='baseline' takes no k"):
