@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Transformer,
     WeightedLayerPooling,
 )
-from transformers import AutoConfig
+from transformers import AutoConfig, masking_utils
 
 import st_reba
 from st_reba.describe import describe
@@ -91,6 +92,8 @@ def test_every_layer_by_default(repository: Callable[..., str], setting: str, tm
 
 def test_already_bidirectional(repository: Callable[..., str]) -> None:
     """A base whose configuration says that it looks both ways: bidirectional changes nothing, nosink does."""
+    if "is_causal" not in inspect.getsource(masking_utils.create_causal_mask).replace("is_causal_skip", ""):
+        pytest.skip("this release of transformers cannot turn a decoder's causal mask off")
     path = repository(causal=False)
     plain = SentenceTransformer(path, device="cpu").encode(list(TEXTS))
     built = st_reba.build(path, "nosink", setting="inplace-bidir")
