@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from ..tables import csv_rows
 
 Kind = Literal["pairs", "classes", "tags"]
 BadLines = Literal["error", "skip"]
@@ -281,33 +282,14 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    # strict: a stray quote is an error, not a silent join of lines.
-    rows = csv.reader(
-        io.StringIO(text, newline=""), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
-    )
-    header: list[str] | None = None
-    first = 1
-    while True:
-        first = rows.line_num + 1
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}, line {first}: {error}; a field that holds a quote, a line break or the separator must be in "
-                'quotes, with each quote inside doubled (""), or use .jsonl'
-            ) from None
-        if row is None:
-            return
-        if not row:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    for line, header, row in csv_rows(io.StringIO(text, newline=""), path, delimiter):
+        if row is header:
             continue
-        if header is None:
-            header = row
-            if twice := sorted({name for name in header if header.count(name) > 1}):
-                raise ValueError(f"{path}, line {first}: the header names {twice[0]!r} twice; give each its own name.")
-        elif len(row) != len(header):
-            yield first, f"{len(row)} fields, but the header has {len(header)} columns"
+        if len(row) != len(header):
+            yield line, f"{len(row)} fields, but the header has {len(header)} columns"
         else:
-            yield first, dict(zip(header, row, strict=True))
+            yield line, dict(zip(header, row, strict=True))
 
 
 # --- tags

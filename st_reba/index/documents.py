@@ -11,6 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..tables import csv_rows
+
 SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
 
 # The csv module stops at 131,072 characters a field, fewer than a long document has. A bound stays,
@@ -198,28 +200,10 @@ def _read_jsonl(path: Path, encoding: str, text_column: str, id_column: str) -> 
 def _read_csv(path: Path, encoding: str, text_column: str, id_column: str, delimiter: str) -> Iterator[Document]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CSV_FIELD))
     with path.open(encoding=encoding, errors="surrogateescape", newline="") as file:
-        # strict: a stray quote is an error, not a silent join of lines.
-        rows = csv.reader(_lines(file, path, encoding), delimiter=delimiter, strict=True)
         header: list[str] | None = None
-        while True:
-            first = rows.line_num + 1
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                raise ValueError(
-                    f"{path}, line {first}: {error}; a field that holds a quote, a line break or the separator "
-                    'must be in quotes, with each quote inside doubled (""), or use .jsonl'
-                ) from None
-            if row is None:
-                break
+        for first, header, row in csv_rows(_lines(file, path, encoding), path, delimiter):
             where = f"{path}, line {first}"
-            if not row:
-                continue
-            if header is None:
-                header = row
-                twice = sorted({name for name in header if header.count(name) > 1})
-                if twice:
-                    raise ValueError(f"{where}: the header names {twice[0]!r} twice; give each column its own name")
+            if row is header:
                 _check_fields(header, where, "column", text_column, id_column)
                 continue
             if len(row) != len(header):
