@@ -90,8 +90,8 @@ def run_further(
             state.stream = entered
         for kind in kinds:
             state.stream = again(cast(Tensor, state.stream), kind)
-        if last and stack.architecture == "extra" and stack.variant == "paper":
-            # Side by side, so that the final norm takes each by itself; the caller sums them.
+        if last and stack.side_by_side:
+            # As further rows of the batch, which the final norm takes each by itself; the caller sums them.
             hidden = torch.cat([hidden, cast(Tensor, state.stream)])
         elif last:
             hidden = hidden + cast(Tensor, state.stream)

@@ -42,6 +42,11 @@ class Stack:
         return not self.second and all(kind == "forward" for kind in self.kinds)
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether two stacks go through the final norm, each by itself, before they are summed."""
+        return bool(self.second) and self.architecture == "extra" and self.variant == "paper"
+
+    @property
     def calls(self) -> tuple[tuple[int, LayerKind], ...]:
         """Every pass through a layer: its index and what it sees."""
         return (*enumerate(self.kinds), *self.second)
@@ -58,7 +63,7 @@ class Stack:
         if self.architecture == "extend":
             return f"{main} → {' → '.join(_runs(converted))} (the last layer again)"
         start = "the embeddings" if self.architecture == "extra" else f"the input of layer {self.second[0][0]}"
-        norm = "after" if self.architecture == "extra" and self.variant == "paper" else "before"
+        norm = "after" if self.side_by_side else "before"
         layers = ", ".join(str(layer) for layer, _ in self.second)
         beside = " → ".join(_runs(converted))
         return f"{main}; beside it, from {start}: {beside} (layers {layers}), summed {norm} the norm"

@@ -193,9 +193,8 @@ class DecoderTransformer(Transformer):
         if stack is not None:
             self._check_obeyed(stack, state)
         hidden: Tensor = outputs["token_embeddings"]
-        if hidden.shape[0] == 2 * attention_mask.shape[0]:
-            # EXTRA: the outputs of both stacks, see passes.py.
-            hidden = hidden[: attention_mask.shape[0]] + hidden[attention_mask.shape[0] :]
+        if stack is not None and stack.side_by_side:
+            hidden = hidden.reshape(2, attention_mask.shape[0], *hidden.shape[1:]).sum(dim=0)
         hidden = hidden.masked_fill(~attention_mask.bool()[:, :, None], 0.0)
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not bool(finite.all()):
