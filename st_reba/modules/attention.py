@@ -16,8 +16,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from .blocked import BlockedAttention
-from .fused import fused_attention
+from .blocked import blocked_attention
+from .capture import BackwardAttention
+from .fused import fused_attention, fused_with_totals
+from .masks import additive
+from .scores import Scores
 from .state import current
 
 ATTENTION_NAME = "st_reba"
@@ -73,27 +76,40 @@ def attend(
             )
     state = current()
     capture = None if state is None else state.capture
+    backward = capture if isinstance(capture, BackwardAttention) else None
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if capture is not None:
         # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
-        defined = causal or not capture.symmetric or (state is not None and state.stack is not None)
+        defined = causal or backward is None or (state is not None and state.stack is not None)
         _check_capturable(module, causal=defined, square=query.shape[2] == key.shape[2])
         capture.begin()
     kind = "forward" if state is None else state.kind(module)
-    fusable = capture is None and softcap is None and s_aux is None and position_bias is None
+    fusable = softcap is None and position_bias is None
+    plain = fusable and capture is None and s_aux is None
     mask, m = attention_mask, 0
     if state is not None and state.masks is not None:
         m = state.masks.m
-        # Blocks know nothing of kinds, but that a query of a forward layer sees no later key.
-        make = state.masks.mask if fusable or kind == "forward" else state.masks.dense
+        # Only plain attention knows of kinds, but that a query of a forward layer sees no later key.
+        make = state.masks.mask if plain or kind == "forward" else state.masks.dense
         mask = make(kind, attention_mask, causal=causal)
-    if fusable:
+    if mask is not None and fusable:
+        mask = additive(mask, query.dtype) if state is None else state.additive(mask, query.dtype)
+    if plain:
         return fused_attention(
             module, query, key, value, mask, kind, m=m, causal=causal, scaling=scaling, dropout=dropout
         ), None
-    attention = BlockedAttention(query, key, value, mask, causal, scaling, softcap, s_aux, position_bias)
-    both_ways = capture is not None and capture.symmetric and not (causal and kind == "forward")
-    return attention.run(capture, dropout=dropout, both_ways=both_ways), None
+    computed = None
+    if fusable and not dropout and (capture is None or backward is not None):
+        computed = fused_with_totals(query, key, value, mask, causal=causal, scaling=scaling, sinks=s_aux)
+    if computed is None:
+        scores = Scores(query, key, mask, causal, scaling, softcap, position_bias)
+        see = None if capture is None or backward is not None else capture.update
+        computed = blocked_attention(scores, value, sinks=s_aux, dropout=dropout, see=see)
+    output, totals = computed
+    if backward is not None:
+        shown = Scores(query, key, mask, False, scaling, softcap, position_bias)
+        backward.update_layer(shown, totals, both_ways=not (causal and kind == "forward"))
+    return output, None
 
 
 def _check_capturable(module: nn.Module, *, causal: bool, square: bool) -> None:
@@ -167,7 +183,7 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == shape:
-            if state.capture.symmetric:
+            if isinstance(state.capture, BackwardAttention):
                 _check_capturable(module, causal=_is_triangular(value, state.real), square=True)
             state.capture.begin()
             state.capture.update(value, 0)

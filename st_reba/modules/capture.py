@@ -9,13 +9,19 @@ within the head, before the maximum. Each layer raises these maxima and is then 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from .scores import Scores, pick
+
+# What is computed at a time holds about this many numbers a head: few enough to stay in a core's cache.
+BLOCK_NUMBERS = 1 << 18
 AnchorRows = Literal["last", "copy", "end", "half"]
 
 
@@ -57,12 +63,7 @@ class CaptureSpec:
 
 
 class Capture(ABC):
-    """Observes the attention of one forward pass, layer by layer.
-
-    ``symmetric`` says that a layer which does not only look back is to be shown by its anchors' rows and columns.
-    """
-
-    symmetric = False
+    """Observes the attention of one forward pass, layer by layer."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -81,17 +82,12 @@ class Capture(ABC):
             first_query: Position of the block's first query.
         """
 
-    def anchors(self) -> Tensor:
-        """Positions whose rows and columns :meth:`update_both_ways` is to see, [B, R] int64."""
-        raise NotImplementedError
-
-    def update_both_ways(self, rows: Tensor, columns: Tensor, start: int) -> None:
-        """See the rows [B, H, r, T] and columns [B, H, T, r] of the anchors from number ``start`` on."""
-        raise NotImplementedError
-
 
 class BackwardAttention(Capture):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
+
+    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), and where only the largest is wanted, no
+    exponential needs to be taken but the last.
 
     Args:
         first: First anchor position of each text, [B] int64.
@@ -100,67 +96,95 @@ class BackwardAttention(Capture):
         both: Whether columns before the anchor are kept too.
     """
 
-    symmetric = True
-
     def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
         super().__init__()
         self.first, self.count, self.length, self.both = first, count, length, both
         self.rows = int(count.max())
-        # Where all texts share their first anchor (right padding), columns are a view; else they are gathered.
-        start = int(first.min())
-        self._slice = slice(start, start + self.rows) if bool((first == start).all()) else None
+        # Where all texts share their first anchor, a slice finds the anchors; else they are gathered.
+        self._start = int(first.min())
+        shared = bool((first == self._start).all())
+        self._slice = slice(self._start, self._start + self.rows) if shared else None
         offsets = torch.arange(self.rows, device=first.device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
         shape = (first.shape[0], length, self.rows)
-        self._later = torch.zeros(shape, dtype=torch.float32, device=first.device)
-        self._earlier = torch.zeros(shape, dtype=torch.float32, device=first.device) if both else None
+        self._later = torch.full(shape, -torch.inf, dtype=torch.float32, device=first.device)
+        self._earlier = torch.full_like(self._later, -torch.inf) if both else None
+        # Of what is kept: a probability's logarithm; of a sum of two, log 2.
+        self._most = 0.0
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Raise the maxima by one block of a layer that only looks back; see :meth:`Capture.update`."""
-        probabilities = probabilities.detach()
-        last_query = first_query + probabilities.shape[2]
-        block = self._later[:, first_query:last_query]
-        if self._slice is not None:
-            columns = probabilities[..., self._slice].amax(dim=1)
-            block = block[..., : columns.shape[-1]]
-        else:
-            keys = probabilities.shape[-1]
-            index = self._anchors.clamp(max=keys - 1)[:, None, None, :].expand(*probabilities.shape[:3], self.rows)
-            columns = probabilities.gather(3, index).amax(dim=1)
-            columns = columns.masked_fill((self._anchors >= keys)[:, None, :], 0.0)
-        torch.maximum(block, columns.to(block.dtype), out=block)
-        if self._earlier is not None:
-            self._update_earlier(self._earlier, probabilities, first_query)
-
-    def _update_earlier(self, earlier: Tensor, probabilities: Tensor, first_query: int) -> None:
-        """The rows of A at the anchors themselves: A[r, t] for the keys t up to r."""
-        queries, keys = probabilities.shape[2:]
-        offset = self._anchors - first_query
-        here = (offset >= 0) & (offset < queries)
-        if not bool(here.any()):
+        """Raise the maxima by the probabilities of a layer that only looks back; see :meth:`Capture.update`."""
+        maxima = probabilities.detach().amax(dim=1)[:, None]
+        keys, last_query = maxima.shape[3], first_query + maxima.shape[2]
+        columns = pick(maxima, self._anchors.clamp(max=keys - 1), 3)[:, 0].log()
+        columns = columns.masked_fill((self._anchors >= keys)[:, None, :], -torch.inf)
+        _raise(self._later[:, first_query:last_query], columns)
+        if self._earlier is None:
             return
-        index = offset.clamp(0, queries - 1)[:, :, None].expand(-1, -1, keys)
-        rows = probabilities.amax(dim=1).gather(1, index).masked_fill(~here[:, :, None], 0.0)
-        block = earlier[:, :keys]
-        torch.maximum(block, rows.transpose(1, 2).to(block.dtype), out=block)
+        offset = self._anchors - first_query
+        here = (offset >= 0) & (offset < maxima.shape[2])
+        rows = pick(maxima, offset.clamp(0, maxima.shape[2] - 1), 2)[:, 0].log()
+        _raise(self._earlier[:, :keys], rows.masked_fill(~here[:, :, None], -torch.inf).transpose(1, 2))
 
-    def anchors(self) -> Tensor:
-        """The anchors' positions, [B, R]; past a text's own count any position."""
-        return self._anchors
+    @torch.no_grad()
+    def update_layer(self, scores: Scores, totals: Tensor, *, both_ways: bool = False) -> None:
+        """Raise the maxima by a whole layer, of which only the anchors' rows and columns are computed.
 
-    def update_both_ways(self, rows: Tensor, columns: Tensor, start: int) -> None:
-        """Raise the maxima by a layer that looks ahead; see :meth:`Capture.update_both_ways`."""
-        sums = (rows + columns.transpose(2, 3)).detach().amax(dim=1).transpose(1, 2)
-        stop = start + sums.shape[2]
-        positions = torch.arange(self.length, device=sums.device)
+        Args:
+            scores: The layer's scores. What a causal layer hides may show: :meth:`matrix` drops it.
+            totals: Logarithms of the rows' sums, [B, H, T].
+            both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
+        """
+        size = max(16, BLOCK_NUMBERS // (totals.shape[0] * self.rows))
+        for start in range(0 if both_ways else self._start, self.length, size):
+            block = slice(start, min(start + size, self.length))
+            if both_ways:
+                self._update_sums(scores, totals, block)
+            else:
+                self._update_columns(scores, totals, block)
+        if both_ways:
+            self._most = math.log(2)
+        elif self._earlier is not None:
+            size = max(1, BLOCK_NUMBERS // (totals.shape[0] * self.length))
+            for start in range(0, self.rows, size):
+                self._update_rows(self._earlier, scores, totals, slice(start, min(start + size, self.rows)))
+
+    def _update_columns(self, scores: Scores, totals: Tensor, block: slice) -> None:
+        """What the queries of a block give to the anchors: A[t, r]."""
+        anchors: slice | Tensor = self._anchors
+        if self._slice is not None:
+            # No anchor beyond the last query.
+            anchors = slice(self._start, min(self._slice.stop, block.stop))
+        best = _maximum(
+            scores.of_head(head, block, anchors).sub_(totals[:, head, block, None]) for head in range(totals.shape[1])
+        )
+        _raise(self._later[:, block, : best.shape[2]], best)
+
+    def _update_rows(self, earlier: Tensor, scores: Scores, totals: Tensor, block: slice) -> None:
+        """What some of the anchors give to the keys up to themselves: A[r, t]."""
+        anchors = self._anchors[:, block]
+        keys = slice(0, int(anchors.max()) + 1)
+        own = pick(totals[..., None], anchors, 2)
+        best = _maximum(scores.of_head(head, anchors, keys).sub_(own[:, head]) for head in range(totals.shape[1]))
+        _raise(earlier[:, keys, block], best.transpose(1, 2))
+
+    def _update_sums(self, scores: Scores, totals: Tensor, block: slice) -> None:
+        """A[t, r] + A[r, t] for the positions t of a block."""
+        own = pick(totals[..., None], self._anchors, 2)
+
+        def of_head(head: int) -> Tensor:
+            columns = scores.of_head(head, block, self._anchors).sub_(totals[:, head, block, None])
+            rows = scores.of_head(head, self._anchors, block).sub_(own[:, head])
+            return torch.logaddexp(columns, rows.transpose(1, 2))
+
+        sums = _maximum(of_head(head) for head in range(totals.shape[1]))
+        positions = torch.arange(block.start, block.stop, device=sums.device)
         # The diagonal is kept whole, all else twice: matrix() halves it.
-        diagonal = positions[:, None] == self._anchors[:, None, start:stop]
-        sums = torch.where(diagonal, 0.5 * sums, sums)
+        sums = torch.where(positions[:, None] == self._anchors[:, None], sums - math.log(2), sums)
         for maxima in (self._later, self._earlier):
             if maxima is not None:
-                block = maxima[:, :, start:stop]
-                torch.maximum(block, sums.to(block.dtype), out=block)
+                _raise(maxima[:, block], sums)
 
     def matrix(self) -> Tensor:
         """The anchors' rows of A^new.
@@ -169,13 +193,28 @@ class BackwardAttention(Capture):
             [B, R, T] float32, R the largest number of anchors; zero beyond a text's own anchors, and left of the
             anchor unless ``both``.
         """
-        later = self._later.transpose(1, 2)
+        later = self._weights(self._later)
         positions = torch.arange(self.length, device=later.device)
         anchors = self._anchors[:, :, None]
         # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
         matrix = torch.where(positions == anchors, later, 0.5 * later)
         if self._earlier is not None:
-            matrix = torch.where(positions < anchors, 0.5 * self._earlier.transpose(1, 2), matrix)
+            matrix = torch.where(positions < anchors, 0.5 * self._weights(self._earlier), matrix)
         else:
             matrix = matrix.masked_fill(positions < anchors, 0.0)
         return matrix.masked_fill(~self._valid[:, :, None], 0.0)
+
+    def _weights(self, logarithms: Tensor) -> Tensor:
+        # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
+        return logarithms.clamp(max=self._most).exp().transpose(1, 2)
+
+
+def _maximum(heads: Iterator[Tensor]) -> Tensor:
+    best = next(heads)
+    for head in heads:
+        torch.maximum(best, head, out=best)
+    return best
+
+
+def _raise(maxima: Tensor, values: Tensor) -> None:
+    torch.maximum(maxima, values.to(maxima.dtype), out=maxima)

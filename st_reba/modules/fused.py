@@ -1,4 +1,4 @@
-"""Attention by transformers' own fused function, whatever a layer sees, without a mask where none is needed."""
+"""Attention by fused kernels: transformers' own function, and the kernel below it that tells the rows' sums."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from transformers import AttentionInterface
 
 from .plan import LayerKind
 
+# The kernel that SDPA itself runs on a CPU. It also tells the logarithm of every row's sum, which SDPA drops, and with
+# which any single probability is known. It is no public name of torch: where it is missing, blocks do the work.
+_CPU_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
 
@@ -68,3 +71,49 @@ def fused_attention(
     if sinks < query.shape[2]:
         parts.append(attention(query[:, :, sinks:], key[:, :, sinks:], value[:, :, sinks:], is_causal=forward))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+def fused_with_totals(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scaling: float | None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """Attention of one layer, with what every row's exponentials sum to.
+
+    Args:
+        query: [B, H, T, D].
+        key: [B, H', S, D].
+        value: [B, H', S, D'].
+        mask: [B or 1, 1 or H, T, S], additive, of the queries' type; None: everything but what ``causal`` hides.
+        causal: With mask=None: a query sees no later key.
+        scaling: Factor on query·key; None: 1/sqrt(D).
+        sinks: [H], one more logit in every softmax, without a value.
+
+    Returns:
+        The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T]; None where no kernel does this.
+    """
+    width = query.shape[-1] - value.shape[-1]
+    same = query.dtype == key.dtype == value.dtype
+    if sinks is not None and torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, sinks)):
+        # The kernel's gradient knows nothing of the sums it tells, by which a sink's share is taken.
+        return None
+    if _CPU_KERNEL is None or query.device.type != "cpu" or not same or width < 0:
+        return None
+    if width:
+        value = nn.functional.pad(value, (0, width))
+    keywords = {"attn_mask": mask, "scale": scaling}
+    output, totals = _CPU_KERNEL(query, key, value, 0.0, causal and mask is None, **keywords)
+    output = output.transpose(1, 2)
+    if width:
+        output = output[..., :-width]
+    if sinks is not None:
+        # A sink takes its share of every row.
+        everything = torch.logaddexp(totals, sinks.to(totals.dtype)[None, :, None])
+        output = output * torch.exp(totals - everything).transpose(1, 2)[..., None].to(output.dtype)
+        totals = everything
+    return output, totals.detach()

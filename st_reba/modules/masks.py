@@ -85,6 +85,13 @@ class LayerMasks:
         return seen | torch.eye(length, dtype=torch.bool, device=seen.device) if self._padded else seen
 
 
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean or additive mask as numbers of some type to add to scores."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype).clamp(min=torch.finfo(dtype).min)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
 def _boolean(own: Tensor, length: int) -> Tensor:
     if own.shape[-2:] != (length, length):
         raise ValueError(

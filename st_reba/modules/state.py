@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .capture import Capture
-from .masks import LayerMasks
+from .masks import LayerMasks, additive
 from .plan import LayerKind, Stack
 
 
@@ -43,6 +45,7 @@ class ForwardState:
         # The attention module that ran last, and what it saw.
         self.last: tuple[nn.Module, LayerKind] | None = None
         self._further: LayerKind | None = None
+        self._additive: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def kind(self, module: nn.Module) -> LayerKind:
         """What the attention module that runs now sees.
@@ -66,6 +69,13 @@ class ForwardState:
                 "is not known, and its layers cannot be converted. Use layers=None."
             )
         return self.stack.kinds[layer]
+
+    def additive(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """A mask as numbers to add to scores, made once for all layers that share it."""
+        key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, dtype)
+        if key not in self._additive:
+            self._additive[key] = (mask, additive(mask, dtype))  # mask is kept, so that its address stays its own
+        return self._additive[key][1]
 
     @contextmanager
     def further_pass(self, kind: LayerKind) -> Iterator[None]:

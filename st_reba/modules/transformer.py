@@ -94,6 +94,7 @@ class DecoderTransformer(Transformer):
             switch_on(self.model)
         self._forward_parameters = frozenset(inspect.signature(self.model.forward).parameters)
         self.takes_left_padding = self._takes_left_padding()
+        self._looks_back = self.is_causal
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -176,8 +177,16 @@ class DecoderTransformer(Transformer):
         Raises:
             ValueError: The backbone gave NaN or infinity, or not every layer's attention could be captured.
         """
-        attention_mask: Tensor = features["attention_mask"]
+        given = features
         observer = capture if isinstance(capture, Capture) else None
+        # Where nothing looks ahead, padding behind a text needs no mask, and attention without one is fastest. What
+        # looks ahead by a plan gets its mask from the plan. (An observer sees everything where it was given.)
+        unmasked = self._looks_back and observer is None
+        start = None
+        if unmasked:
+            start = _padding_in_front(features["attention_mask"])
+            features = features if start is None else _moved(features, start)
+        attention_mask: Tensor = features["attention_mask"]
         spec = None if isinstance(capture, Capture) else capture or self._capture
         accumulator = None
         if spec is not None:
@@ -187,7 +196,7 @@ class DecoderTransformer(Transformer):
         state = ForwardState(attention_mask, capture=observer, stack=stack)
         if stack is not None and self.training and torch.is_grad_enabled():
             self._check_checkpointing()
-        inputs = self._model_inputs(features["input_ids"], attention_mask, observer)
+        inputs = self._model_inputs(features["input_ids"], None if unmasked else attention_mask, observer)
         with running(state):
             outputs = super().forward(inputs)
         if stack is not None:
@@ -199,11 +208,14 @@ class DecoderTransformer(Transformer):
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not bool(finite.all()):
             hidden = self._without(hidden, finite, features)
-        result = {**features, "token_embeddings": hidden}
+        matrix = None if accumulator is None else accumulator.matrix()
+        if start is not None:
+            hidden = _shifted(hidden, -start, 1)
+            matrix = None if matrix is None else _shifted(matrix, -start, 2)
+        result = {**given, "token_embeddings": hidden}
         if observer is not None:
             self._check_layers(observer.layers)
-        if accumulator is not None:
-            matrix = accumulator.matrix()
+        if matrix is not None:
             result["backward_attention"] = matrix.masked_fill(~finite[:, None, None], 0.0)
             result["captured"] = spec
         return result
@@ -255,14 +267,18 @@ class DecoderTransformer(Transformer):
         config = self.model.config.get_text_config()
         return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
 
-    def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, observer: Capture | None) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+    def _model_inputs(
+        self, input_ids: Tensor, attention_mask: Tensor | None, observer: Capture | None
+    ) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": input_ids}
         accepted = self._forward_parameters
         if "use_cache" in accepted:
             inputs["use_cache"] = False
-        if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
-            # Left padding: without these most backbones would count the padding as text.
-            inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        if attention_mask is not None:
+            inputs["attention_mask"] = attention_mask
+            if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
+                # Left padding: without these most backbones would count the padding as text.
+                inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
         if observer is not None and self.model.config._attn_implementation != ATTENTION_NAME:
             inputs["output_attentions"] = True
         return inputs
@@ -313,6 +329,30 @@ class DecoderTransformer(Transformer):
                 "layers, so backward attention cannot be computed. Use a decoder whose every layer computes softmax "
                 "attention, or method='classical' or 'echo', which need none."
             )
+
+
+def _padding_in_front(attention_mask: Tensor) -> Tensor | None:
+    """Each row's first real position [B, 1]; None where all begin at column 0."""
+    start = attention_mask.bool().int().argmax(dim=1, keepdim=True)
+    return start if bool(start.any()) else None
+
+
+def _shifted(tensor: Tensor, start: Tensor, dim: int) -> Tensor:
+    """A [B, …] tensor whose rows are rotated along ``dim``: position ``start`` [B, 1] comes to stand at 0."""
+    length = tensor.shape[dim]
+    index = (torch.arange(length, device=tensor.device) + start) % length
+    shape = [1] * tensor.ndim
+    shape[0], shape[dim] = index.shape
+    return tensor.gather(dim, index.view(shape).expand_as(tensor))
+
+
+def _moved(features: dict[str, Any], start: Tensor) -> dict[str, Any]:
+    """Features with all that is of shape [B, T] rotated."""
+    shape = features["attention_mask"].shape
+    return {
+        name: _shifted(value, start, 1) if isinstance(value, Tensor) and value.shape == shape else value
+        for name, value in features.items()
+    }
 
 
 def _plan(layers: object) -> LayerPlan:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from reference import symmetrized_max
 
+from st_reba.modules import capture as capturing
 from st_reba.modules.capture import BackwardAttention, CaptureSpec
+from st_reba.modules.scores import Scores
 
 LENGTH, LAYERS, HEADS = 11, 3, 4
 # Three texts of 2, 4 and 3 content tokens, twice, with a special token before and after.
@@ -50,6 +52,42 @@ def test_matrix(side: str, rows: str, both: bool, block: int) -> None:
         wanted = wanted if both else wanted.triu()
         anchors = positions(rows, copy_ids[row], real[row])
         torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors])
+        assert not got[row, len(anchors) :].any()
+
+
+@pytest.mark.parametrize("block", [1, 40, 1 << 18])
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_layers(side: str, rows: str, both: bool, both_ways: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same from scores and totals: a probability is the exponential of their difference."""
+    monkeypatch.setattr(capturing, "BLOCK_NUMBERS", block)
+    copy_ids, real = batch(side)
+    generator = torch.Generator().manual_seed(1)
+    first, count = CaptureSpec(rows, both).anchors(copy_ids, real)
+    capture = BackwardAttention(first, count, LENGTH, both=both)
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    visible = visible if both_ways else visible.tril()
+    attention = []
+    for number in range(LAYERS):
+        query = torch.randn(len(COPIES), HEADS, LENGTH, 8, generator=generator, dtype=torch.float64)
+        key = torch.randn(len(COPIES), HEADS // 2, LENGTH, 8, generator=generator, dtype=torch.float64)
+        scores = query @ key.repeat_interleave(2, dim=1).mT
+        # A layer with a window, where one is hidden from some; and a fused layer's totals.
+        window = visible & (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH) < 7 + number)
+        window = window & window.mT if both_ways else window
+        scores = scores.masked_fill(~window, -torch.inf)
+        attention.append(scores.softmax(-1))
+        capture.update_layer(
+            Scores(query, key, window[None, None], scaling=1.0), scores.logsumexp(-1), both_ways=both_ways
+        )
+    got = capture.matrix()
+    for row in range(len(COPIES)):
+        fused = torch.stack([layer[row] for layer in attention])
+        wanted = symmetrized_max(fused) if both else symmetrized_max(fused).triu()
+        anchors = positions(rows, copy_ids[row], real[row])
+        torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors], rtol=1e-5, atol=1e-7)
         assert not got[row, len(anchors) :].any()
 
 

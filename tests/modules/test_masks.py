@@ -85,7 +85,7 @@ def test_position_biases_in_the_mask() -> None:
     "plan", [LayerPlan(k=4, k0=2), LayerPlan(kind="backward", k="all"), LayerPlan("inter", "nosink-forward", 3)]
 )
 def test_made_once_a_forward_and_kind(monkeypatch: pytest.MonkeyPatch, plan: LayerPlan) -> None:
-    """Padding forces masks: boolean, and one for each kind that runs. Without padding there is none at all."""
+    """Padding forces masks: one for each kind that looks ahead. Without padding there is none at all."""
     made: Counter[str] = Counter()
     given: list[Tensor | None] = []
     make, attention = LayerMasks._make, fused._SDPA
@@ -103,7 +103,10 @@ def test_made_once_a_forward_and_kind(monkeypatch: pytest.MonkeyPatch, plan: Lay
     monkeypatch.setattr(fused, "_SDPA", recorded)
     model.encode(["今天天气很好", "你好"])
     assert made == dict.fromkeys({kind for _, kind in model[0].stack.calls} - {"forward"}, 1)
-    assert given and all(mask is not None and mask.dtype == torch.bool for mask in given)
+    masks = {mask.data_ptr(): mask for mask in given if mask is not None}
+    assert len(masks) == len(made) and all(mask.dtype == torch.float32 for mask in masks.values())
+    forward = sum(kind == "forward" for _, kind in model[0].stack.calls)
+    assert sum(mask is None for mask in given) == forward
     made.clear()
     given.clear()
     model.encode("今天天气很好")

@@ -1,0 +1,89 @@
+"""The numbers that one layer's softmax is taken of, for whichever queries, keys and heads are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One layer's masked scores.
+
+    Args:
+        query: [B, H, T, D].
+        key: [B, H', S, D], H' dividing H (grouped-query attention: keys are not repeated).
+        mask: [B or 1, 1 or H, T, S], boolean (True: visible) or additive; None: everything but what ``causal`` hides.
+        causal: With mask=None: a query sees no later key.
+        scaling: Factor on query·key; None: 1/sqrt(D).
+        softcap: Scores become softcap · tanh(score / softcap).
+        bias: [1 or B, H, T, S], added to the scores.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None = None
+    causal: bool = False
+    scaling: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+
+    @property
+    def factor(self) -> float:
+        """The scaling, its default filled in."""
+        return float(self.query.shape[-1] ** -0.5) if self.scaling is None else self.scaling
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What a softmax is computed in."""
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def of_all_heads(self, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
+        """Scores [B, H, Q, K] of some queries and keys: a slice, or [B, n] positions of each text."""
+        batch, heads, _, width = self.query.shape
+        query, key = pick(self.query, queries, 2), pick(self.key, keys, 2)
+        grouped = (query * self.factor).reshape(batch, self.key.shape[1], -1, width)
+        scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, query.shape[2], key.shape[2])
+        return self._finished(scores, slice(0, heads), queries, keys)
+
+    def of_head(self, head: int, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
+        """The scores [B, Q, K] of one head, in :attr:`precision`."""
+        group = head * self.key.shape[1] // self.query.shape[1]
+        query = pick(self.query[:, head : head + 1], queries, 2)[:, 0]
+        key = pick(self.key[:, group : group + 1], keys, 2)[:, 0]
+        scores = torch.bmm(query, key.transpose(1, 2)).to(self.precision) * self.factor
+        return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0]
+
+    def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
+        """Products [B, h, Q, K] of some heads → capped, biased and masked."""
+        # The scores' own type: under autocast it is not the queries'.
+        lowest = torch.finfo(scores.dtype).min
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.bias is not None:
+            scores = scores + pick(pick(self.bias[:, heads], queries, 2), keys, 3)
+        if self.mask is not None:
+            mask = self.mask if self.mask.shape[1] == 1 else self.mask[:, heads]
+            mask = pick(pick(mask, queries, 2), keys, 3)
+            return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
+        if self.causal:
+            positions = torch.arange(self.key.shape[2], device=scores.device)[None, None, None]
+            positions = positions.expand(scores.shape[0], 1, 1, -1)
+            hidden = pick(positions, keys, 3) > pick(positions, queries, 3).transpose(2, 3)
+            scores = scores.masked_fill(hidden, lowest)
+        return scores
+
+
+def pick(tensor: Tensor, positions: slice | Tensor, dim: int) -> Tensor:
+    """A slice of positions along ``dim`` of a [B, n, Q, K] tensor, or [B, n] positions of each text."""
+    if isinstance(positions, slice):
+        return tensor[(slice(None),) * dim + (positions,)]
+    shape = list(tensor.shape)
+    shape[0] = positions.shape[0]
+    tensor = tensor.expand(shape)
+    shape[dim] = positions.shape[1]
+    place = [1, 1, 1, 1]
+    place[0], place[dim] = positions.shape
+    return tensor.gather(dim, positions.view(place).expand(shape))
