@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .build import METHODS, build
 from .modules import (
     SETTINGS,
+    ChunkedReBAPooling,
     DecoderTransformer,
     LayerPlan,
     NoSinkTransformer,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "SETTINGS",
+    "ChunkedReBAPooling",
     "DecoderTransformer",
     "LayerPlan",
     "NoSinkTransformer",
@@ -47,7 +49,7 @@ __all__ = [
 
 # Published repositories name these classes by one dot, "st_reba.ReBAPooling"; ST writes a class's own module path,
 # so that this is also what every later save writes.
-_MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling)
+_MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling, ChunkedReBAPooling)
 for _module in _MODULES:
     _module.__module__ = __name__
 register(*_MODULES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,10 +12,31 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name
 
-from .modules import SETTINGS, LayerPlan, NoSinkTransformer, ReBAPooling, RepeatTransformer, named_plan
+from .bases import (
+    EMBEDDED,
+    adapted_model,
+    check_loaded,
+    check_padding,
+    load_error,
+    locate,
+    tokenizer_of_adapted,
+    weights_dtype,
+)
+from .modules import (
+    SETTINGS,
+    ChunkedReBAPooling,
+    LayerPlan,
+    NoSinkTransformer,
+    ReBAPooling,
+    RepeatTransformer,
+    named_plan,
+)
+from .modules.capture import CaptureSpec
 from .recipe import is_recipe, with_recipe
 from .repository import convert_repository, is_repository
 from .selfcheck import check_capture, check_plan, hidden_states
+
+__all__ = ["EMBEDDED", "METHODS", "VARIANTS", "build", "weights_dtype"]
 
 # Each method's sentence poolings, its own default first.
 METHODS: dict[str, tuple[str, ...]] = {
@@ -27,7 +47,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "nosink": ("mean", "last", "cls"),
 }
 VARIANTS = ("paper", "published")
-EMBEDDED = {"mini": Path(__file__).parent / "mini"}
 _POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 
 
@@ -51,6 +70,7 @@ def build(
     compute_matched: bool = False,
     include_special: bool = False,
     normalize_weights: bool = False,
+    chunk: int | None = None,
     non_finite: Literal["error", "zeros"] | None = None,
     layers: LayerPlan | Mapping[str, Any] | None = None,
     setting: str | None = None,
@@ -88,6 +108,8 @@ def build(
         compute_matched: Halve the content budget (echo, reba).
         include_special: ReBA sums over template and special tokens too.
         normalize_weights: ReBA divides each sum of weights to 1.
+        chunk: For long texts (reba): the text runs once, whole, and ``repeats`` times only its pieces of at most this
+            many tokens (see :class:`ChunkedReBAPooling`). A template then has one slot.
         non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
         layers: What each layer sees, with any method: a :class:`LayerPlan` or a mapping of its fields.
         setting: Instead of ``layers``: one of the NoSink paper's settings (see :func:`st_reba.named_plan`).
@@ -103,8 +125,8 @@ def build(
         model_kwargs: Further keyword arguments of transformers' ``from_pretrained`` (quantization, device_map, …).
 
     Returns:
-        An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), ReBAPooling or Pooling, and
-        Normalize.
+        An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), a pooling (ReBAPooling,
+        ChunkedReBAPooling or Pooling), and Normalize.
 
     Raises:
         ValueError: An unknown name (the message lists what exists), options that exclude each other, or a layer that
@@ -145,21 +167,21 @@ def build(
         raise ValueError(f"separator={separator!r}: method='classical' has one copy, so nothing to separate. Drop it.")
     if reba and span is not None:
         raise ValueError(f"span={span!r} belongs to pooling without backward attention, not to method='reba'. Drop it.")
+    if chunk is not None:
+        for name, wanted in {"method": "reba", "variant": "paper", "separator": "", "compute_matched": False}.items():
+            if given[name] != wanted:
+                raise ValueError(f"chunk={chunk!r} needs {name}={wanted!r}, not {given[name]!r}. Drop one of both.")
     if method == "prompteol" and template is None:
         template = "prompteol"
-    path, name = _locate(base)
+    path, name = locate(base)
     plan_variant = variant if nosink else "paper"
     keeps = nosink and pooling is None and is_repository(path, _hub(revision, token, cache_folder, local_files_only))
     if keeps and k is None and setting is not None and not setting.lower().startswith(("baseline", "extend")):
         k = "all"
     plan = _plan(layers, setting, k, k0, m, plan_variant, required=nosink)
-    hub = {
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "token": token,
-        "cache_dir": cache_folder,
-        "local_files_only": local_files_only,
-    }
+    files = {"revision": revision, "token": token, "cache_dir": cache_folder, "local_files_only": local_files_only}
+    hub = {**files, "trust_remote_code": trust_remote_code}
+    adapted = adapted_model(path, name, files)
     processor_kwargs: dict[str, Any] = {}
     if max_seq_length is not None:
         processor_kwargs["model_max_length"] = _length(max_seq_length)
@@ -169,7 +191,7 @@ def build(
     weights = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
     if keeps:
         _check_kept(repeats, template, separator, instruction, span, compute_matched, normalize, non_finite)
-        return convert_repository(
+        kept = convert_repository(
             path,
             plan,
             check=check,
@@ -182,14 +204,17 @@ def build(
             processor_kwargs=processor_kwargs,
             **_hub(revision, token, cache_folder, local_files_only),
         )
+        check_loaded(kept[0], path, name, adapted, files)
+        return kept
     settings: dict[str, Any] = {"layers": plan}
     if nosink and setting is not None:
         settings = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
+    borrowed = tokenizer_of_adapted(path, adapted, _hub(revision, token, cache_folder, local_files_only))
     try:
         transformer = (NoSinkTransformer if "setting" in settings else RepeatTransformer)(
             path,
             template=template,
-            repeats=_copies(method, repeats, template),
+            repeats=_copies(method, repeats, template, chunk),
             separator=separator,
             instruction=instruction,
             span=_span(method, pooling) if span is None else span,
@@ -198,15 +223,15 @@ def build(
             base_model=name,
             base_revision=revision,
             model_kwargs={**hub, **weights},
-            processor_kwargs={**hub, **processor_kwargs},
+            processor_kwargs={**hub, **processor_kwargs, **({"revision": None} if borrowed else {})},
             config_kwargs=dict(hub),
+            **borrowed,
             **settings,
         )
-    except OSError as error:
-        raise OSError(
-            f"base={str(base)!r} could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a "
-            f"folder or Hub id transformers says: {error}"
-        ) from error
+    except (OSError, ValueError) as error:
+        if (explained := load_error(error, str(base), adapted)) is None:
+            raise
+        raise explained from error
     if instruction and "instruction" not in transformer.forward_kwargs:
         raise ValueError(
             f"instruction={instruction!r}: the template has no {{instruction}}. Add it, or drop the option."
@@ -216,25 +241,35 @@ def build(
             f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
             "once. Use method='echo'."
         )
-    _check_length(transformer)
-    if "device_map" not in (model_kwargs or {}):
+    check_loaded(transformer, path, name, adapted, files)
+    if "device_map" in (model_kwargs or {}):
+        device = str(transformer.model.device)
+    else:
         transformer.to(device or get_device_name())
     if check:
         check_plan(transformer)
     plain = hidden_states(transformer)
+    check_padding(transformer, name)
     # Some backbones project their last hidden states to another size than their configuration's.
     dimension = plain.shape[-1]
     pooling = pooling or METHODS[method][0]
     modules: list[torch.nn.Module] = [transformer]
-    if reba:
+    if chunk is not None:
+        modules.append(
+            ChunkedReBAPooling(dimension, chunk, pooling, repeats, include_special, normalize_weights)  # type: ignore[arg-type]
+        )
+    elif reba:
         modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
     else:
         modules.append(Pooling(dimension, _POOLING_MODES[pooling]))
     if normalize:
         modules.append(Normalize())
-    model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
     if reba:
+        transformer.capture = CaptureSpec("last")
         check_capture(transformer, plain)
+    # From here on the pooling says what is captured.
+    model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
+    _check_length(transformer, modules[1])
     return model
 
 
@@ -310,8 +345,10 @@ def _choose(option: str, value: object, allowed: Any, where: str = "") -> None:
         raise ValueError(f"{option}={value!r} is not known{where}: choose one of {list(allowed)}.")
 
 
-def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None) -> int | None:
+def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None, chunk: int | None) -> int | None:
     """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
+    if chunk is not None:
+        return 1 if template is None else None
     if template is not None:
         return None if type(repeats) is int and repeats == 2 else repeats
     if method not in ("classical", "nosink"):
@@ -344,39 +381,17 @@ def _span(method: str, pooling: str | None) -> Literal["last_copy", "end", "all"
     return "all" if pooling == "cls" else "last_copy"
 
 
-def _locate(base: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where the base is, and the name to record for it: never a path of this machine."""
-    text = os.fspath(base)
-    if text in EMBEDDED:
-        return str(EMBEDDED[text]), text
-    if os.path.isdir(text):
-        if not any(os.path.isfile(os.path.join(text, name)) for name in ("config.json", "modules.json")):
-            raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
-        return text, os.path.basename(os.path.abspath(text))
-    if os.path.isfile(text):
-        raise ValueError(f"base={text!r} is a file: name the folder that holds the model.")
-    return text, text
-
-
 def _length(max_seq_length: object) -> int:
     if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
         raise ValueError(f"max_seq_length={max_seq_length!r} must be a whole number from 1 on, or None.")
     return max_seq_length
 
 
-def _check_length(transformer: RepeatTransformer) -> None:
-    """Whether both templates leave room for a text within the base model's positions."""
+def _check_length(transformer: RepeatTransformer, pooling: torch.nn.Module) -> None:
+    """Whether both templates leave room for a text, or for the copies of a piece, within the base model's positions."""
     # Fields may get their values with the text; any will do to see that the template fits.
     for task in ("query", "document"):
-        transformer.budget(task=task, **dict.fromkeys(transformer.fields(task), "-"))
-
-
-def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
-    """What ``dtype`` means to transformers: by default float32 on a CPU, and as stored ("auto") on a GPU."""
-    if dtype is None:
-        return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
-    if isinstance(dtype, str):
-        names = ("float32", "bfloat16", "float16", "float64", "auto")
-        _choose("dtype", dtype, names)
-        return "auto" if dtype == "auto" else getattr(torch, dtype)
-    return dtype
+        fields = dict.fromkeys(transformer.fields(task), "-")
+        transformer.budget(task=task, **fields)
+        if isinstance(pooling, ChunkedReBAPooling):
+            pooling.check_room(transformer.frame(task=task, **fields).overhead)

@@ -17,6 +17,12 @@ from .modules.tokens import frame, position_limit
 
 # The input modules of this package, by the names that modules.json holds.
 _FIRST = {each.__name__: each for each in (RepeatTransformer, NoSinkTransformer, DecoderTransformer)}
+# The poolings, and the settings that each must have.
+_POOLINGS = {
+    "ReBAPooling": ("embedding_dimension", "pooling"),
+    "ChunkedReBAPooling": ("embedding_dimension", "pooling", "chunk", "repeats"),
+    "Pooling": ("embedding_dimension", "pooling_mode"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +36,13 @@ class Description:
         method: ``reba``, ``echo``, ``classical``, ``prompteol`` or ``nosink``.
         variant: ``paper`` or ``published`` (reba).
         pooling: How token vectors become a sentence vector.
-        copies: Number of copies k.
+        copies: Number of copies k, of the text or of each piece.
+        chunk: Content tokens L0 that a piece holds at most; None: the text is not cut into pieces.
         template: The template, or None for plain repetition.
         setting: The NoSink paper's setting, if the model was built by one.
         layers: What each layer sees.
         max_seq_length: Positions M of a whole sequence, if limited.
-        tokens_per_copy: Content tokens that fit a copy, if limited.
+        tokens_per_copy: Content tokens that fit a copy (of a text cut into pieces: all of it), if limited.
         dimension: Of the vectors.
         normalized: Whether vectors have length 1.
         dtype: Of the stored weights.
@@ -49,6 +56,7 @@ class Description:
     variant: str | None
     pooling: str
     copies: int
+    chunk: int | None
     template: str | dict[str, str] | None
     setting: str | None
     layers: str
@@ -100,18 +108,12 @@ def describe(
         )
         found = f"its modules are {types}" if modules else missing
         raise ValueError(f"MODEL={path!r} was not made by st_reba: {found}. Make one with: st-reba build BASE OUT")
-    if len(modules) < 2 or types[1] not in ("ReBAPooling", "Pooling") or "path" not in modules[1]:
+    if len(modules) < 2 or types[1] not in _POOLINGS or "path" not in modules[1]:
         raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
-    reba = types[1] == "ReBAPooling"
+    reba = types[1] != "Pooling"
     own = [key for key in _FIRST[types[0]].config_keys if key not in Transformer.config_keys]
     first = _settings(path, "sentence_bert_config.json", revision, *own)
-    pooling = _settings(
-        path,
-        f"{modules[1]['path']}/config.json",
-        revision,
-        "embedding_dimension",
-        "pooling" if reba else "pooling_mode",
-    )
+    pooling = _settings(path, f"{modules[1]['path']}/config.json", revision, *_POOLINGS[types[1]])
     settings = _read(path, "config_sentence_transformers.json", revision) or {}
     backbone = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     try:
@@ -138,7 +140,8 @@ def describe(
         method="reba" if reba else _method(first, framed.copies, converted="setting" in own or not stack.is_plain),
         variant=pooling.get("variant"),
         pooling=str(pooling["pooling"]) if reba else "+".join(_modes(pooling)) + over,
-        copies=framed.copies,
+        copies=framed.copies * pooling.get("repeats", 1),
+        chunk=pooling.get("chunk"),
         template=repeat["template"],
         setting=first["setting"] if "setting" in own else None,
         layers=str(stack),

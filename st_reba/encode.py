@@ -1,21 +1,29 @@
-"""Encode a file of texts into a NumPy array on disk."""
+"""Encode texts by token budget, as arrays and into a NumPy file on disk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, quantize_embeddings
 from tqdm.auto import tqdm
 
+from .batches import DEFAULT_BATCH_TOKENS, check_sizes, position_counts, token_batches
 from .files import whole_file
 
 Task = Literal["query", "document"]
+
+# Where encode_query and encode_document look for their prompt.
+_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+# Texts a forward pass where several processes share them out: sentence-transformers' own default.
+_SHARED_BATCH_SIZE = 32
 
 
 def encode_stream(
@@ -23,7 +31,8 @@ def encode_stream(
     texts: Iterable[str],
     *,
     task: Task | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
     chunk_size: int = 1024,
     show_progress_bar: bool | None = None,
     **kwargs: Any,
@@ -34,30 +43,146 @@ def encode_stream(
         model: Any SentenceTransformer.
         texts: The texts; a generator is read once.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
-        batch_size: Texts a forward pass.
+        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass, padding included, which is at most 5 % of them; a text counts with all
+            its copies, the template and special tokens. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
         chunk_size: Texts that are sorted by length and encoded together.
         show_progress_bar: Show one; None: on a terminal.
         **kwargs: Passed on to the model's method, as ``prompt``.
 
     Yields:
         The texts of a chunk and their vectors, [texts, d] float32.
+
+    Example:
+        >>> import st_reba
+        >>> for texts, vectors in encode_stream(st_reba.build("mini"), ["你好", "Hello", "再见"], chunk_size=2):
+        ...     print(texts, vectors.shape)
+        ['你好', 'Hello'] (2, 192)
+        ['再见'] (1, 192)
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
-    for name, number in (("batch_size", batch_size), ("chunk_size", chunk_size)):
-        if number < 1:
-            raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
-    encode: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size!r} must be a whole number from 1 on.")
+    check_sizes(batch_size, batch_tokens)
     stream = iter(texts)
     total = len(texts) if isinstance(texts, list) else None
     disable = None if show_progress_bar is None else not show_progress_bar
     with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
         while chunk := list(islice(stream, chunk_size)):
-            vectors: Any = encode(chunk, batch_size=batch_size, show_progress_bar=False, **kwargs)
-            bar.update(len(chunk))
-            yield chunk, np.asarray(vectors, dtype=np.float32)
+            vectors = encode_texts(
+                model,
+                chunk,
+                task=task,
+                batch_size=batch_size,
+                batch_tokens=batch_tokens,
+                progress=bar.update,
+                **kwargs,
+            )
+            yield chunk, vectors
+
+
+def encode_texts(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    task: Task | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    progress: Callable[[int], object] | None = None,
+    **kwargs: Any,
+) -> NDArray[np.float32]:
+    """Encode one chunk of texts, those of like length together.
+
+    Args:
+        model: Any SentenceTransformer.
+        texts: One text or more.
+        task: As for :func:`encode_stream`.
+        batch_size: As for :func:`encode_stream`.
+        batch_tokens: As for :func:`encode_stream`.
+        progress: Called with the number of texts that have just been encoded.
+        **kwargs: As for :func:`encode_stream`.
+
+    Returns:
+        [texts, d] float32, in the order of the texts.
+
+    Raises:
+        ValueError: Both sizes are given, several processes with ``batch_tokens``, or ``output_value``.
+
+    Example:
+        >>> import st_reba
+        >>> encode_texts(st_reba.build("mini"), ["你好", "", "Hello"], batch_tokens=512).shape
+        (3, 192)
+    """
+    check_sizes(batch_size, batch_tokens)
+    if kwargs.get("output_value", "sentence_embedding") != "sentence_embedding":
+        raise ValueError(
+            f"output_value={kwargs['output_value']!r}: one vector a text is all that fits an array. Call the model's "
+            "encode for others."
+        )
+    encode: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
+    if kwargs.get("pool") is not None or isinstance(kwargs.get("device"), list):
+        # One call a batch would give the processes nothing to share.
+        if batch_tokens is not None:
+            raise ValueError(
+                f"batch_tokens={batch_tokens} does not go with several processes (pool=…, or a list as device=…), "
+                "which share out batches of a fixed number of texts. Give batch_size."
+            )
+        batch_size = batch_size or _SHARED_BATCH_SIZE
+    if batch_size is not None:
+        vectors = _float32(encode(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
+        if progress is not None:
+            progress(len(texts))
+        return vectors
+    # These precisions cut up the range of values that they are shown: batches would each get a scale of their own.
+    ranged = kwargs["precision"] if kwargs.get("precision") in ("int8", "uint8") else None
+    if ranged is not None:
+        kwargs["precision"] = "float32"
+    budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
+    counts = _counts(model, texts, task, kwargs)
+    if counts is None:
+        # Without padding, short texts may run with long ones, and characters measure the work as well as any.
+        batches = token_batches([len(text) for text in texts], budget, max_padding=1)
+    else:
+        batches = token_batches(counts, budget)
+    rows: list[NDArray[np.float32]] = []
+    for batch in batches:
+        # One call a batch costs a millisecond more than one for all, and every option stays the model's own.
+        encoded = encode([texts[index] for index in batch], batch_size=len(batch), show_progress_bar=False, **kwargs)
+        rows.append(_float32(encoded))
+        if progress is not None:
+            progress(len(batch))
+    places = np.argsort([index for batch in batches for index in batch])
+    vectors = np.concatenate(rows)[places]
+    return vectors if ranged is None else _float32(quantize_embeddings(vectors, precision=ranged))
+
+
+def _counts(
+    model: SentenceTransformer, texts: Sequence[str], task: Task | None, kwargs: dict[str, Any]
+) -> list[int] | None:
+    """Positions of each text, for the arguments that the model's method gets."""
+    prompt, name = kwargs.get("prompt"), kwargs.get("prompt_name")
+    if prompt is None and name is not None and name not in model.prompts:
+        raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
+    if prompt is None:
+        names = _PROMPT_NAMES.get(task or "", ())
+        name = name or next((one for one in names if one in model.prompts), model.default_prompt_name)
+        prompt = model.prompts.get(name) if name is not None else None
+    # Anything else does not concern the input's layout, or is refused by the model's method.
+    known = {*model.get_model_kwargs(), "processing_kwargs"}
+    fields = {key: value for key, value in kwargs.items() if key in known}
+    return position_counts(model, texts, prompt=prompt, task=task, **fields)
+
+
+def _float32(vectors: Any) -> NDArray[np.float32]:
+    """Vectors in any of the forms that the model's methods return."""
+    if isinstance(vectors, list):
+        vectors = torch.stack(vectors)
+    if isinstance(vectors, torch.Tensor):
+        vectors = vectors.float().cpu().numpy()
+    return np.asarray(vectors, dtype=np.float32)
 
 
 def encode_file(

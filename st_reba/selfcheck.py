@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .modules import DecoderTransformer, LayerPlan, RepeatTransformer
 from .modules.attention import switch_on
+from .modules.backbone import text_decoder
 from .modules.plan import LayerKind
 from .modules.state import current
 
@@ -52,12 +53,13 @@ def check_plan(transformer: DecoderTransformer) -> None:
 
     def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         hidden = arguments[0] if arguments else keywords.get("hidden_states")
-        # Whole layers, which know their index too, may pass on several streams at once.
-        if isinstance(hidden, Tensor) and hidden.ndim == 3:
+        shown = output[0] if isinstance(output, tuple) else output
+        # Whole layers, which know their index too, may pass on several streams at once, projections heads.
+        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == ids.shape for each in (hidden, shown)):
             own[module] = seen(module, arguments, keywords)
 
     # By transformers' own attention first: that is what the plan converts.
-    transformer.model.set_attn_implementation("eager")
+    text_decoder(transformer.model).set_attn_implementation("eager")
     try:
         with _hooked(transformer, measure):
             transformer.model(input_ids=ids, attention_mask=features["attention_mask"], use_cache=False)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
-from .modules import ReBAPooling, RepeatTransformer
+from .batches import check_sizes, copied_positions, sized_batches
+from .modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
 
 Item = tuple[str, tuple[int, int]]
 
@@ -22,7 +23,8 @@ def encode_words(
     items: Sequence[Item],
     *,
     normalize: bool = False,
-    batch_size: int = 32,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
     prompt: str | None = None,
     task: str | None = None,
     show_progress_bar: bool = False,
@@ -37,7 +39,10 @@ def encode_words(
         model: A model from :func:`st_reba.build`, or one loaded.
         items: (text, (start, end)) each, in characters, end excluded.
         normalize: ReBA divides each sum of weights to 1. (Vectors are not scaled to length 1.)
-        batch_size: Texts a forward pass.
+        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass, padding included, which is at most 5 % of them; a text counts with all
+            its copies, the template and special tokens. None: ``st_reba.batches.DEFAULT_BATCH_TOKENS``, unless
+            ``batch_size`` is given.
         prompt: As for ``encode``; None: the model's default prompt, if it has one.
         task: As for ``encode``: which of a model's two templates.
         show_progress_bar: Show one.
@@ -48,6 +53,7 @@ def encode_words(
 
     Raises:
         ValueError: An item whose span is empty, out of the text, on no token, or past the cut; the item is named.
+            Or both ``batch_size`` and ``batch_tokens``.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo-k: position pos(k, i).
@@ -65,30 +71,30 @@ def encode_words(
             f"encode_words needs a pipeline that starts with RepeatTransformer, not {type(transformer).__name__}. "
             "Build the model with st_reba.build, a sentence-transformers base with pooling=…."
         )
-    pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r} must be a whole number from 1 on.")
+    pooling = next((module for module in model if isinstance(module, (ReBAPooling, ChunkedReBAPooling))), None)
+    check_sizes(batch_size, batch_tokens)
     if prompt is None and model.default_prompt_name is not None:
         prompt = model.prompts.get(model.default_prompt_name)
     budget = transformer.budget(prompt, task, **fields)
     items = [_checked(index, item) for index, item in enumerate(items)]
     vectors: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(items)
-    # Long texts together: the less padding, and the largest batch first.
-    order = sorted(range(len(items)), key=lambda index: -len(items[index][0]))
+    lengths = copied_positions(transformer, [text for text, _ in items], prompt=prompt, task=task, **fields)
+    batches = sized_batches(lengths, batch_size, batch_tokens)
     model.eval()
-    for start in trange(0, len(items), batch_size, desc="Words", disable=not show_progress_bar):
-        batch = order[start : start + batch_size]
-        spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
-        features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
-        features = {name: value.to(model.device) for name, value in features.items()}
-        with torch.inference_mode():
-            if pooling is not None:
-                captured = transformer(features, capture=pooling.token_capture)
-                embedded = pooling.span_embeddings(captured, spans, normalize=normalize)
-            else:
-                embedded = _hidden_means(transformer(features), spans, transformer.repeats)
-        for index, vector in zip(batch, embedded.float().cpu().numpy(), strict=True):
-            vectors[index] = vector
+    with tqdm(total=len(items), desc="Words", unit=" texts", disable=not show_progress_bar) as bar:
+        for batch in batches:
+            spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
+            features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
+            features = {name: value.to(model.device) for name, value in features.items()}
+            with torch.inference_mode():
+                if pooling is not None:
+                    captured = transformer(features, capture=pooling.token_capture)
+                    embedded = pooling.span_embeddings(captured, spans, normalize=normalize)
+                else:
+                    embedded = _hidden_means(transformer(features), spans, transformer.repeats)
+            for index, vector in zip(batch, embedded.float().cpu().numpy(), strict=True):
+                vectors[index] = vector
+            bar.update(len(batch))
     return np.stack(vectors) if vectors else np.zeros((0, transformer.get_embedding_dimension()), dtype=np.float32)
 
 

@@ -288,6 +288,7 @@ def test_encode_to_a_file(run: Run, saved: Path, model: SentenceTransformer, tmp
     for arguments, wanted in (
         ([], model.encode(TEXTS)),
         (["--batch-size", "1"], model.encode(TEXTS)),
+        (["--batch-tokens", "1"], model.encode(TEXTS)),
         (["--task", "query"], model.encode_query(TEXTS)),
         (["--task", "document"], model.encode_document(TEXTS)),
         (["--prompt", "Query: "], model.encode_query(TEXTS)),
@@ -337,6 +338,31 @@ def test_encode_stops_when_its_reader_does(saved: Path) -> None:
         process.stdout.close()
         assert process.wait(60) == 0
         assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("command", ["encode", "index"])
+def test_sizes_of_batches(
+    run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """What is given reaches the model; both at once are refused, and the help tells the two apart."""
+    arguments = [command, saved / "model", saved / "texts.txt", *(["--out"] if command == "encode" else [])]
+    sizes: list[int] = []
+    real = SentenceTransformer.encode
+
+    def encode(self: SentenceTransformer, *texts: Any, **options: Any) -> Any:
+        sizes.append(options["batch_size"])
+        return real(self, *texts, **options)
+
+    monkeypatch.setattr(SentenceTransformer, "encode", encode)
+    for number, (given, wanted) in enumerate([(["--batch-tokens", "1"], [1, 1, 1]), (["--batch-size", "7"], [7])]):
+        sizes.clear()
+        assert run(*arguments, tmp_path / f"{number}.npy", *given)[0] == 0
+        # The index's own two probes are not asked for any size.
+        assert [size for size in sizes if size != 32] == wanted
+    message = refused(*arguments, tmp_path / "both.npy", "--batch-tokens", "512", "--batch-size", "8")
+    assert "--batch-size" in message and "--batch-tokens" in message and "not allowed" in message
+    shown = " ".join(run(command, "--help")[1].split())
+    assert "default: 8192" in shown and "5 % is padding" in shown and "[--batch-tokens N | --batch-size N]" in shown
 
 
 # index and search
@@ -488,6 +514,7 @@ def test_bad_options_of_encode(refused: Callable[..., str], saved: Path, tmp_pat
     assert "'guess'" in refused(*arguments, "--json", "--task", "guess")
     for size in ("0", "-1", "nan", "1.5"):
         assert "--batch-size" in refused(*arguments, "--json", "--batch-size", size)
+        assert "--batch-tokens" in refused(*arguments, "--json", "--batch-tokens", size)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,6 +21,7 @@ USUAL: dict[str, Any] = {
     "revision": None,
     "architecture": "LlamaModel",
     "variant": None,
+    "chunk": None,
     "template": None,
     "setting": None,
     "layers": "6 forward",
@@ -57,6 +58,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "dtype": "bfloat16",
             "prompts": {"query": "Query: "},
         },
+    ),
+    "chunked": (
+        {"chunk": 200, "repeats": 3, "pooling": "mean"},
+        {"method": "reba", "pooling": "mean", "copies": 3, "chunk": 200, "tokens_per_copy": 1023},
     ),
     "echo": (
         {"method": "echo", "pooling": "mean", "template": "echo"},

@@ -227,6 +227,35 @@ def test_failed_rename_keeps_the_old_index(
     assert len(Index.open(copy)) == 10
 
 
+def test_batches(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built by token budget, unless a number of texts is given; the vectors are the same."""
+    texts = [f"{'A cat sleeps. ' * (number * 7 % 11)}Number {number}." for number in range(40)]
+    wanted = cosines(model, texts, texts)
+    real = model.encode_document
+    batches: list[tuple[int, int]] = []
+
+    def encode(batch: list[str], **options: Any) -> Any:
+        mask = model.preprocess(batch)["attention_mask"]
+        if "batch_size" in options:  # not the fingerprint's probes
+            batches.append((options["batch_size"], mask.numel()))
+            assert options["batch_size"] == 16 or mask.sum() >= 0.95 * mask.numel()
+        return real(batch, **options)
+
+    monkeypatch.setattr(model, "encode_document", encode)
+    largest = {}
+    for number, options in enumerate([{}, {"batch_tokens": 200}, {"batch_size": 16}]):
+        batches.clear()
+        with Index.build(model, texts, tmp_path / str(number), chunk_size=30, **options) as index:
+            found = index.search(texts, len(texts))
+        for row, results in zip(wanted, found, strict=True):
+            scores = {int(result.id): result.score for result in results}
+            np.testing.assert_allclose([scores[column] for column in range(len(texts))], row, atol=1e-5)
+        largest[number] = max(positions for rows, positions in batches if rows > 1)
+        assert len(batches) == 2 if number == 2 else len(batches) > 4
+    assert largest[1] <= 200 < largest[0]
+    assert {rows for rows, _ in batches} == {16}
+
+
 @pytest.mark.parametrize(
     ("texts", "kwargs", "error", "message"),
     [
@@ -236,7 +265,9 @@ def test_failed_rename_keeps_the_old_index(
         ([Document("a", id=5)], {}, TypeError, "id at row 0"),  # type: ignore[arg-type]
         ([Document("a", metadata={"x": object()})], {}, ValueError, "row 0: the metadata"),
         (["a"], {"ids": "a"}, TypeError, "one string"),
-        (["a"], {"batch_size": 0}, ValueError, "batch_size is 0"),
+        (["a"], {"batch_size": 0}, ValueError, "batch_size=0"),
+        (["a"], {"batch_tokens": 0}, ValueError, "batch_tokens=0"),
+        (["a"], {"batch_size": 3, "batch_tokens": 100}, ValueError, "batch_size=3 and batch_tokens=100 exclude"),
         (["a"], {"chunk_size": 0}, ValueError, "chunk_size is 0"),
     ],
 )

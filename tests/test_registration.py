@@ -18,7 +18,13 @@ from torch import nn
 import st_reba
 
 ROOT = Path(st_reba.__file__).parents[1]
-CLASSES = {st_reba.DecoderTransformer, st_reba.RepeatTransformer, st_reba.NoSinkTransformer, st_reba.ReBAPooling}
+CLASSES = {
+    st_reba.DecoderTransformer,
+    st_reba.RepeatTransformer,
+    st_reba.NoSinkTransformer,
+    st_reba.ReBAPooling,
+    st_reba.ChunkedReBAPooling,
+}
 NAMES = {f"st_reba.{each.__name__}" for each in CLASSES}
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 

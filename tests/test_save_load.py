@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper": {**COMMON},
     "published": {"variant": "published", "pooling": "mean", "normalize_weights": True, "padding_side": "left"},
     "special": {"include_special": True, "separator": "\n", "repeats": 3, "normalize": False, "dtype": "bfloat16"},
+    "chunked": {"chunk": 20, "repeats": 3, "pooling": "mean", "normalize_weights": True, **COMMON},
     "echo": {
         "method": "echo",
         "pooling": "mean",
@@ -93,7 +94,8 @@ def test_types(saved: Path, name: str) -> None:
     types = [module["type"] for module in modules]
     reba = MODELS[name].get("method", "reba") == "reba"
     assert types[0] == "st_reba.RepeatTransformer"
-    assert (types[1] == "st_reba.ReBAPooling") == reba
+    chunked = "chunk" in MODELS[name]
+    assert (types[1] == f"st_reba.{'Chunked' * chunked}ReBAPooling") == reba
     assert [each for each in types if each.startswith("st_reba")] == types[: 1 + reba]
     assert len(types) == 2 + MODELS[name].get("normalize", True)
 

@@ -307,11 +307,42 @@ def test_numpy_integers(base: Base, index: type) -> None:
     )
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_batch_size(base: Base, batch_size: int) -> None:
+@pytest.mark.parametrize("size", [0, -1])
+def test_bad_batches(base: Base, size: int) -> None:
     """No batches would be no vectors: zeros, told from nothing."""
-    with pytest.raises(ValueError, match="batch_size"):
-        encode_words(st_reba.build(base("llama")), [GOOD], batch_size=batch_size)
+    model = st_reba.build(base("llama"))
+    for name in ("batch_size", "batch_tokens"):
+        with pytest.raises(ValueError, match=f"{name}={size} must be"):
+            encode_words(model, [GOOD], **{name: size})
+    with pytest.raises(ValueError, match="batch_size=3 and batch_tokens=100 exclude each other"):
+        encode_words(model, [GOOD], batch_size=3, batch_tokens=100)
+
+
+@pytest.mark.parametrize("method", ["reba", "echo"])
+def test_token_batches(base: Base, method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default and on request: each word as alone, texts of like length together, and no batch over the budget."""
+    texts = [f"{'The ship sails on. ' * (number * 7 % 5)}The river bank {number}" for number in range(30)]
+    items = [item(text, "river") for text in (*texts, texts[0])] + ITEMS
+    model = st_reba.build(base("llama", "bos_eos"), method, prompts={"query": "Tell me, which of them: "})
+    model.default_prompt_name = "query"
+    wanted = np.concatenate([encode_words(model, [one], batch_size=1) for one in items])
+    shapes: list[tuple[int, int, int]] = []
+    model[0].register_forward_pre_hook(
+        lambda _, arguments: shapes.append(
+            (*arguments[0]["attention_mask"].shape, int(arguments[0]["attention_mask"].sum()))
+        )
+    )
+    largest = []
+    for options in ({}, {"batch_tokens": 1}, {"batch_tokens": 300}):
+        shapes.clear()
+        vectors = encode_words(model, items, **options)
+        np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
+        assert sum(rows for rows, _, _ in shapes) == len(items)
+        assert [length for _, length, _ in shapes] == sorted((length for _, length, _ in shapes), reverse=True)
+        padded = sum(rows * length for rows, length, _ in shapes)
+        assert 1 - sum(real for _, _, real in shapes) / padded < 0.05
+        largest.append(max((rows * length for rows, length, _ in shapes if rows > 1), default=0))
+    assert largest[0] > 300 >= largest[2] > largest[1] == 0
 
 
 def test_other_models(base: Base) -> None:

@@ -77,6 +77,9 @@ def add_build(commands: Any) -> None:
     command.add_argument("--normalize-weights", action="store_true", help="reba: divide each sum of weights to 1")
     command.add_argument("--include-special", action="store_true", help="reba: sum over template and special tokens")
     command.add_argument("--compute-matched", action="store_true", help="halve the content of each copy")
+    command.add_argument(
+        "--chunk", type=positive, metavar="L0", help="reba: repeat pieces of at most L0 tokens instead"
+    )
     command.add_argument("--max-seq-length", type=positive, help="positions of all copies together")
     command.add_argument("--prompt", action="append", default=[], metavar="NAME=TEXT", help="saved prompt; repeatable")
     command.add_argument("--revision", help="Hub revision of the base")
@@ -117,6 +120,7 @@ def build(options: argparse.Namespace) -> None:
         normalize_weights=options.normalize_weights,
         include_special=options.include_special,
         compute_matched=options.compute_matched,
+        chunk=options.chunk,
         max_seq_length=options.max_seq_length,
         prompts=prompts or None,
         dtype=options.dtype,

@@ -15,6 +15,7 @@ METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+BATCH_TOKENS = 8192
 _PLAN = """'{"k": 4, "k0": 2}', or '{"layers": {"backward": [-1, -2]}}'"""
 
 
@@ -42,7 +43,18 @@ def add_running(command: argparse.ArgumentParser) -> None:
 def add_reading(command: argparse.ArgumentParser) -> None:
     """How a file of texts is read."""
     command.add_argument("--text-column", default="text", help="column or key of the text (default: %(default)s)")
-    command.add_argument("--batch-size", type=positive, default=32, help="texts at once (default: %(default)s)")
+    size = command.add_mutually_exclusive_group()
+    size.add_argument(
+        "--batch-tokens",
+        metavar="N",
+        type=positive,
+        help="token positions a forward pass, all copies of a text and padding included; texts of like length run "
+        "together, so that at most 5 %% is padding. Fewer need less memory, more suit a GPU "
+        f"(default: {BATCH_TOKENS})",
+    )
+    size.add_argument(
+        "--batch-size", metavar="N", type=positive, help="a fixed number of texts a forward pass, in place of that"
+    )
 
 
 def print_description(description: Any, as_json: bool) -> None:

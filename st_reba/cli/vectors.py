@@ -38,7 +38,12 @@ def encode(options: argparse.Namespace) -> None:
 
     texts = _texts(options)
     model = load_model(options)
-    settings = {"task": options.task, "batch_size": options.batch_size, "prompt": options.prompt}
+    settings = {
+        "task": options.task,
+        "batch_size": options.batch_size,
+        "batch_tokens": options.batch_tokens,
+        "prompt": options.prompt,
+    }
     if options.json:
         count = 0
         for chunk, vectors in encode_stream(model, texts, **settings):
@@ -87,6 +92,7 @@ def index(options: argparse.Namespace) -> None:
         documents,
         options.out,
         batch_size=options.batch_size,
+        batch_tokens=options.batch_tokens,
         overwrite=options.overwrite,
         model_source=options.model,
     ) as index:

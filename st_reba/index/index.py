@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from st_reba.batches import check_sizes
 from st_reba.files import whole_folder
 from st_reba.index.documents import Document, as_documents
 from st_reba.index.fingerprint import check, fingerprint
@@ -72,7 +73,8 @@ class Index:
         texts: Iterable[str | Document],
         path: str | PathLike[str],
         *,
-        batch_size: int = 32,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
         chunk_size: int = 1024,
         overwrite: bool = False,
         show_progress_bar: bool | None = None,
@@ -85,8 +87,11 @@ class Index:
             model: The model; its `similarity_fn_name` must be "cosine" or "dot".
             texts: Texts or documents; a generator is read once, a chunk at a time.
             path: The folder to make.
-            batch_size: How many texts the model takes at once.
-            chunk_size: How many documents are encoded and written at a time.
+            batch_size: How many texts the model takes at once. Excludes `batch_tokens`.
+            batch_tokens: How many positions the model takes at once, padding included, which is at most 5 % of them;
+                a text counts with all its copies, the template and special tokens. None:
+                `st_reba.batches.DEFAULT_BATCH_TOKENS`, unless `batch_size` is given.
+            chunk_size: How many documents are sorted by length, encoded and written at a time.
             overwrite: Replace an index that is already there, after the new one is complete.
             show_progress_bar: Show a bar; None shows it on a terminal only.
             ids: One id for each text, when the texts are plain strings.
@@ -98,8 +103,8 @@ class Index:
 
         Raises:
             FileExistsError: The path exists and `overwrite` is False, or it is not an index.
-            ValueError: There is no document, an id is used twice, a vector is NaN, infinite or zero, or the model's
-                similarity is not supported.
+            ValueError: There is no document, an id is used twice, a vector is NaN, infinite or zero, the model's
+                similarity is not supported, or both `batch_size` and `batch_tokens` are given.
             TypeError: Something other than a text or a document was given.
 
         Example:
@@ -107,9 +112,9 @@ class Index:
             >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine, built with 'mini')
         """
-        for name, number in (("batch_size", batch_size), ("chunk_size", chunk_size)):
-            if number < 1:
-                raise ValueError(f"{name} is {number}; it must be 1 or more")
+        check_sizes(batch_size, batch_tokens)
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size is {chunk_size}; it must be 1 or more")
         metric = model.similarity_fn_name
         if metric not in METRICS:
             raise ValueError(
@@ -127,8 +132,17 @@ class Index:
                 while chunk := list(islice(documents, chunk_size)):
                     # Stored first: a repeated id or bad metadata shows before the time for encoding is spent.
                     store.add_many(chunk)
-                    vectors.add(encode_documents(model, chunk, len(store) - len(chunk), metric, vectors.d, batch_size))
-                    bar.update(len(chunk))
+                    encoded = encode_documents(
+                        model,
+                        chunk,
+                        len(store) - len(chunk),
+                        metric,
+                        vectors.d,
+                        batch_size=batch_size,
+                        batch_tokens=batch_tokens,
+                        progress=bar.update,
+                    )
+                    vectors.add(encoded)
             if not vectors.ntotal:
                 raise ValueError("there are no documents; an index needs at least one")
             load_faiss().write_index(vectors, str(folder / VECTORS_FILE))

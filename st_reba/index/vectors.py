@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from st_reba.encode import encode_texts
 from st_reba.index.documents import Document
 from st_reba.index.manifest import MANIFEST_FILE, Manifest
 from st_reba.index.store import clean_text
@@ -58,11 +60,21 @@ def misfit(path: Path, found: str, expected: str) -> str:
 
 
 def encode_documents(
-    model: SentenceTransformer, chunk: list[Document], first_row: int, metric: str, dim: int, batch_size: int
+    model: SentenceTransformer,
+    chunk: list[Document],
+    first_row: int,
+    metric: str,
+    dim: int,
+    *,
+    batch_size: int | None,
+    batch_tokens: int | None,
+    progress: Callable[[int], object],
 ) -> NDArray[np.float32]:
     """Encode a chunk of documents, [documents, dim]; a vector that cannot be indexed names its document."""
     texts = [clean_text(document.text) for document in chunk]
-    vectors = np.asarray(model.encode_document(texts, batch_size=batch_size, show_progress_bar=False))
+    vectors = encode_texts(
+        model, texts, task="document", batch_size=batch_size, batch_tokens=batch_tokens, progress=progress
+    )
     if vectors.shape != (len(chunk), dim):
         raise ValueError(f"the model gave vectors of shape {vectors.shape}, not {(len(chunk), dim)}")
     ready, bad, zero = ready_vectors(vectors, metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .chunked import ChunkedReBAPooling
 from .nosink import SETTINGS, NoSinkTransformer, named_plan
 from .plan import LayerPlan, Stack
 from .pooling import ReBAPooling
@@ -10,6 +11,7 @@ from .transformer import DecoderTransformer
 
 __all__ = [
     "SETTINGS",
+    "ChunkedReBAPooling",
     "DecoderTransformer",
     "LayerPlan",
     "NoSinkTransformer",

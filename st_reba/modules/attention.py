@@ -16,16 +16,17 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
+from .backbone import text_decoder
 from .blocked import blocked_attention
 from .capture import BackwardAttention
 from .fused import fused_attention, fused_with_totals
-from .masks import additive
+from .masks import additive, selected
 from .scores import Scores
 from .state import current
 
 ATTENTION_NAME = "st_reba"
 # Keyword arguments by which an architecture changes its attention in ways this function does not know.
-UNKNOWN_ARGUMENTS = ("block_indices", "indices", "sinks")
+UNKNOWN_ARGUMENTS = ("block_indices", "sinks")
 
 logger = getLogger(__name__)
 
@@ -43,6 +44,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, by its plan, with capture.
@@ -59,6 +61,7 @@ def attend(
         softcap: Scores become softcap · tanh(score / softcap).
         s_aux: [H] attention sinks: one more logit in every softmax, without a value.
         position_bias: [1 or B, H, T, S], added to the scores.
+        indices: [B, T, n] keys that an indexer chose for each query, which sees no other.
         **kwargs: What else the architecture passes; refused where it would change the result.
 
     Returns:
@@ -74,6 +77,11 @@ def attend(
                 f"{type(module).__name__} passes {name!r} to its attention, which st_reba does not know: this "
                 "architecture can be neither captured nor converted exactly. Use method='classical' or 'echo'."
             )
+    if attention_mask is not None:
+        # Some masks are made a column wider than what is there.
+        attention_mask = attention_mask[..., : key.shape[2]]
+    if indices is not None:
+        attention_mask = selected(attention_mask, indices, key.shape[2])
     state = current()
     capture = None if state is None else state.capture
     backward = capture if isinstance(capture, BackwardAttention) else None
@@ -81,9 +89,15 @@ def attend(
     if capture is not None:
         # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
         defined = causal or backward is None or (state is not None and state.stack is not None)
-        _check_capturable(module, causal=defined, square=query.shape[2] == key.shape[2])
+        known = 0 if state is None else state.prefix
+        _check_capturable(module, causal=defined, square=query.shape[2] + known == key.shape[2])
         capture.begin()
     kind = "forward" if state is None else state.kind(module)
+    if indices is not None and kind != "forward":
+        raise ValueError(
+            f"{type(module).__name__} chooses its keys by an indexer that looks back, so its layers cannot run as "
+            f"{kind!r}. Use layers=None."
+        )
     fusable = softcap is None and position_bias is None
     plain = fusable and capture is None and s_aux is None
     mask, m = attention_mask, 0
@@ -138,17 +152,18 @@ def switch_on(model: PreTrainedModel) -> bool:
     Returns:
         Whether it does; False where its architecture calls no interface: it is then as it was.
     """
-    before = model.config._attn_implementation
-    if before == ATTENTION_NAME:
+    # Towers beside the decoder see no text, and may call no interface where the decoder does, or the other way round.
+    decoder = text_decoder(model)
+    if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
     # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
     verbosity = logging.get_verbosity()
     logging.set_verbosity(ERROR)
     try:
-        model.set_attn_implementation(ATTENTION_NAME)
+        decoder.set_attn_implementation(ATTENTION_NAME)
     finally:
         logging.set_verbosity(verbosity)
-    return bool(model.config._attn_implementation == ATTENTION_NAME)
+    return bool(decoder.config._attn_implementation == ATTENTION_NAME)
 
 
 def hook_in(model: PreTrainedModel) -> None:
@@ -159,16 +174,17 @@ def hook_in(model: PreTrainedModel) -> None:
     Args:
         model: The backbone, as loaded.
     """
-    if model.config._attn_implementation == "eager" and any(
-        reduce_output in module._forward_hooks.values() for module in model.modules()
+    decoder = text_decoder(model)
+    if decoder.config._attn_implementation == "eager" and any(
+        reduce_output in module._forward_hooks.values() for module in decoder.modules()
     ):
         return
-    model.config._attn_implementation = "eager"
-    for module in model.modules():
+    decoder.config._attn_implementation = "eager"
+    for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):
             module.register_forward_hook(reduce_output)
     logger.warning(
-        f"{type(model).__name__} does not call transformers' attention interface: its eager attention is captured "
+        f"{type(decoder).__name__} does not call transformers' attention interface: its eager attention is captured "
         "layer by layer instead. The vectors are the same; time and memory are those of eager attention."
     )
 
@@ -190,7 +206,7 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
             kept.append(None)
         else:
             kept.append(value)
-    return type(output)(kept)
+    return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
 
 
 def _is_triangular(probabilities: Tensor, real: Tensor) -> bool:

@@ -20,8 +20,12 @@ from torch import Tensor
 
 from .scores import Scores, pick
 
-# What is computed at a time holds about this many numbers a head: few enough to stay in a core's cache.
-BLOCK_NUMBERS = 1 << 18
+# Queries and anchors that are looked at together: fewer multiply slower, more do not stay in a core's cache, and waste
+# work above the diagonal.
+BLOCK_QUERIES = 256
+BLOCK_ANCHORS = 512
+# So many texts are looked at together that a head's block holds about this many numbers.
+BLOCK_NUMBERS = 1 << 17
 AnchorRows = Literal["last", "copy", "end", "half"]
 
 
@@ -102,8 +106,7 @@ class BackwardAttention(Capture):
         self.rows = int(count.max())
         # Where all texts share their first anchor, a slice finds the anchors; else they are gathered.
         self._start = int(first.min())
-        shared = bool((first == self._start).all())
-        self._slice = slice(self._start, self._start + self.rows) if shared else None
+        self._shared = bool((first == self._start).all())
         offsets = torch.arange(self.rows, device=first.device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
@@ -112,6 +115,7 @@ class BackwardAttention(Capture):
         self._earlier = torch.full_like(self._later, -torch.inf) if both else None
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
+        self._finished = False
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
         """Raise the maxima by the probabilities of a layer that only looks back; see :meth:`Capture.update`."""
@@ -136,77 +140,102 @@ class BackwardAttention(Capture):
             totals: Logarithms of the rows' sums, [B, H, T].
             both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
         """
-        size = max(16, BLOCK_NUMBERS // (totals.shape[0] * self.rows))
-        for start in range(0 if both_ways else self._start, self.length, size):
-            block = slice(start, min(start + size, self.length))
-            if both_ways:
-                self._update_sums(scores, totals, block)
-            else:
-                self._update_columns(scores, totals, block)
+        # Queries that are not there belong to a beginning that was run before, in front of every anchor.
+        before = self.length - scores.query.shape[2]
+        start = 0 if both_ways else self._start - before
+        # One anchor a text needs no blocks.
+        size = max(BLOCK_QUERIES, BLOCK_NUMBERS // self.rows)
+        together = max(1, BLOCK_NUMBERS // (min(size, self.length) * min(self.rows, BLOCK_ANCHORS)))
+        for texts in _slices(0, len(totals), together):
+            here, sums = scores.of_texts(texts), totals[texts]
+            for some in _slices(0, self.rows, BLOCK_ANCHORS):
+                for queries in _slices(start, self.length - before, size):
+                    if both_ways:
+                        self._update_sums(here, sums, texts, some, queries)
+                    else:
+                        self._update_columns(here, sums, texts, some, queries, before)
         if both_ways:
             self._most = math.log(2)
         elif self._earlier is not None:
-            size = max(1, BLOCK_NUMBERS // (totals.shape[0] * self.length))
-            for start in range(0, self.rows, size):
-                self._update_rows(self._earlier, scores, totals, slice(start, min(start + size, self.rows)))
+            for some in _slices(0, self.rows, max(1, 8 * BLOCK_NUMBERS // (len(totals) * self.length))):
+                self._update_rows(self._earlier, scores, totals, some, before)
 
-    def _update_columns(self, scores: Scores, totals: Tensor, block: slice) -> None:
-        """What the queries of a block give to the anchors: A[t, r]."""
-        anchors: slice | Tensor = self._anchors
-        if self._slice is not None:
+    def _update_columns(
+        self, scores: Scores, totals: Tensor, texts: slice, some: slice, queries: slice, before: int
+    ) -> None:
+        """What some queries give to some of the anchors: A[t, r]."""
+        anchors: slice | Tensor = self._anchors[texts, some]
+        if self._shared:
             # No anchor beyond the last query.
-            anchors = slice(self._start, min(self._slice.stop, block.stop))
+            anchors = slice(self._start + some.start, min(self._start + some.stop, before + queries.stop))
+            if anchors.start >= anchors.stop:
+                return
         best = _maximum(
-            scores.of_head(head, block, anchors).sub_(totals[:, head, block, None]) for head in range(totals.shape[1])
+            scores.log_probabilities(head, queries, anchors, totals[:, head, queries])
+            for head in range(totals.shape[1])
         )
-        _raise(self._later[:, block, : best.shape[2]], best)
+        columns = slice(some.start, some.start + best.shape[2])
+        _raise(self._later[texts, before + queries.start : before + queries.stop, columns], best)
 
-    def _update_rows(self, earlier: Tensor, scores: Scores, totals: Tensor, block: slice) -> None:
+    def _update_rows(self, earlier: Tensor, scores: Scores, totals: Tensor, some: slice, before: int) -> None:
         """What some of the anchors give to the keys up to themselves: A[r, t]."""
-        anchors = self._anchors[:, block]
+        anchors = self._anchors[:, some]
         keys = slice(0, int(anchors.max()) + 1)
-        own = pick(totals[..., None], anchors, 2)
-        best = _maximum(scores.of_head(head, anchors, keys).sub_(own[:, head]) for head in range(totals.shape[1]))
-        _raise(earlier[:, keys, block], best.transpose(1, 2))
+        queries = (anchors - before).clamp(min=0)
+        own = pick(totals[..., None], queries, 2)[..., 0]
+        best = _maximum(scores.log_probabilities(head, queries, keys, own[:, head]) for head in range(totals.shape[1]))
+        _raise(earlier[:, keys, some], best.transpose(1, 2))
 
-    def _update_sums(self, scores: Scores, totals: Tensor, block: slice) -> None:
-        """A[t, r] + A[r, t] for the positions t of a block."""
-        own = pick(totals[..., None], self._anchors, 2)
+    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice, positions: slice) -> None:
+        """A[t, r] + A[r, t] for some positions t and some of the anchors."""
+        anchors = self._anchors[texts, some]
+        own = pick(totals[..., None], anchors, 2)[..., 0]
 
         def of_head(head: int) -> Tensor:
-            columns = scores.of_head(head, block, self._anchors).sub_(totals[:, head, block, None])
-            rows = scores.of_head(head, self._anchors, block).sub_(own[:, head])
+            columns = scores.log_probabilities(head, positions, anchors, totals[:, head, positions])
+            rows = scores.log_probabilities(head, anchors, positions, own[:, head])
             return torch.logaddexp(columns, rows.transpose(1, 2))
 
         sums = _maximum(of_head(head) for head in range(totals.shape[1]))
-        positions = torch.arange(block.start, block.stop, device=sums.device)
+        here = torch.arange(positions.start, positions.stop, device=sums.device)
         # The diagonal is kept whole, all else twice: matrix() halves it.
-        sums = torch.where(positions[:, None] == self._anchors[:, None], sums - math.log(2), sums)
+        sums = torch.where(here[:, None] == anchors[:, None], sums - math.log(2), sums)
         for maxima in (self._later, self._earlier):
             if maxima is not None:
-                _raise(maxima[:, block], sums)
+                _raise(maxima[texts, positions, some], sums)
 
     def matrix(self) -> Tensor:
-        """The anchors' rows of A^new.
+        """The anchors' rows of A^new. They take the place of what was accumulated, which is complete then.
 
         Returns:
             [B, R, T] float32, R the largest number of anchors; zero beyond a text's own anchors, and left of the
             anchor unless ``both``.
         """
-        later = self._weights(self._later)
-        positions = torch.arange(self.length, device=later.device)
-        anchors = self._anchors[:, :, None]
-        # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
-        matrix = torch.where(positions == anchors, later, 0.5 * later)
-        if self._earlier is not None:
-            matrix = torch.where(positions < anchors, 0.5 * self._weights(self._earlier), matrix)
-        else:
-            matrix = matrix.masked_fill(positions < anchors, 0.0)
-        return matrix.masked_fill(~self._valid[:, :, None], 0.0)
+        if not self._finished:
+            self._finish()
+            self._finished = True
+        return self._later.transpose(1, 2)
 
-    def _weights(self, logarithms: Tensor) -> Tensor:
-        # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
-        return logarithms.clamp(max=self._most).exp().transpose(1, 2)
+    def _finish(self) -> None:
+        anchors = self._anchors[:, None]
+        for some in _slices(0, self.length, BLOCK_QUERIES):
+            positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
+            later = self._later[:, some]
+            # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
+            later.clamp_(max=self._most).exp_()
+            # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
+            later.mul_(torch.where(positions == anchors, 1.0, 0.5))
+            before = positions < anchors
+            if self._earlier is None:
+                later.masked_fill_(before, 0.0)
+            else:
+                later.copy_(torch.where(before, 0.5 * self._earlier[:, some].clamp(max=self._most).exp(), later))
+            later.masked_fill_(~self._valid[:, None], 0.0)
+
+
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))
 
 
 def _maximum(heads: Iterator[Tensor]) -> Tensor:

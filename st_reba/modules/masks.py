@@ -71,6 +71,11 @@ class LayerMasks:
             seen = seen.tril() if causal else seen
         else:
             seen = _boolean(own, length)
+            if not bool((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all()):
+                raise ValueError(
+                    "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, "
+                    "so that it cannot be converted. Use layers=None."
+                )
         if kind == "backward":
             seen = seen.mT
         elif kind in ("bidirectional", "nosink-bidirectional"):
@@ -107,3 +112,22 @@ def _boolean(own: Tensor, length: int) -> Tensor:
             "its layers cannot be converted. Use layers=None."
         )
     return ~hidden
+
+
+def selected(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
+    """What is visible of the keys that an indexer chose.
+
+    Args:
+        mask: [B or 1, 1, T, S], boolean (True: visible) or additive; None: no key later than the query.
+        indices: [B, T, n] int, the chosen keys of every query.
+        keys: Number of keys S.
+
+    Returns:
+        [B, 1, T, S] bool.
+    """
+    batch, queries, _ = indices.shape
+    chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
+    chosen.scatter_(3, indices.long()[:, None], True)
+    if mask is None:
+        return chosen.tril(keys - queries)
+    return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .backbone import text_decoder
 from .plan import LayerKind
 from .state import ForwardState, current
 
@@ -27,7 +28,8 @@ def decoder_layers(model: PreTrainedModel, depth: int) -> dict[nn.Module, int]:
     Raises:
         ValueError: There is no list of that many layers.
     """
-    for module in model.modules():
+    # A tower beside the decoder may be as deep, and its layers may say their layer_idx too.
+    for module in text_decoder(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth and all(map(_is_layer, module, range(depth))):
             return {layer: index for index, layer in enumerate(module)}
     raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -137,9 +137,12 @@ class ReBAPooling(Module):
                 f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
                 "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
-        weights = self._weights(features)
         count = (features["copy_ids"] == 1).sum(dim=1)
-        sentence_weights = weights.sum(dim=1)
+        if self.normalize_weights and self.variant == "paper":
+            sentence_weights = self._weights(features).sum(dim=1)
+        else:
+            # Summed first: no second matrix [B, n, T].
+            sentence_weights = features["backward_attention"].sum(dim=1) * self._summed(features)
         if self.pooling == "mean" and self.variant == "paper":
             sentence_weights = sentence_weights / count[:, None]
         if self.variant == "published":
@@ -188,11 +191,15 @@ class ReBAPooling(Module):
         """Save the configuration; there are no weights."""
         self.save_config(output_path)
 
+    def _summed(self, features: dict[str, Any]) -> Tensor:
+        """The positions that are summed over, [B, T] bool."""
+        if self.include_special or self.variant == "published":
+            return cast(Tensor, features["real_mask"]).bool()
+        return cast(Tensor, features["copy_ids"]) > 0
+
     def _weights(self, features: dict[str, Any], *, normalize: bool | None = None) -> Tensor:
         """The captured rows of A^new, [B, R, T], restricted to the positions that are summed over."""
-        everywhere = self.include_special or self.variant == "published"
-        summed = features["real_mask"].bool() if everywhere else features["copy_ids"] > 0
-        weights: Tensor = features["backward_attention"] * summed[:, None]
+        weights: Tensor = features["backward_attention"] * self._summed(features)[:, None]
         if normalize is None:
             normalize = self.normalize_weights
         return normalized(weights) if normalize and self.variant == "paper" else weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ class Scores:
         """What a softmax is computed in."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
+    def of_texts(self, texts: slice) -> Scores:
+        """The scores of some texts of the batch."""
+
+        def some(tensor: Tensor | None) -> Tensor | None:
+            return tensor if tensor is None or tensor.shape[0] == 1 else tensor[texts]
+
+        return replace(self, query=self.query[texts], key=self.key[texts], mask=some(self.mask), bias=some(self.bias))
+
     def of_all_heads(self, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
         """Scores [B, H, Q, K] of some queries and keys: a slice, or [B, n] positions of each text."""
         batch, heads, _, width = self.query.shape
@@ -48,13 +56,27 @@ class Scores:
         scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, query.shape[2], key.shape[2])
         return self._finished(scores, slice(0, heads), queries, keys)
 
-    def of_head(self, head: int, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
-        """The scores [B, Q, K] of one head, in :attr:`precision`."""
+    def log_probabilities(self, head: int, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
+        """Logarithms of one head's probabilities, in a tensor of their own; without gradient.
+
+        Args:
+            head: Its number.
+            queries: A slice, or [B, Q] positions of each text.
+            keys: A slice, or [B, K] positions of each text.
+            totals: Logarithms of the rows' sums, [B, Q], in :attr:`precision`.
+
+        Returns:
+            [B, Q, K] in :attr:`precision`.
+        """
         group = head * self.key.shape[1] // self.query.shape[1]
         query = pick(self.query[:, head : head + 1], queries, 2)[:, 0]
-        key = pick(self.key[:, group : group + 1], keys, 2)[:, 0]
-        scores = torch.bmm(query, key.transpose(1, 2)).to(self.precision) * self.factor
-        return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0]
+        key = pick(self.key[:, group : group + 1], keys, 2)[:, 0].transpose(1, 2)
+        if self.softcap is None and query.dtype == self.precision == totals.dtype:
+            # One pass over memory where the general way below has three.
+            scores = torch.baddbmm(-totals[..., None], query, key, alpha=self.factor)
+            return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0]
+        scores = torch.bmm(query, key).to(self.precision).mul_(self.factor)
+        return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0].sub_(totals[..., None])
 
     def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
         """Products [B, h, Q, K] of some heads → capped, biased and masked."""

@@ -38,6 +38,8 @@ class ForwardState:
         self.capture = capture
         self.stack = stack
         self.masks = None if stack is None else LayerMasks(self.real, stack.m)
+        # Tokens in front of those that run, whose keys and values are known already.
+        self.prefix = 0
         # Further passes that ran.
         self.further = 0
         # The second stream of hidden states [B, T, d], where there is one.

@@ -28,6 +28,7 @@ _RESERVED = frozenset(
         "prompt",
         "prompt_name",
         "batch_size",
+        "batch_tokens",
         "show_progress_bar",
         "output_value",
         "precision",

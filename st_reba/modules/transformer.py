@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -11,10 +10,24 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from .alignment import moved, padding_in_front, shifted
 from .attention import ATTENTION_NAME, hook_in, switch_on
+from .backbone import (
+    TEXT_TOWER,
+    forward_parameters,
+    found_to_look_back,
+    is_marked,
+    layer_kinds,
+    limit_length,
+    probe,
+    takes_left_padding,
+    text_decoder,
+    turns_by_length,
+)
 from .capture import BackwardAttention, Capture, CaptureSpec
 from .passes import decoder_layers, install
 from .plan import LayerPlan, Stack
+from .prefix import WORTHWHILE, common_prefix, is_exact, run_prefix
 from .state import ForwardState, running
 
 NonFinite = Literal["error", "zeros"]
@@ -55,6 +68,8 @@ class DecoderTransformer(Transformer):
             raise ValueError(f"non_finite={non_finite!r} is not known: choose one of {list(get_args(NonFinite))}.")
         plan = _plan(layers)
         super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
+        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}):
+            limit_length(self.tokenizer, self.config)
         self._equip(plan, non_finite, base_model, base_revision)
 
     @classmethod
@@ -88,13 +103,22 @@ class DecoderTransformer(Transformer):
         self.base_model = base_model
         self.base_revision = base_revision
         self._capture: CaptureSpec | None = None
+        if getattr(self.model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"{type(self.model).__name__} is an encoder-decoder: its decoder reads the text shifted, beside an "
+                "encoder that sees all of it. Use a decoder-only base model."
+            )
         self._set_plan(plan)
         if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             switch_on(self.model)
-        self._forward_parameters = frozenset(inspect.signature(self.model.forward).parameters)
-        self.takes_left_padding = self._takes_left_padding()
-        self._looks_back = self.is_causal
+        self._forward_parameters = forward_parameters(self.model)
+        self.takes_left_padding = takes_left_padding(self.model) and "position_ids" in self._forward_parameters
+        # Found by trial where the backbone does not say it of itself.
+        self._looks_back: bool | None = None
+        # Whether what all texts of a batch begin with is run once; None: where it is found exact, at first use.
+        shareable = self.takes_left_padding and "past_key_values" in self._forward_parameters
+        self.shares_prefix: bool | None = None if shareable and not turns_by_length(self.model) else False
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -104,7 +128,10 @@ class DecoderTransformer(Transformer):
             ValueError: The backbone has none.
         """
         if self.tokenizer is None:
-            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer, and st_reba embeds text only.")
+            raise ValueError(
+                f"{type(self.processor).__name__} holds no tokenizer, and st_reba embeds text only. Use a base with a "
+                "language model, its tokenizer's files beside it."
+            )
         return self.tokenizer
 
     @property
@@ -135,16 +162,35 @@ class DecoderTransformer(Transformer):
     @property
     def depth(self) -> int:
         """The backbone's number of layers L."""
-        return int(self.model.config.get_text_config().num_hidden_layers)
+        layers = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
+        if not isinstance(layers, int):
+            raise ValueError(
+                f"{type(self.model).__name__} is no single stack of layers (its configuration says no "
+                "num_hidden_layers), so it cannot be embedded with. Use a decoder-only base model."
+            )
+        return layers
+
+    @property
+    def _attention_name(self) -> str:
+        """The implementation of attention that texts run through."""
+        return str(text_decoder(self.model).config._attn_implementation)
 
     @property
     def is_causal(self) -> bool:
         """Whether the backbone's layers look back only."""
         config = self.model.config.get_text_config()
-        # A vision tower beside the language model looks both ways, but no text goes through it.
-        body = self.model.get_decoder()  # type: ignore[no-untyped-call]
-        marks = (bool(module.is_causal) for module in body.modules() if hasattr(module, "is_causal"))
+        # A vision tower beside the decoder looks both ways, but no text goes through it.
+        modules = text_decoder(self.model).modules()
+        marks = (bool(module.is_causal) for module in modules if hasattr(module, "is_causal"))
         return all(marks) and getattr(config, "is_causal", True) is not False
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether no hidden state depends on a later token, so that padding behind a text concerns nobody."""
+        if self._looks_back is None:
+            inputs = self._model_inputs(*probe(self.model.device), None)
+            self._looks_back = self.is_causal and (is_marked(self.model) or found_to_look_back(self.model, inputs))
+        return self._looks_back
 
     @property
     def stack(self) -> Stack:
@@ -177,48 +223,81 @@ class DecoderTransformer(Transformer):
         Raises:
             ValueError: The backbone gave NaN or infinity, or not every layer's attention could be captured.
         """
-        given = features
         observer = capture if isinstance(capture, Capture) else None
-        # Where nothing looks ahead, padding behind a text needs no mask, and attention without one is fastest. What
-        # looks ahead by a plan gets its mask from the plan. (An observer sees everything where it was given.)
-        unmasked = self._looks_back and observer is None
-        start = None
-        if unmasked:
-            start = _padding_in_front(features["attention_mask"])
-            features = features if start is None else _moved(features, start)
-        attention_mask: Tensor = features["attention_mask"]
         spec = None if isinstance(capture, Capture) else capture or self._capture
+        # Where nothing looks ahead, padding behind a text need not be masked, and attention without a mask is fastest.
+        # What looks ahead by a plan gets its mask from the plan. (An observer sees everything where it was given.)
+        unmasked = self.looks_back and observer is None
+        start = padding_in_front(features["attention_mask"]) if unmasked else None
+        given = features if start is None else moved(features, start)
+        attention_mask: Tensor = given["attention_mask"]
         accumulator = None
         if spec is not None:
-            first, count = spec.anchors(features["copy_ids"], attention_mask)
+            first, count = spec.anchors(given["copy_ids"], attention_mask)
             observer = accumulator = BackwardAttention(first, count, attention_mask.shape[1], both=spec.both)
         stack = None if self._stack.is_plain else self._stack
-        state = ForwardState(attention_mask, capture=observer, stack=stack)
         if stack is not None and self.training and torch.is_grad_enabled():
             self._check_checkpointing()
-        inputs = self._model_inputs(features["input_ids"], None if unmasked else attention_mask, observer)
-        with running(state):
-            outputs = super().forward(inputs)
-        if stack is not None:
-            self._check_obeyed(stack, state)
-        hidden: Tensor = outputs["token_embeddings"]
-        if stack is not None and stack.side_by_side:
-            hidden = hidden.reshape(2, attention_mask.shape[0], *hidden.shape[1:]).sum(dim=0)
+        state = ForwardState(attention_mask, capture=observer, stack=stack)
+        hidden = self._run(given["input_ids"], state, unmasked)
         hidden = hidden.masked_fill(~attention_mask.bool()[:, :, None], 0.0)
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not bool(finite.all()):
-            hidden = self._without(hidden, finite, features)
-        matrix = None if accumulator is None else accumulator.matrix()
-        if start is not None:
-            hidden = _shifted(hidden, -start, 1)
-            matrix = None if matrix is None else _shifted(matrix, -start, 2)
-        result = {**given, "token_embeddings": hidden}
+            hidden = self._without(hidden, finite, given)
         if observer is not None:
             self._check_layers(observer.layers)
-        if matrix is not None:
-            result["backward_attention"] = matrix.masked_fill(~finite[:, None, None], 0.0)
+        result = {**features, "token_embeddings": hidden if start is None else shifted(hidden, -start, 1)}
+        if accumulator is not None:
+            matrix = accumulator.matrix()
+            matrix[~finite] = 0.0
+            result["backward_attention"] = matrix if start is None else shifted(matrix, -start, 2)
             result["captured"] = spec
         return result
+
+    def _run(self, input_ids: Tensor, state: ForwardState, unmasked: bool) -> Tensor:
+        """The backbone's last hidden states [B, T, d]."""
+        mask = torch.ones_like(input_ids) if unmasked else state.real.long()
+        inputs = self._model_inputs(input_ids, mask, state.capture)
+        beginning = None
+        if unmasked and (shared := self._shared_prefix(input_ids, state)):
+            with running(ForwardState(state.real[:1, :shared])):
+                beginning = run_prefix(self.model, input_ids[:1, :shared])
+        if beginning is not None:
+            cache, beginning_states = beginning
+            inputs.update(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True)
+            state.prefix = shared
+        with running(state):
+            try:
+                hidden: Tensor = super().forward(inputs)["token_embeddings"]
+            except AttributeError as error:
+                if "last_hidden_state" not in str(error):
+                    raise
+                raise ValueError(
+                    f"{type(self.model).__name__} hands out no last hidden states, but what a head makes of them. "
+                    f"{TEXT_TOWER}"
+                ) from error
+        if beginning is not None:
+            hidden = torch.cat([beginning_states.expand(len(hidden), -1, -1), hidden], dim=1)
+        if state.stack is not None:
+            self._check_obeyed(state.stack, state)
+            if state.stack.side_by_side:
+                hidden = hidden.reshape(2, len(input_ids), *hidden.shape[1:]).sum(dim=0)
+        return hidden
+
+    def _shared_prefix(self, input_ids: Tensor, state: ForwardState) -> int:
+        """How many tokens that all texts begin with are run once for all; 0: none."""
+        known = self._attention_name in (ATTENTION_NAME, "sdpa")
+        if torch.is_grad_enabled() or not known or self.shares_prefix is False or state.stack is not None:
+            return 0
+        shared = common_prefix(input_ids, state.real)
+        if isinstance(state.capture, BackwardAttention):
+            # Anchors and all that may follow them are run with their text.
+            shared = min(shared, int(state.capture.first.min()))
+        if shared * (len(input_ids) - 1) < WORTHWHILE:
+            return 0
+        if self.shares_prefix is None:
+            self.shares_prefix = is_exact(self.model, input_ids[:, : shared + 2])
+        return shared if self.shares_prefix else 0
 
     def __repr__(self) -> str:
         shown = {**self.get_config_dict(), "layers": str(self._stack), "architecture": type(self.model).__name__}
@@ -233,7 +312,7 @@ class DecoderTransformer(Transformer):
         self._plan, self._stack = plan, stack
 
     def _check_convertible(self, plan: LayerPlan, stack: Stack) -> None:
-        name = type(self.model).__name__
+        name = type(text_decoder(self.model)).__name__
         shared = getattr(self.model.config.get_text_config(), "num_kv_shared_layers", 0)
         if stack.second and shared:
             raise ValueError(
@@ -251,35 +330,16 @@ class DecoderTransformer(Transformer):
                 "cannot be changed. Use a base model that does (llama, qwen, mistral, gpt2, …), or layers=None."
             )
 
-    def _takes_left_padding(self) -> bool:
-        """Whether the backbone can be told positions that skip padding on the left.
-
-        Every other backbone is padded on the right, to equal effect: encoders, some of which count positions in a way
-        of their own, and recurrent layers, which would take the padding for text.
-        """
-        marks = {bool(module.is_causal) for module in self.model.modules() if hasattr(module, "is_causal")}
-        kinds = self._layer_kinds()
-        only_attention = all("attention" in kind and "linear" not in kind for kind in kinds)
-        return marks == {True} and only_attention and "position_ids" in self._forward_parameters
-
-    def _layer_kinds(self) -> list[str]:
-        """What the configuration says of each layer; empty where it says nothing."""
-        config = self.model.config.get_text_config()
-        return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
-
-    def _model_inputs(
-        self, input_ids: Tensor, attention_mask: Tensor | None, observer: Capture | None
-    ) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"input_ids": input_ids}
+    def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, observer: Capture | None) -> dict[str, Any]:
+        # A mask of ones is none to newer models; some older ones forget their windows without it.
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
         accepted = self._forward_parameters
         if "use_cache" in accepted:
             inputs["use_cache"] = False
-        if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask
-            if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
-                # Left padding: without these most backbones would count the padding as text.
-                inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        if observer is not None and self.model.config._attn_implementation != ATTENTION_NAME:
+        if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
+            # Left padding: without these most backbones would count the padding as text.
+            inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        if observer is not None and self._attention_name != ATTENTION_NAME:
             inputs["output_attentions"] = True
         return inputs
 
@@ -312,13 +372,13 @@ class DecoderTransformer(Transformer):
         if state.last is None or state.further != len(stack.second):
             raise ValueError(
                 f"layers={self._plan!r}: {type(self.model).__name__} did not run it: its attention implementation is "
-                f"{self.model.config._attn_implementation!r} in place of {ATTENTION_NAME!r}, or its layers were "
-                "replaced. Set model[0].layers again."
+                f"{self._attention_name!r} ({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Set "
+                "model[0].layers again, or use another plan."
             )
 
     def _check_layers(self, captured: int) -> None:
         """A layer that was not captured would change the vectors silently."""
-        if kinds := self._layer_kinds():
+        if kinds := layer_kinds(self.model):
             expected = sum("attention" in kind and "linear" not in kind for kind in kinds)
         else:
             expected = self.depth
@@ -329,30 +389,6 @@ class DecoderTransformer(Transformer):
                 "layers, so backward attention cannot be computed. Use a decoder whose every layer computes softmax "
                 "attention, or method='classical' or 'echo', which need none."
             )
-
-
-def _padding_in_front(attention_mask: Tensor) -> Tensor | None:
-    """Each row's first real position [B, 1]; None where all begin at column 0."""
-    start = attention_mask.bool().int().argmax(dim=1, keepdim=True)
-    return start if bool(start.any()) else None
-
-
-def _shifted(tensor: Tensor, start: Tensor, dim: int) -> Tensor:
-    """A [B, …] tensor whose rows are rotated along ``dim``: position ``start`` [B, 1] comes to stand at 0."""
-    length = tensor.shape[dim]
-    index = (torch.arange(length, device=tensor.device) + start) % length
-    shape = [1] * tensor.ndim
-    shape[0], shape[dim] = index.shape
-    return tensor.gather(dim, index.view(shape).expand_as(tensor))
-
-
-def _moved(features: dict[str, Any], start: Tensor) -> dict[str, Any]:
-    """Features with all that is of shape [B, T] rotated."""
-    shape = features["attention_mask"].shape
-    return {
-        name: _shifted(value, start, 1) if isinstance(value, Tensor) and value.shape == shape else value
-        for name, value in features.items()
-    }
 
 
 def _plan(layers: object) -> LayerPlan:

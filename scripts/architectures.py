@@ -1,0 +1,91 @@
+"""Try every architecture that transformers lists for causal language modelling, and record which are exact.
+
+    python scripts/architectures.py                 all types: writes tests/data/architectures.json and
+                                                    docs/ARCHITECTURES.md (two minutes on one core)
+    python scripts/architectures.py --check         all types, writes nothing; status 1 if either file is stale
+    python scripts/architectures.py llama mamba     some types, writes nothing
+
+The record holds the newest and the oldest supported release of transformers: run it with each of the two installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from families import CAUSAL_LMS  # noqa: E402
+from sweep import Record, sweep  # noqa: E402
+from sweep_record import PAGE, RECORDS, as_json, changes, page, read, release  # noqa: E402
+
+
+def find(types: list[str]) -> dict[str, Record]:
+    """Model type → what it is here, and on the standard error whatever is neither exact nor refused."""
+    found: dict[str, Record] = {}
+    for model_type in types:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = sweep(model_type, Path(folder))
+        found[model_type] = outcome.record()
+        wrong = [f"{method} {status}" for method, status in outcome.methods.items() if status[:4] in ("inex", "fail")]
+        for text in (*wrong, *outcome.unfit):
+            print(f"{model_type}: {text}", file=sys.stderr)
+    return found
+
+
+def write(found: dict[str, Record]) -> None:
+    """Write the record and the page: this release takes the place of itself, or of the one that was newest."""
+    known = read() if RECORDS.is_file() else {}
+    number = transformers.__version__
+    if number not in known and len(known) > 1:
+        del known[list(known)[-1]]
+    releases = {**known, number: found}
+    RECORDS.write_text(as_json(releases), encoding="utf-8")
+    PAGE.write_text(page(releases), encoding="utf-8")
+    print(f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {number}")
+
+
+def check(found: dict[str, Record], types: list[str]) -> int:
+    """Say what is stale, and the exit status."""
+    known = read()
+    lines = [f"{RECORDS.relative_to(ROOT)} is stale: {line}" for line in changes(found, known[release()])]
+    if not types and set(known[release()]) - set(found):
+        lines.append(f"{RECORDS.relative_to(ROOT)} is stale: gone are {sorted(set(known[release()]) - set(found))}")
+    if PAGE.read_text(encoding="utf-8") != page(known):
+        lines.append(f"{PAGE.relative_to(ROOT)} is stale: it is not what the record says")
+    print("\n".join(lines or [f"{len(found)} as recorded for transformers {release()}"]))
+    return 1 if lines else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; none: all")
+    parser.add_argument("--check", action="store_true", help="compare with the record; status 1 if it is stale")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and write nothing")
+    options = parser.parse_args()
+    for name in options.types:
+        if name not in CAUSAL_LMS:
+            parser.error(f"{name!r} is no model type that transformers {transformers.__version__} lists")
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    found = find(options.types or sorted(CAUSAL_LMS))
+    if options.check:
+        return check(found, options.types)
+    if options.json or options.types:
+        print(json.dumps(found, indent=1))
+    else:
+        write(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What scripts/benchmark.py runs: one file an idea, `cli.py` on top."""

@@ -1,0 +1,219 @@
+"""Batches by token budget: how many positions each text takes, and which texts run together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from .modules import RepeatTransformer
+
+# Positions a forward pass where the caller does not say. Enough to fill the matrix products of two CPU cores several
+# times over, and few enough that the activations of 12 layers of width 768 take some hundred megabytes.
+DEFAULT_BATCH_TOKENS = 8192
+
+# The share of a batch that may be padding.
+MAX_PADDING = 0.05
+
+# Texts that are tokenized together only to count their positions: no more token ids than theirs exist at a time.
+_COUNTED_TOGETHER = 64
+
+
+def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
+    """Group texts of like length into batches of bounded size and bounded padding.
+
+    The longest come first, so that memory peaks at once or never. A batch ends where the next text would take it over
+    the budget, or where so much shorter a text would let its padding grow over ``max_padding``: a budget alone would
+    put the longest and the shortest of a few hundred short texts together, at 15 to 25 % of padding.
+
+    Args:
+        lengths: Positions of each text.
+        budget: Positions a batch, padding included: its number of texts times its longest. A text that is longer makes
+            a batch of its own.
+        max_padding: The share of a batch's positions that may be padding, from 0 (equal lengths only) up to 1 (the
+            budget alone decides).
+
+    Returns:
+        Indices into ``lengths``, each once, a list a batch.
+
+    Raises:
+        ValueError: The budget is no whole number from 1 on.
+
+    Example:
+        >>> token_batches([5, 40, 6, 41, 90], budget=100)
+        [[4], [3, 1], [2], [0]]
+        >>> token_batches([5, 40, 6, 41, 90], budget=100, max_padding=1)
+        [[4], [3, 1], [2, 0]]
+    """
+    _check("batch_tokens", budget)
+    batches: list[list[int]] = []
+    longest = real = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        # A text without a position would fill no budget.
+        length = max(1, lengths[index])
+        if batches:
+            padded = longest * (len(batches[-1]) + 1)
+            if padded <= budget and padded - real - length <= max_padding * padded:
+                batches[-1].append(index)
+                real += length
+                continue
+        batches.append([index])
+        longest = real = length
+    return batches
+
+
+def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> list[list[int]]:
+    """Group texts by whichever of the two sizes is given, the longest first.
+
+    Args:
+        lengths: Positions of each text.
+        batch_size: Texts a batch.
+        batch_tokens: Positions a batch, as for :func:`token_batches`; None: ``DEFAULT_BATCH_TOKENS``, unless
+            ``batch_size`` is given.
+
+    Returns:
+        Indices into ``lengths``, each once, a list a batch.
+
+    Raises:
+        ValueError: See :func:`check_sizes`.
+
+    Example:
+        >>> sized_batches([5, 40, 6], batch_size=2, batch_tokens=None)
+        [[1, 2], [0]]
+    """
+    check_sizes(batch_size, batch_tokens)
+    if batch_size is None:
+        return token_batches(lengths, DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens)
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
+    """Refuse sizes that are no sizes, and two at once.
+
+    Args:
+        batch_size: Texts a batch, or None.
+        batch_tokens: Positions a batch, or None.
+
+    Raises:
+        ValueError: One is no whole number from 1 on, or both are given.
+    """
+    for name, number in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+        if number is not None:
+            _check(name, number)
+    if batch_size is not None and batch_tokens is not None:
+        raise ValueError(
+            f"batch_size={batch_size} and batch_tokens={batch_tokens} exclude each other: give batch_size for a fixed "
+            "number of texts a forward pass, or batch_tokens for a bound on its positions."
+        )
+
+
+def _check(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
+
+
+def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
+    """The share of padding among all positions that batches take.
+
+    Args:
+        lengths: Positions of each text.
+        batches: Indices into them.
+
+    Returns:
+        From 0 up to 1; 0 where there are no positions.
+
+    Example:
+        >>> padding_share([4, 2], [[0, 1]])
+        0.25
+    """
+    padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
+    real = sum(lengths[index] for batch in batches for index in batch)
+    return 1 - real / padded if padded else 0.0
+
+
+def copied_positions(
+    transformer: RepeatTransformer,
+    texts: Sequence[str],
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
+    **fields: str,
+) -> list[int]:
+    """How many positions each text takes: all its copies as cut to the budget, the template and special tokens.
+
+    Args:
+        transformer: The module that places the copies.
+        texts: The texts.
+        prompt: As its ``preprocess`` takes it.
+        task: As its ``preprocess`` takes it.
+        **fields: Values of the template's fields.
+
+    Returns:
+        One number a text.
+
+    Example:
+        >>> import st_reba
+        >>> copied_positions(st_reba.build("mini", repeats=3)[0], ["你好", "", "Hello"])
+        [7, 4, 10]
+    """
+    frame = transformer.frame(prompt, task, **fields)
+    budget = transformer.budget(prompt, task, **fields)
+    pieces = (texts[start : start + _COUNTED_TOGETHER] for start in range(0, len(texts), _COUNTED_TOGETHER))
+    # A text without a token is represented by one, and a long one is cut.
+    found = (max(1, len(ids)) for piece in pieces for ids in transformer.content(piece)["input_ids"])
+    kept = (count if budget is None else min(count, budget) for count in found)
+    return [frame.overhead + frame.copies * count for count in kept]
+
+
+def position_counts(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
+    processing_kwargs: Any = None,
+    **fields: Any,
+) -> list[int] | None:
+    """How many positions each text takes in a model: copies, template, prompt and special tokens included.
+
+    Characters would not do: a Chinese character is about a token and an English word too, so that texts of as many
+    characters differ by a factor of four in positions. So each text is tokenized here, and again when it is encoded:
+    a hundredth of the time that even the smallest model takes to encode it.
+
+    Args:
+        model: Any SentenceTransformer.
+        texts: The texts.
+        prompt: The prompt itself, never its name; None: none.
+        task: ``"query"``, ``"document"`` or None, as the model's ``preprocess`` takes it.
+        processing_kwargs: As ``preprocess`` takes it; RepeatTransformer refuses any, when the texts are encoded.
+        **fields: What else ``preprocess`` takes, as values of a template's fields.
+
+    Returns:
+        One number a text; None of a model that pads nothing: one whose input has no ``attention_mask`` with a row for
+        each text (bags of words, sequences laid end to end).
+
+    Example:
+        >>> import st_reba
+        >>> position_counts(st_reba.build("mini", repeats=3), ["你好", "", "Hello"])
+        [7, 4, 10]
+    """
+    transformer = model[0]
+    if isinstance(transformer, RepeatTransformer):
+        return copied_positions(transformer, texts, prompt=prompt, task=task, **fields)
+    given = {"task": task, "processing_kwargs": processing_kwargs}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    counts = [0] * len(texts)
+    # By characters, so that one long text does not pad many short ones.
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    for start in range(0, len(order), _COUNTED_TOGETHER):
+        piece = order[start : start + _COUNTED_TOGETHER]
+        features = model.preprocess([texts[index] for index in piece], prompt=prompt, **fields)
+        mask = features.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != len(piece):
+            return None
+        for index, count in zip(piece, mask.sum(dim=1).tolist(), strict=True):
+            counts[index] = int(count)
+    return counts

@@ -1,0 +1,92 @@
+"""Chunked ReBA in plain float64 loops, beside reference.py and in its notation; independent of the package.
+
+Reading chosen where the definition leaves it open: a text of n tokens is cut into as few pieces as hold at most L0
+tokens each, P = ceil(n / L0), and piece p (counted from 0) begins at token floor(p n / P), so that sizes differ by one
+at most and the last piece is among the largest. All that stands around the text in its first pass (special tokens,
+prompt, template words) stands around each piece's copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from reference import Layout, Pooling
+from torch import Tensor
+
+# Token ids of a sequence → its hidden states V [T, d] and A_new [T, T].
+Run = Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]
+
+
+def cut(n: int, limit: int) -> list[range]:
+    """The pieces: which of the text's tokens (from 0) each holds."""
+    count = -(-n // limit)
+    return [range(p * n // count, (p + 1) * n // count) for p in range(count)]
+
+
+def piece_layout(placed: Layout, piece: Sequence[int], k: int) -> Layout:
+    """Copies of a piece, k times, in place of the text in a sequence that holds it once."""
+    positions = placed.positions(1)
+    before, after = placed.ids[: positions[0]], placed.ids[positions[-1] + 1 :]
+    content = [placed.ids[positions[token]] for token in piece]
+    copies = [c for c in range(1, k + 1) for _ in content]
+    return Layout(
+        ids=before + content * k + after,
+        copy_of=[0] * len(before) + copies + [0] * len(after),
+        n=len(content),
+        k=k,
+        suffix=placed.suffix,
+    )
+
+
+def chunked_weights(
+    A_new: Tensor, layout: Layout, *, include_special: bool = False, normalize_weights: bool = False
+) -> Tensor:
+    """W [n, T] of one piece: W[i, t] = A_new[pos(1, i), t] for t in C, t >= pos(1, i); its diagonal weighs v_i."""
+    weights = torch.zeros(layout.n, len(layout.ids), dtype=torch.float64)
+    for i, start in enumerate(layout.positions(1)):
+        for t in range(start, len(layout.ids)):
+            if include_special or layout.copy_of[t] > 0:
+                weights[i, t] = A_new[start, t]
+        if normalize_weights:
+            weights[i] = weights[i] / weights[i].sum()
+    return weights
+
+
+def chunked_tokens(
+    run: Run,
+    placed: Layout,
+    limit: int,
+    k: int = 2,
+    *,
+    include_special: bool = False,
+    normalize_weights: bool = False,
+) -> Tensor:
+    """E [n, d]: e_i = v_i A_new[i, i] + sum over t > i in the piece's repeat of A_new[i, t] v'_t.
+
+    v of the text, run once (``placed`` holds it once); A_new and v' of the piece that holds token i, run k times.
+    """
+    if placed.k != 1:
+        raise ValueError(f"the first pass holds the text once, not {placed.k} times")
+    V, _ = run(tuple(placed.ids))
+    tokens = torch.zeros(placed.n, V.shape[1], dtype=torch.float64)
+    for piece in cut(placed.n, limit):
+        repeated = piece_layout(placed, piece, k)
+        V_piece, A_new = run(tuple(repeated.ids))
+        weights = chunked_weights(A_new, repeated, include_special=include_special, normalize_weights=normalize_weights)
+        for row, i in enumerate(piece):
+            here = repeated.positions(1)[row]
+            tokens[i] += weights[row, here] * V[placed.positions(1)[i]].double()
+            for t in range(here + 1, len(repeated.ids)):
+                tokens[i] += weights[row, t] * V_piece[t].double()
+    return tokens
+
+
+def chunked_pooled(tokens: Tensor, pooling: Pooling) -> Tensor:
+    """last: e_n; mean: (1/n) sum over i of e_i."""
+    if pooling == "last":
+        return tokens[len(tokens) - 1]
+    total = torch.zeros(tokens.shape[1], dtype=torch.float64)
+    for row in tokens:
+        total += row
+    return total / len(tokens)

@@ -1,0 +1,105 @@
+"""What the sweep over all architectures found: ``data/architectures.json``, and docs/ARCHITECTURES.md, which tells it.
+
+It is kept for the newest and for the oldest supported release of transformers; scripts/architectures.py writes both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from string import Template
+
+import transformers
+from sweep import METHODS, Record
+
+__all__ = ["COMMAND", "PAGE", "RECORDS", "as_json", "changes", "page", "read", "recorded", "release"]
+
+RECORDS = Path(__file__).parent / "data" / "architectures.json"
+WORDS = RECORDS.with_suffix(".md.in")
+PAGE = Path(__file__).parents[1] / "docs" / "ARCHITECTURES.md"
+COMMAND = "python scripts/architectures.py"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def read() -> dict[str, dict[str, Record]]:
+    """Release of transformers → model type → record; the oldest release first."""
+    releases = json.loads(RECORDS.read_text(encoding="utf-8"))
+    return {each: releases[each] for each in sorted(releases, key=_version)}
+
+
+def release() -> str:
+    """The recorded release that holds for the installed one: itself, or the last before it."""
+    known = list(read())
+    return [each for each in known if _version(each) <= _version(transformers.__version__)][-1]
+
+
+def recorded() -> dict[str, Record]:
+    """What holds for the installed release: model type → record."""
+    return read()[release()]
+
+
+def changes(found: dict[str, Record], known: dict[str, Record]) -> list[str]:
+    """Where what was found is not what is recorded, one line each."""
+    lines = []
+    for name, entry in found.items():
+        if name not in known:
+            lines.append(f"{name}: is not recorded")
+            continue
+        lines += [
+            f"{name}: {key}: {known[name].get(key)!r} is now {value!r}"
+            for key, value in entry.items()
+            if known[name].get(key) != value
+        ]
+    return lines
+
+
+def as_json(releases: dict[str, dict[str, Record]]) -> str:
+    """One line a type, so that a change shows as one."""
+    parts = []
+    for number in sorted(releases, key=_version):
+        lines = [f'  "{name}": {json.dumps(entry)}' for name, entry in sorted(releases[number].items())]
+        parts.append(f'"{number}": {{\n' + ",\n".join(lines) + "\n }")
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def page(releases: dict[str, dict[str, Record]]) -> str:
+    """The text of docs/ARCHITECTURES.md."""
+    oldest, newest = min(releases, key=_version), max(releases, key=_version)
+    types = releases[newest]
+    ways = {how: sum(entry["how"] == how for entry in types.values()) for how in ("interface", "hooks")}
+    counts = {
+        f"{title}_{age}": sum(entry[method] == "exact" for entry in releases[number].values())
+        for age, number in (("new", newest), ("old", oldest))
+        for method, title in zip(METHODS, ("reba", "echo", "nosink"), strict=True)
+    }
+    rows = [_row(name, entry) for name, entry in sorted(types.items())]
+    older = releases[oldest]
+    differing = [_row(name, each) for name, each in sorted(older.items()) if name in types and each != types[name]]
+    return Template(WORDS.read_text(encoding="utf-8")).substitute(
+        counts,
+        newest=newest,
+        oldest=oldest,
+        types=len(types),
+        types_old=len(older),
+        interface=ways["interface"],
+        hooks=ways["hooks"],
+        rows="\n".join(rows),
+        rows_old="\n".join(differing),
+        command=COMMAND,
+    )
+
+
+def _row(name: str, entry: Record) -> str:
+    if entry["how"] == "none":
+        cells = ["–"] * 3 + ["–: " + entry["reba"].removeprefix("no model: ")]
+    else:
+        how = "–" if entry["how"] == "refused" else entry["how"]
+        cells = [
+            how,
+            *("yes" if entry[each] == "exact" else entry[each].replace("refused:", "no:") for each in METHODS),
+        ]
+    return f"| `{name}` | {entry['class']} | " + " | ".join(cells) + " |"
