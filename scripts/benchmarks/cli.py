@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .figures import check_figures, draw
+from .instruction import run_instruction
 from .layers import run_layers
 from .long import run_long
 from .memory import keep_memory
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Report], None]] = {
     "methods": run_methods,
     "long": run_long,
     "layers": run_layers,
+    "instruction": run_instruction,
     "padding": run_padding,
 }
 # So little that it only shows that everything runs.
@@ -32,6 +34,7 @@ SMOKE: dict[str, dict[str, Any]] = {
     "methods": {"lengths": [8, 16], "batch_size": [2], "chunk": 8},
     "long": {"lengths": [16, 32], "chunk": 8},
     "layers": {"lengths": [24], "batch_size": 4},
+    "instruction": {"lengths": [8], "mix": ["uniform"], "batch_size": 70, "instruction": 4},
     "padding": {"lengths": [24], "count": 40, "batch_tokens": [256]},
 }
 # So that the longest case has one round, and all are done in less than three minutes on two cores.

@@ -14,11 +14,12 @@ DESCRIPTION = """Measure what st_reba costs: time and memory against what transf
 
 One command a part, each with its own --help; without one, it is `methods`:
 
-    methods    every method, and ReBA without st_reba, against Echo-2 with transformers' own SDPA, over the length
-    long       one long text: ReBA, whole and by pieces, against Echo-2
-    layers     each kind of layer, and plans that add passes, against plain causal attention
-    padding    a file of texts, in batches of so many texts or of so many tokens
-    report     tables and figures anew, from files that --json wrote
+    methods      every method, and ReBA without st_reba, against Echo-2 with transformers' own SDPA, over the length
+    long         one long text: ReBA, whole and by pieces, against Echo-2
+    layers       each kind of layer, and plans that add passes, against plain causal attention
+    instruction  texts that begin with one instruction, run once for all or with every text
+    padding      a file of texts, in batches of so many texts or of so many tokens
+    report       tables and figures anew, from files that --json wrote
 
 Models are made here, from configurations with random weights: time does not depend on the weights, and nothing is
 downloaded. What is compared runs in one process by turns, and a ratio is taken between neighbours, so that a machine
@@ -244,6 +245,31 @@ def build_parser() -> argparse.ArgumentParser:
     layers.add_argument(
         "-m", type=count, default=1, metavar="M", help="sink tokens that nosink kinds hide (default: %(default)s)"
     )
+
+    instruction = commands.add_parser(
+        "instruction",
+        parents=[common_options("gpt2", [32, 128], 5)],
+        formatter_class=raw,
+        help="an instruction before every text, run once for all or with every text",
+        description="Run texts that all begin with the same instruction through each method twice: with its keys,\n"
+        "values and hidden states computed once for the batch, as st_reba does, and with every text.",
+        epilog="examples:\n  %(prog)s --threads 2 --instruction 32 --batch-size 16",
+    )
+    instruction.add_argument(
+        "--instruction", type=positive, default=32, metavar="N", help="its tokens (default: %(default)s)"
+    )
+    instruction.add_argument(
+        "--batch-size", type=positive, default=16, metavar="B", help="texts of a batch (default: %(default)s)"
+    )
+    instruction.add_argument(
+        "--mix",
+        nargs="+",
+        choices=MIXES,
+        default=["uniform"],
+        help="lengths: all the same, or short and long ones (default: uniform)",
+    )
+    _side(instruction)
+    _end_to_end(instruction)
 
     padding = commands.add_parser(
         "padding",
