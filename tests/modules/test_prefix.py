@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from architectures import ARCHITECTURES, EXTRA
 from oracle import TEXTS, assert_close
-from packaging.version import Version
 from torch import Tensor
 
 import st_reba
@@ -25,8 +23,6 @@ TEMPLATE = "Instruct: find the document. Text: {text} Again: {text}"
 WINDOWS = ("mistral", "gemma2", "gemma3_text", "gpt_oss")
 # No attention interface: bloom and its like compute their own, in which the beginning is not shared.
 EAGER = ("bloom", "codegen", "gpt_neo", "gptj", "mpt")
-# Before 5.1, transformers' own attention got masks that are too wide here.
-UNABLE = ("stablelm",) if Version(transformers.__version__) < Version("5.1") else ()
 METHODS: dict[str, dict[str, Any]] = {
     "echo": {"method": "echo", "pooling": "mean"},
     "all": {"method": "echo", "span": "all", "pooling": "mean"},
@@ -80,7 +76,7 @@ def test_the_same_vectors(base: Base, name: str, method: str, prefixes: list[int
     assert (attention == "eager") == (name in by_itself)
     if attention == "eager":
         assert prefixes == []
-    elif name in WINDOWS or (name in UNABLE and attention == "sdpa"):
+    elif name in WINDOWS:
         assert prefixes == [] and module.shares_prefix is False
     else:
         _, copy_ids = module.frame().place([7])
