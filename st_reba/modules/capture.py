@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,7 +23,7 @@ from .scores import Scores, pick
 # Queries and anchors that are looked at together: fewer multiply slower, more do not stay in a core's cache, and waste
 # work above the diagonal.
 BLOCK_QUERIES = 256
-BLOCK_ANCHORS = 512
+BLOCK_ANCHORS = 256
 # So many texts are looked at together that a head's block holds about this many numbers.
 BLOCK_NUMBERS = 1 << 17
 AnchorRows = Literal["last", "copy", "end", "half"]
@@ -170,10 +170,7 @@ class BackwardAttention(Capture):
             anchors = slice(self._start + some.start, min(self._start + some.stop, before + queries.stop))
             if anchors.start >= anchors.stop:
                 return
-        best = _maximum(
-            scores.log_probabilities(head, queries, anchors, totals[:, head, queries])
-            for head in range(totals.shape[1])
-        )
+        best = _best(scores, queries, anchors, totals[:, :, queries])
         columns = slice(some.start, some.start + best.shape[2])
         _raise(self._later[texts, before + queries.start : before + queries.stop, columns], best)
 
@@ -183,7 +180,7 @@ class BackwardAttention(Capture):
         keys = slice(0, int(anchors.max()) + 1)
         queries = (anchors - before).clamp(min=0)
         own = pick(totals[..., None], queries, 2)[..., 0]
-        best = _maximum(scores.log_probabilities(head, queries, keys, own[:, head]) for head in range(totals.shape[1]))
+        best = _best(scores, queries, keys, own)
         _raise(earlier[:, keys, some], best.transpose(1, 2))
 
     def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice, positions: slice) -> None:
@@ -191,12 +188,12 @@ class BackwardAttention(Capture):
         anchors = self._anchors[texts, some]
         own = pick(totals[..., None], anchors, 2)[..., 0]
 
-        def of_head(head: int) -> Tensor:
-            columns = scores.log_probabilities(head, positions, anchors, totals[:, head, positions])
-            rows = scores.log_probabilities(head, anchors, positions, own[:, head])
-            return torch.logaddexp(columns, rows.transpose(1, 2))
+        def of_heads(heads: slice) -> Tensor:
+            columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
+            rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
+            return torch.logaddexp(columns, rows.transpose(2, 3))
 
-        sums = _maximum(of_head(head) for head in range(totals.shape[1]))
+        sums = _maximum(of_heads, totals)
         here = torch.arange(positions.start, positions.stop, device=sums.device)
         # The diagonal is kept whole, all else twice: matrix() halves it.
         sums = torch.where(here[:, None] == anchors[:, None], sums - math.log(2), sums)
@@ -238,11 +235,28 @@ def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _maximum(heads: Iterator[Tensor]) -> Tensor:
-    best = next(heads)
-    for head in heads:
-        torch.maximum(best, head, out=best)
-    return best
+def _best(scores: Scores, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
+    """The largest log-probability over all heads, [B, Q, K], for the queries' totals [B, H, Q]."""
+    batch, heads, rows = totals.shape
+    columns = keys.stop - keys.start if isinstance(keys, slice) else keys.shape[1]
+    if batch * heads * rows * columns <= BLOCK_NUMBERS:
+        # So few that a call a head would take longer than what it computes.
+        together = scores.of_all_heads(queries, keys).to(scores.precision)
+        return together.sub_(totals[..., None]).amax(dim=1)
+    return _maximum(lambda some: scores.log_probabilities(some, queries, keys, totals[:, some]), totals)
+
+
+def _maximum(of_heads: Callable[[slice], Tensor], totals: Tensor) -> Tensor:
+    """The maximum over all heads, [B, Q, K], of what is [B, h, Q, K] for some of them."""
+    batch, heads, _ = totals.shape
+    # The heads of one text are multiplied together, and those of several texts one by one: each way without a copy.
+    together = next(number for number in (4, 3, 2, 1) if heads % number == 0 and (batch == 1 or number == 1))
+    best: Tensor | None = None
+    for some in _slices(0, heads, together):
+        values = of_heads(some)
+        best = values if best is None else torch.maximum(best, values, out=best)
+    assert best is not None
+    return best.amax(dim=1) if together > 1 else best[:, 0]
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:

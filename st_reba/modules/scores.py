@@ -56,27 +56,41 @@ class Scores:
         scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, query.shape[2], key.shape[2])
         return self._finished(scores, slice(0, heads), queries, keys)
 
-    def log_probabilities(self, head: int, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
-        """Logarithms of one head's probabilities, in a tensor of their own; without gradient.
+    def log_probabilities(self, heads: slice, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
+        """Logarithms of some heads' probabilities, in a tensor of their own; without gradient.
 
         Args:
-            head: Its number.
+            heads: Some of them; of several texts, one, or tensors are copied.
             queries: A slice, or [B, Q] positions of each text.
             keys: A slice, or [B, K] positions of each text.
-            totals: Logarithms of the rows' sums, [B, Q], in :attr:`precision`.
+            totals: Logarithms of the rows' sums, [B, h, Q], in :attr:`precision`.
 
         Returns:
-            [B, Q, K] in :attr:`precision`.
+            [B, h, Q, K] in :attr:`precision`.
         """
-        group = head * self.key.shape[1] // self.query.shape[1]
-        query = pick(self.query[:, head : head + 1], queries, 2)[:, 0]
-        key = pick(self.key[:, group : group + 1], keys, 2)[:, 0].transpose(1, 2)
+        query = pick(self.query[:, heads], queries, 2)
+        key = pick(self._keys_of(heads), keys, 2)
+        batch, number = query.shape[:2]
+        flat = (query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
         if self.softcap is None and query.dtype == self.precision == totals.dtype:
             # One pass over memory where the general way below has three.
-            scores = torch.baddbmm(-totals[..., None], query, key, alpha=self.factor)
-            return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0]
-        scores = torch.bmm(query, key).to(self.precision).mul_(self.factor)
-        return self._finished(scores[:, None], slice(head, head + 1), queries, keys)[:, 0].sub_(totals[..., None])
+            scores = torch.baddbmm(-totals.flatten(0, 1)[..., None], *flat, alpha=self.factor)
+            return self._finished(scores.view(batch, number, *scores.shape[1:]), heads, queries, keys)
+        scores = torch.bmm(*flat).to(self.precision).mul_(self.factor)
+        scores = scores.view(batch, number, *scores.shape[1:])
+        return self._finished(scores, heads, queries, keys).sub_(totals[..., None])
+
+    def _keys_of(self, heads: slice) -> Tensor:
+        """The keys [B, h, S, D] of some heads."""
+        size = self.query.shape[1] // self.key.shape[1]
+        first, last = heads.start // size, (heads.stop - 1) // size
+        groups = self.key[:, first : last + 1]
+        number = heads.stop - heads.start
+        if size == 1:
+            return groups
+        if first == last:
+            return groups.expand(-1, number, -1, -1)
+        return groups[:, [head // size - first for head in range(heads.start, heads.stop)]]
 
     def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
         """Products [B, h, Q, K] of some heads → capped, biased and masked."""
