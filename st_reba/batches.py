@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .modules import RepeatTransformer
 
-# Positions a forward pass where the caller does not say. Enough to fill the matrix products of two CPU cores several
-# times over, and few enough that the activations of 12 layers of width 768 take some hundred megabytes.
-DEFAULT_BATCH_TOKENS = 8192
+# Positions a forward pass where the caller does not say: measured on two CPU cores, more make nothing faster, only the
+# activations larger (docs/PERFORMANCE.md).
+DEFAULT_BATCH_TOKENS = 4096
 
 # The share of a batch that may be padding.
 MAX_PADDING = 0.05

@@ -105,7 +105,7 @@ def test_padding_of_real_texts() -> None:
 
 def test_sizes() -> None:
     lengths = lengths_of(3, 400)
-    assert sized_batches(lengths, None, 500) == token_batches(lengths, 500) != token_batches(lengths, 8192)
+    assert sized_batches(lengths, None, 500) == token_batches(lengths, 500) != token_batches(lengths, 4096)
     assert sized_batches(lengths, None, None) == token_batches(lengths, DEFAULT_BATCH_TOKENS)
     by_size = sized_batches(lengths, 7, None)
     assert [len(batch) for batch in by_size] == [7] * 57 + [1]

@@ -362,7 +362,7 @@ def test_sizes_of_batches(
     message = refused(*arguments, tmp_path / "both.npy", "--batch-tokens", "512", "--batch-size", "8")
     assert "--batch-size" in message and "--batch-tokens" in message and "not allowed" in message
     shown = " ".join(run(command, "--help")[1].split())
-    assert "default: 8192" in shown and "5 % is padding" in shown and "[--batch-tokens N | --batch-size N]" in shown
+    assert "default: 4096" in shown and "5 % is padding" in shown and "[--batch-tokens N | --batch-size N]" in shown
 
 
 # index and search

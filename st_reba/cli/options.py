@@ -15,7 +15,7 @@ METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 4096
 _PLAN = """'{"k": 4, "k0": 2}', or '{"layers": {"backward": [-1, -2]}}'"""
 
 
