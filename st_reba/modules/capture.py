@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,12 +20,17 @@ from torch import Tensor
 
 from .scores import Scores, pick
 
-# Queries and anchors that are looked at together: fewer multiply slower, more do not stay in a core's cache, and waste
-# work above the diagonal.
-BLOCK_QUERIES = 256
-BLOCK_ANCHORS = 256
-# So many texts are looked at together that a head's block holds about this many numbers.
-BLOCK_NUMBERS = 1 << 17
+# Queries and anchors that are looked at together: fewer multiply slower, more waste work above the diagonal.
+BLOCK_QUERIES = 128
+BLOCK_ANCHORS = 512
+# A block of all heads holds about this many numbers at most.
+BLOCK_NUMBERS = 1 << 20
+# Texts that take fewer numbers than this are looked at together: one by one, calls would take longer than the work.
+TOGETHER_NUMBERS = 1 << 17
+# Of a layer that looks both ways, where a head takes three blocks, so many heads are looked at together.
+BLOCK_HEADS = 4
+# So many rows are finished at a time.
+BLOCK_FINISH = 256
 AnchorRows = Literal["last", "copy", "end", "half"]
 
 
@@ -103,16 +108,20 @@ class BackwardAttention(Capture):
     def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
         super().__init__()
         self.first, self.count, self.length, self.both = first, count, length, both
-        self.rows = int(count.max())
-        # Where all texts share their first anchor, a slice finds the anchors; else they are gathered.
-        self._start = int(first.min())
-        self._shared = bool((first == self._start).all())
+        self._firsts: list[int] = first.tolist()
+        self._counts: list[int] = count.tolist()
+        self.rows = max(self._counts)
+        self._start = min(self._firsts)
         offsets = torch.arange(self.rows, device=first.device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
-        shape = (first.shape[0], length, self.rows)
-        self._later = torch.full(shape, -torch.inf, dtype=torch.float32, device=first.device)
-        self._earlier = torch.full_like(self._later, -torch.inf) if both else None
+        # From an anchor on. Two anchors' own number, A[r, r'], is here as well: only the columns in front of the first
+        # anchor are kept by themselves.
+        self._later = first.new_full((len(first), length, self.rows), -torch.inf, dtype=torch.float32)
+        front = max(self._firsts) if both else 0
+        self._front = first.new_full((len(first), front, self.rows), -torch.inf, dtype=torch.float32)
+        # One piece of memory for the blocks of all layers.
+        self._scratch: dict[torch.dtype, Tensor] = {}
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
         self._finished = False
@@ -124,12 +133,13 @@ class BackwardAttention(Capture):
         columns = pick(maxima, self._anchors.clamp(max=keys - 1), 3)[:, 0].log()
         columns = columns.masked_fill((self._anchors >= keys)[:, None, :], -torch.inf)
         _raise(self._later[:, first_query:last_query], columns)
-        if self._earlier is None:
+        if not self._front.shape[1]:
             return
+        keys = min(keys, self._front.shape[1])
         offset = self._anchors - first_query
         here = (offset >= 0) & (offset < maxima.shape[2])
-        rows = pick(maxima, offset.clamp(0, maxima.shape[2] - 1), 2)[:, 0].log()
-        _raise(self._earlier[:, :keys], rows.masked_fill(~here[:, :, None], -torch.inf).transpose(1, 2))
+        rows = pick(maxima[..., :keys], offset.clamp(0, maxima.shape[2] - 1), 2)[:, 0].log()
+        _raise(self._front[:, :keys], rows.masked_fill(~here[:, :, None], -torch.inf).transpose(1, 2))
 
     @torch.no_grad()
     def update_layer(self, scores: Scores, totals: Tensor, *, both_ways: bool = False) -> None:
@@ -142,64 +152,87 @@ class BackwardAttention(Capture):
         """
         # Queries that are not there belong to a beginning that was run before, in front of every anchor.
         before = self.length - scores.query.shape[2]
-        start = 0 if both_ways else self._start - before
-        # One anchor a text needs no blocks.
-        size = max(BLOCK_QUERIES, BLOCK_NUMBERS // self.rows)
-        together = max(1, BLOCK_NUMBERS // (min(size, self.length) * min(self.rows, BLOCK_ANCHORS)))
-        for texts in _slices(0, len(totals), together):
-            here, sums = scores.of_texts(texts), totals[texts]
-            for some in _slices(0, self.rows, BLOCK_ANCHORS):
-                for queries in _slices(start, self.length - before, size):
-                    if both_ways:
-                        self._update_sums(here, sums, texts, some, queries)
-                    else:
-                        self._update_columns(here, sums, texts, some, queries, before)
         if both_ways:
             self._most = math.log(2)
-        elif self._earlier is not None:
-            for some in _slices(0, self.rows, max(1, 8 * BLOCK_NUMBERS // (len(totals) * self.length))):
-                self._update_rows(self._earlier, scores, totals, some, before)
+        heads, queries, width = scores.query.shape[1:]
+        numbers = heads * queries * max(width, min(self.rows, BLOCK_ANCHORS))
+        for texts in _slices(0, len(totals), max(1, TOGETHER_NUMBERS // numbers)):
+            here, sums = scores.of_texts(texts), totals[texts]
+            if both_ways:
+                self._update_sums(here, sums, texts)
+            else:
+                self._update_columns(here, sums, texts, before)
+                self._update_front(here, sums, texts, before)
 
-    def _update_columns(
-        self, scores: Scores, totals: Tensor, texts: slice, some: slice, queries: slice, before: int
+    def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, before: int) -> None:
+        """What some texts' queries give to their anchors: A[t, r]."""
+        start = min(self._firsts[texts])
+        shared = start == max(self._firsts[texts])
+        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+            for queries in _slices(start - before, self.length - before, self._block(some)):
+                anchors: slice | Tensor = self._anchors[texts, some]
+                if shared:
+                    # No anchor beyond the last query.
+                    anchors = slice(start + some.start, min(start + some.stop, before + queries.stop))
+                    if anchors.start >= anchors.stop:
+                        continue
+                columns = slice(some.start, some.start + _number(anchors))
+                target = self._later[texts, before + queries.start : before + queries.stop, columns]
+                self._raise_by(target, scores, totals[:, :, queries], queries, anchors)
+
+    def _update_front(self, scores: Scores, totals: Tensor, texts: slice, before: int) -> None:
+        """What some texts' anchors give to the keys in front of them: A[r, t]."""
+        keys = slice(0, max(self._firsts[texts]) if self.both else 0)
+        if not keys.stop:
+            return
+        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+            queries = (self._anchors[texts, some] - before).clamp(min=0)
+            own = pick(totals[..., None], queries, 2)[..., 0]
+            self._raise_by(self._front[texts, keys, some].transpose(1, 2), scores, own, queries, keys)
+
+    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice) -> None:
+        """A[t, r] + A[r, t] for all positions t of some texts and their anchors."""
+        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+            anchors = self._anchors[texts, some]
+            own = pick(totals[..., None], anchors, 2)[..., 0]
+            for positions in _slices(0, self.length, self._block(some)):
+                here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
+                for heads in scores.head_groups(BLOCK_HEADS if len(totals) == 1 else 1):
+                    columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
+                    rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
+                    sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
+                    # The diagonal is kept whole, all else twice: matrix() halves it.
+                    sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
+                    _raise(self._later[texts, positions, some], sums)
+                    front = self._front[texts, positions, some]
+                    _raise(front, sums[:, : front.shape[1]])
+
+    @staticmethod
+    def _block(some: slice) -> int:
+        """How many queries are looked at together for some anchors: few anchors need few blocks."""
+        return max(BLOCK_QUERIES, BLOCK_NUMBERS // (128 * (some.stop - some.start)))
+
+    def _raise_by(
+        self, maxima: Tensor, scores: Scores, totals: Tensor, queries: slice | Tensor, keys: slice | Tensor
     ) -> None:
-        """What some queries give to some of the anchors: A[t, r]."""
-        anchors: slice | Tensor = self._anchors[texts, some]
-        if self._shared:
-            # No anchor beyond the last query.
-            anchors = slice(self._start + some.start, min(self._start + some.stop, before + queries.stop))
-            if anchors.start >= anchors.stop:
-                return
-        best = _best(scores, queries, anchors, totals[:, :, queries])
-        columns = slice(some.start, some.start + best.shape[2])
-        _raise(self._later[texts, before + queries.start : before + queries.stop, columns], best)
+        """Raise maxima [B, Q, K] by the log-probabilities of all heads, for the queries' totals [B, H, Q]."""
+        batch, heads = totals.shape[:2]
+        if batch > 1:
+            together = scores.of_all_heads(queries, keys).to(scores.precision)
+            _raise(maxima, together.sub_(totals[..., None]).amax(dim=1))
+            return
+        numbers = maxima.shape[1] * maxima.shape[2]
+        for some in scores.head_groups(max(1, BLOCK_NUMBERS // numbers)):
+            size = (some.stop - some.start) * numbers
+            out = self._piece(size, scores.precision)
+            values = scores.log_probabilities(some, queries, keys, totals[:, some], out)
+            _raise(maxima, values.amax(dim=1))
 
-    def _update_rows(self, earlier: Tensor, scores: Scores, totals: Tensor, some: slice, before: int) -> None:
-        """What some of the anchors give to the keys up to themselves: A[r, t]."""
-        anchors = self._anchors[:, some]
-        keys = slice(0, int(anchors.max()) + 1)
-        queries = (anchors - before).clamp(min=0)
-        own = pick(totals[..., None], queries, 2)[..., 0]
-        best = _best(scores, queries, keys, own)
-        _raise(earlier[:, keys, some], best.transpose(1, 2))
-
-    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice, positions: slice) -> None:
-        """A[t, r] + A[r, t] for some positions t and some of the anchors."""
-        anchors = self._anchors[texts, some]
-        own = pick(totals[..., None], anchors, 2)[..., 0]
-
-        def of_heads(heads: slice) -> Tensor:
-            columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
-            rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
-            return torch.logaddexp(columns, rows.transpose(2, 3))
-
-        sums = _maximum(of_heads, totals)
-        here = torch.arange(positions.start, positions.stop, device=sums.device)
-        # The diagonal is kept whole, all else twice: matrix() halves it.
-        sums = torch.where(here[:, None] == anchors[:, None], sums - math.log(2), sums)
-        for maxima in (self._later, self._earlier):
-            if maxima is not None:
-                _raise(maxima[texts, positions, some], sums)
+    def _piece(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A piece of the memory that blocks use by turns."""
+        if dtype not in self._scratch or self._scratch[dtype].numel() < size:
+            self._scratch[dtype] = self._later.new_empty(size, dtype=dtype)
+        return self._scratch[dtype][:size]
 
     def matrix(self) -> Tensor:
         """The anchors' rows of A^new. They take the place of what was accumulated, which is complete then.
@@ -214,20 +247,29 @@ class BackwardAttention(Capture):
         return self._later.transpose(1, 2)
 
     def _finish(self) -> None:
+        self._scratch.clear()
         anchors = self._anchors[:, None]
-        for some in _slices(0, self.length, BLOCK_QUERIES):
+        for some in _slices(0, self.length, BLOCK_FINISH):
             positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
             later = self._later[:, some]
             # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
             later.clamp_(max=self._most).exp_()
             # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
             later.mul_(torch.where(positions == anchors, 1.0, 0.5))
-            before = positions < anchors
-            if self._earlier is None:
-                later.masked_fill_(before, 0.0)
-            else:
-                later.copy_(torch.where(before, 0.5 * self._earlier[:, some].clamp(max=self._most).exp(), later))
+            later.masked_fill_(positions < anchors, 0.0)
             later.masked_fill_(~self._valid[:, None], 0.0)
+        if self.both:
+            for text, (first, count) in enumerate(zip(self._firsts, self._counts, strict=True)):
+                self._fill(self._later[text, first : first + count, :count])
+                front = self._front[text, :first, :count].clamp_(max=self._most).exp_().mul_(0.5)
+                self._later[text, :first, :count] = front
+
+    @staticmethod
+    def _fill(square: Tensor) -> None:
+        """Copy what lies under the diagonal above it."""
+        for some in _slices(0, len(square), BLOCK_FINISH):
+            above = square[some, some.start :]
+            above.add_(square[some.start :, some].transpose(0, 1).triu(1))
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -235,28 +277,8 @@ def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
-def _best(scores: Scores, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
-    """The largest log-probability over all heads, [B, Q, K], for the queries' totals [B, H, Q]."""
-    batch, heads, rows = totals.shape
-    columns = keys.stop - keys.start if isinstance(keys, slice) else keys.shape[1]
-    if batch * heads * rows * columns <= BLOCK_NUMBERS:
-        # So few that a call a head would take longer than what it computes.
-        together = scores.of_all_heads(queries, keys).to(scores.precision)
-        return together.sub_(totals[..., None]).amax(dim=1)
-    return _maximum(lambda some: scores.log_probabilities(some, queries, keys, totals[:, some]), totals)
-
-
-def _maximum(of_heads: Callable[[slice], Tensor], totals: Tensor) -> Tensor:
-    """The maximum over all heads, [B, Q, K], of what is [B, h, Q, K] for some of them."""
-    batch, heads, _ = totals.shape
-    # The heads of one text are multiplied together, and those of several texts one by one: each way without a copy.
-    together = next(number for number in (4, 3, 2, 1) if heads % number == 0 and (batch == 1 or number == 1))
-    best: Tensor | None = None
-    for some in _slices(0, heads, together):
-        values = of_heads(some)
-        best = values if best is None else torch.maximum(best, values, out=best)
-    assert best is not None
-    return best.amax(dim=1) if together > 1 else best[:, 0]
+def _number(positions: slice | Tensor) -> int:
+    return positions.stop - positions.start if isinstance(positions, slice) else positions.shape[1]
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,11 +53,33 @@ class Scores:
         """Scores [B, H, Q, K] of some queries and keys: a slice, or [B, n] positions of each text."""
         batch, heads, _, width = self.query.shape
         query, key = pick(self.query, queries, 2), pick(self.key, keys, 2)
-        grouped = (query * self.factor).reshape(batch, self.key.shape[1], -1, width)
+        # Whichever is smaller.
+        if query.numel() <= key.numel():
+            query = query * self.factor
+        else:
+            key = key * self.factor
+        grouped = query.reshape(batch, self.key.shape[1], -1, width)
         scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, query.shape[2], key.shape[2])
         return self._finished(scores, slice(0, heads), queries, keys)
 
-    def log_probabilities(self, heads: slice, queries: slice | Tensor, keys: slice | Tensor, totals: Tensor) -> Tensor:
+    def head_groups(self, most: int) -> Iterator[slice]:
+        """All heads in groups of at most ``most``, each of which shares its keys or has a key for every head."""
+        heads = self.query.shape[1]
+        size = heads // self.key.shape[1]
+        step = min(most, heads)
+        if size > 1:
+            step = next(step for step in range(min(most, size), 0, -1) if size % step == 0)
+        for first in range(0, heads, step):
+            yield slice(first, min(first + step, heads))
+
+    def log_probabilities(
+        self,
+        heads: slice,
+        queries: slice | Tensor,
+        keys: slice | Tensor,
+        totals: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Logarithms of some heads' probabilities, in a tensor of their own; without gradient.
 
         Args:
@@ -64,6 +87,7 @@ class Scores:
             queries: A slice, or [B, Q] positions of each text.
             keys: A slice, or [B, K] positions of each text.
             totals: Logarithms of the rows' sums, [B, h, Q], in :attr:`precision`.
+            out: Memory that may hold the result: B·h·Q·K numbers.
 
         Returns:
             [B, h, Q, K] in :attr:`precision`.
@@ -72,13 +96,19 @@ class Scores:
         key = pick(self._keys_of(heads), keys, 2)
         batch, number = query.shape[:2]
         flat = (query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-        if self.softcap is None and query.dtype == self.precision == totals.dtype:
-            # One pass over memory where the general way below has three.
-            scores = torch.baddbmm(-totals.flatten(0, 1)[..., None], *flat, alpha=self.factor)
-            return self._finished(scores.view(batch, number, *scores.shape[1:]), heads, queries, keys)
-        scores = torch.bmm(*flat).to(self.precision).mul_(self.factor)
-        scores = scores.view(batch, number, *scores.shape[1:])
-        return self._finished(scores, heads, queries, keys).sub_(totals[..., None])
+        shape = (batch, number, query.shape[2], key.shape[2])
+        offsets = totals.flatten(0, 1)[..., None]
+        if self.softcap is not None:
+            scores = torch.bmm(*flat).to(self.precision).mul_(self.factor).view(shape)
+            return self._finished(scores, heads, queries, keys).sub_(totals[..., None])
+        if out is not None:
+            out = out.view(-1, *shape[2:])
+        # One pass over memory where the way above has three.
+        if query.dtype == self.precision == totals.dtype:
+            scores = torch.baddbmm(-offsets, *flat, alpha=self.factor, out=out)
+        else:
+            scores = torch.add(-offsets, torch.bmm(*flat), alpha=self.factor, out=out)
+        return self._finished(scores.view(shape), heads, queries, keys)
 
     def _keys_of(self, heads: slice) -> Tensor:
         """The keys [B, h, S, D] of some heads."""

@@ -56,23 +56,29 @@ def test_matrix(side: str, rows: str, both: bool, block: int) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 4, 1 << 18])
-@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("ahead", [(), (0, 1, 2), (1,)])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_layers(side: str, rows: str, both: bool, both_ways: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers(
+    side: str, rows: str, both: bool, ahead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same from scores and totals: a probability is the exponential of their difference."""
     monkeypatch.setattr(capturing, "BLOCK_QUERIES", block)
     monkeypatch.setattr(capturing, "BLOCK_ANCHORS", block)
+    monkeypatch.setattr(capturing, "BLOCK_FINISH", block)
     monkeypatch.setattr(capturing, "BLOCK_NUMBERS", 20 * block)
+    # Texts one by one, then all together.
+    monkeypatch.setattr(capturing, "TOGETHER_NUMBERS", block)
     copy_ids, real = batch(side)
     generator = torch.Generator().manual_seed(1)
     first, count = CaptureSpec(rows, both).anchors(copy_ids, real)
     capture = BackwardAttention(first, count, LENGTH, both=both)
-    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
-    visible = visible if both_ways else visible.tril()
     attention = []
     for number in range(LAYERS):
+        both_ways = number in ahead
+        visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+        visible = visible if both_ways else visible.tril()
         query = torch.randn(len(COPIES), HEADS, LENGTH, 8, generator=generator, dtype=torch.float64)
         key = torch.randn(len(COPIES), HEADS // 2, LENGTH, 8, generator=generator, dtype=torch.float64)
         scores = query @ key.repeat_interleave(2, dim=1).mT
