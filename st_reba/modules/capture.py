@@ -20,18 +20,32 @@ from torch import Tensor
 
 from .scores import Scores, pick
 
-# Queries and anchors that are looked at together: fewer multiply slower, more waste work above the diagonal.
-BLOCK_QUERIES = 128
-BLOCK_ANCHORS = 512
-# A block of all heads holds about this many numbers at most.
-BLOCK_NUMBERS = 1 << 20
-# Texts that take fewer numbers than this are looked at together: one by one, calls would take longer than the work.
-TOGETHER_NUMBERS = 1 << 17
-# Of a layer that looks both ways, where a head takes three blocks, so many heads are looked at together.
-BLOCK_HEADS = 4
-# So many rows are finished at a time.
-BLOCK_FINISH = 256
 AnchorRows = Literal["last", "copy", "end", "half"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How much is looked at together.
+
+    Args:
+        queries: Queries: fewer multiply slower, more waste work above the diagonal.
+        anchors: Anchors.
+        numbers: Numbers of all heads that are held at a time.
+        together: Numbers below which texts run together: one by one, calls would take longer than the work.
+        ahead: Heads of a layer that looks both ways, where each takes three times the memory.
+        finished: Rows of the result that are finished together.
+    """
+
+    queries: int
+    anchors: int
+    numbers: int
+    together: int
+    ahead: int = 4
+    finished: int = 256
+
+
+CPU = Blocks(128, 512, 1 << 20, 1 << 17)
+GPU = Blocks(1024, 2048, 1 << 25, 1 << 22)
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,6 @@ class BackwardAttention(Capture):
         self._firsts: list[int] = first.tolist()
         self._counts: list[int] = count.tolist()
         self.rows = max(self._counts)
-        self._start = min(self._firsts)
         offsets = torch.arange(self.rows, device=first.device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
@@ -120,6 +133,7 @@ class BackwardAttention(Capture):
         self._later = first.new_full((len(first), length, self.rows), -torch.inf, dtype=torch.float32)
         front = max(self._firsts) if both else 0
         self._front = first.new_full((len(first), front, self.rows), -torch.inf, dtype=torch.float32)
+        self._blocks = CPU if first.device.type == "cpu" else GPU
         # One piece of memory for the blocks of all layers.
         self._scratch: dict[torch.dtype, Tensor] = {}
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
@@ -155,8 +169,8 @@ class BackwardAttention(Capture):
         if both_ways:
             self._most = math.log(2)
         heads, queries, width = scores.query.shape[1:]
-        numbers = heads * queries * max(width, min(self.rows, BLOCK_ANCHORS))
-        for texts in _slices(0, len(totals), max(1, TOGETHER_NUMBERS // numbers)):
+        numbers = heads * queries * max(width, min(self.rows, self._blocks.anchors))
+        for texts in _slices(0, len(totals), max(1, self._blocks.together // numbers)):
             here, sums = scores.of_texts(texts), totals[texts]
             if both_ways:
                 self._update_sums(here, sums, texts)
@@ -168,7 +182,7 @@ class BackwardAttention(Capture):
         """What some texts' queries give to their anchors: A[t, r]."""
         start = min(self._firsts[texts])
         shared = start == max(self._firsts[texts])
-        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
             for queries in _slices(start - before, self.length - before, self._block(some)):
                 anchors: slice | Tensor = self._anchors[texts, some]
                 if shared:
@@ -185,19 +199,19 @@ class BackwardAttention(Capture):
         keys = slice(0, max(self._firsts[texts]) if self.both else 0)
         if not keys.stop:
             return
-        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
             queries = (self._anchors[texts, some] - before).clamp(min=0)
             own = pick(totals[..., None], queries, 2)[..., 0]
             self._raise_by(self._front[texts, keys, some].transpose(1, 2), scores, own, queries, keys)
 
     def _update_sums(self, scores: Scores, totals: Tensor, texts: slice) -> None:
         """A[t, r] + A[r, t] for all positions t of some texts and their anchors."""
-        for some in _slices(0, max(self._counts[texts]), BLOCK_ANCHORS):
+        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
             anchors = self._anchors[texts, some]
             own = pick(totals[..., None], anchors, 2)[..., 0]
             for positions in _slices(0, self.length, self._block(some)):
                 here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
-                for heads in scores.head_groups(BLOCK_HEADS if len(totals) == 1 else 1):
+                for heads in scores.head_groups(self._blocks.ahead if len(totals) == 1 else 1):
                     columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
                     rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
                     sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
@@ -207,10 +221,10 @@ class BackwardAttention(Capture):
                     front = self._front[texts, positions, some]
                     _raise(front, sums[:, : front.shape[1]])
 
-    @staticmethod
-    def _block(some: slice) -> int:
+    def _block(self, some: slice) -> int:
         """How many queries are looked at together for some anchors: few anchors need few blocks."""
-        return max(BLOCK_QUERIES, BLOCK_NUMBERS // (128 * (some.stop - some.start)))
+        number: int = some.stop - some.start
+        return max(self._blocks.queries, self._blocks.numbers // (128 * number))
 
     def _raise_by(
         self, maxima: Tensor, scores: Scores, totals: Tensor, queries: slice | Tensor, keys: slice | Tensor
@@ -222,7 +236,7 @@ class BackwardAttention(Capture):
             _raise(maxima, together.sub_(totals[..., None]).amax(dim=1))
             return
         numbers = maxima.shape[1] * maxima.shape[2]
-        for some in scores.head_groups(max(1, BLOCK_NUMBERS // numbers)):
+        for some in scores.head_groups(max(1, self._blocks.numbers // numbers)):
             size = (some.stop - some.start) * numbers
             out = self._piece(size, scores.precision)
             values = scores.log_probabilities(some, queries, keys, totals[:, some], out)
@@ -249,7 +263,7 @@ class BackwardAttention(Capture):
     def _finish(self) -> None:
         self._scratch.clear()
         anchors = self._anchors[:, None]
-        for some in _slices(0, self.length, BLOCK_FINISH):
+        for some in _slices(0, self.length, self._blocks.finished):
             positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
             later = self._later[:, some]
             # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
@@ -264,10 +278,9 @@ class BackwardAttention(Capture):
                 front = self._front[text, :first, :count].clamp_(max=self._most).exp_().mul_(0.5)
                 self._later[text, :first, :count] = front
 
-    @staticmethod
-    def _fill(square: Tensor) -> None:
+    def _fill(self, square: Tensor) -> None:
         """Copy what lies under the diagonal above it."""
-        for some in _slices(0, len(square), BLOCK_FINISH):
+        for some in _slices(0, len(square), self._blocks.finished):
             above = square[some, some.start :]
             above.add_(square[some.start :, some].transpose(0, 1).triu(1))
 
@@ -278,7 +291,8 @@ def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
 
 
 def _number(positions: slice | Tensor) -> int:
-    return positions.stop - positions.start if isinstance(positions, slice) else positions.shape[1]
+    number: int = positions.stop - positions.start if isinstance(positions, slice) else positions.shape[1]
+    return number
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:

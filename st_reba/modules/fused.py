@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from .kernels import kernel_for
 from .plan import LayerKind
 
-# The kernel that SDPA itself runs on a CPU. It also tells the logarithm of every row's sum, which SDPA drops, and with
-# which any single probability is known. It is no public name of torch: where it is missing, blocks do the work.
-_CPU_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
 
@@ -97,17 +95,16 @@ def fused_with_totals(
     Returns:
         The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T]; None where no kernel does this.
     """
-    width = query.shape[-1] - value.shape[-1]
-    same = query.dtype == key.dtype == value.dtype
     if sinks is not None and torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, sinks)):
         # The kernel's gradient knows nothing of the sums it tells, by which a sink's share is taken.
         return None
-    if _CPU_KERNEL is None or query.device.type != "cpu" or not same or width < 0:
+    width = query.shape[-1] - value.shape[-1]
+    kernel = kernel_for(query, key, value, mask) if width >= 0 else None
+    if kernel is None:
         return None
     if width:
         value = nn.functional.pad(value, (0, width))
-    keywords = {"attn_mask": mask, "scale": scaling}
-    output, totals = _CPU_KERNEL(query, key, value, 0.0, causal and mask is None, **keywords)
+    output, totals = kernel(query, key, value, mask, causal and mask is None, scaling)
     output = output.transpose(1, 2)
     if width:
         output = output[..., :-width]

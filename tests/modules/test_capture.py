@@ -7,7 +7,7 @@ import torch
 from reference import symmetrized_max
 
 from st_reba.modules import capture as capturing
-from st_reba.modules.capture import BackwardAttention, CaptureSpec
+from st_reba.modules.capture import BackwardAttention, Blocks, CaptureSpec
 from st_reba.modules.scores import Scores
 
 LENGTH, LAYERS, HEADS = 11, 3, 4
@@ -64,12 +64,8 @@ def test_layers(
     side: str, rows: str, both: bool, ahead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same from scores and totals: a probability is the exponential of their difference."""
-    monkeypatch.setattr(capturing, "BLOCK_QUERIES", block)
-    monkeypatch.setattr(capturing, "BLOCK_ANCHORS", block)
-    monkeypatch.setattr(capturing, "BLOCK_FINISH", block)
-    monkeypatch.setattr(capturing, "BLOCK_NUMBERS", 20 * block)
     # Texts one by one, then all together.
-    monkeypatch.setattr(capturing, "TOGETHER_NUMBERS", block)
+    monkeypatch.setattr(capturing, "CPU", Blocks(block, block, 20 * block, block, 3, block))
     copy_ids, real = batch(side)
     generator = torch.Generator().manual_seed(1)
     first, count = CaptureSpec(rows, both).anchors(copy_ids, real)

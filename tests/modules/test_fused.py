@@ -11,7 +11,7 @@ from oracle import TEXTS, assert_close
 from torch import Tensor
 
 import st_reba
-from st_reba.modules import attention, fused
+from st_reba.modules import attention, fused, kernels
 from st_reba.modules.blocked import blocked_attention
 from st_reba.modules.scores import Scores
 
@@ -104,8 +104,75 @@ def test_vectors_without_the_kernel(base: Base, name: str, pooling: str, monkeyp
     monkeypatch.setattr(attention, "fused_with_totals", recorded)
     with_kernel = model.encode(list(TEXTS), convert_to_tensor=True)
     assert ran == [True] * model[0].depth
-    monkeypatch.setattr(fused, "_CPU_KERNEL", None)
+    monkeypatch.setattr(kernels, "KERNELS", {})
     without = model.encode(list(TEXTS), convert_to_tensor=True)
     assert not any(ran[model[0].depth :])
     for got, wanted in zip(without, with_kernel, strict=True):
         assert_close(got, wanted.double())
+
+
+def half_precision_flash(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scaling: float | None
+) -> tuple[Tensor, Tensor]:
+    """What a GPU's kernel tells, by torch's plain functions: grouped keys, 32-bit sums."""
+    repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = (query.float() @ repeated.float().mT) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf) if causal else scores
+    repeated = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    return (scores.softmax(-1) @ repeated.float()).to(query.dtype), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mini"])
+def test_a_gpu_s_kernel_takes_the_same_way(base: Base, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16, no mask, as on a GPU: the function that runs is a stand-in, its caller and its trial are not."""
+    model = st_reba.build(base(name), pooling="mean", normalize=False, dtype="bfloat16")
+    ran: list[torch.dtype] = []
+
+    def stand_in(*arguments: Any) -> tuple[Tensor, Tensor]:
+        ran.append(arguments[0].dtype)
+        return half_precision_flash(*arguments)
+
+    wanted = model.encode(list(TEXTS), convert_to_tensor=True).float()
+    monkeypatch.setattr(kernels, "flash_on_gpu", stand_in)
+    monkeypatch.setattr(kernels, "KERNELS", {"cpu": stand_in})
+    got = model.encode(list(TEXTS), convert_to_tensor=True).float()
+    # Once for the trial.
+    assert ran == [torch.bfloat16] * (model[0].depth + 1)
+    assert float((1 - torch.cosine_similarity(got, wanted)).max()) < 1e-3
+    model.encode(list(TEXTS))
+    assert len(ran) == 2 * model[0].depth + 1
+
+
+@pytest.mark.parametrize("fault", ["sums in base 2", "another layout", "gone", "output"])
+def test_a_kernel_that_does_not_agree_is_not_used(
+    base: Base, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = st_reba.build(base("llama"), pooling="mean", normalize=False)
+    wanted = model.encode(list(TEXTS), convert_to_tensor=True)
+
+    def changed(*arguments: Any) -> tuple[Tensor, Tensor]:
+        output, totals = kernels.flash_on_cpu(*arguments)
+        if fault == "gone":
+            raise AttributeError("no such operator")
+        if fault == "output":
+            output = output.flip(0)
+        if fault == "sums in base 2":
+            totals = totals / torch.log(torch.tensor(2.0))
+        return output, totals.transpose(1, 2) if fault == "another layout" else totals
+
+    monkeypatch.setattr(kernels, "KERNELS", {"cpu": changed})
+    for _ in range(2):
+        for vector, same in zip(model.encode(list(TEXTS), convert_to_tensor=True), wanted, strict=True):
+            assert_close(vector, same.double())
+    assert len([record for record in caplog.records if "runs in blocks" in record.message]) == 1
+
+
+@pytest.mark.parametrize("groups", [8, 2])
+def test_the_gpu_s_kernel_is_called_as_torch_declares_it(groups: int) -> None:
+    """Its name, arguments and shapes, on tensors without numbers."""
+    query = torch.empty(2, 8, 40, 64, device="meta", dtype=torch.bfloat16)
+    key = torch.empty(2, groups, 40, 64, device="meta", dtype=torch.bfloat16)
+    output, totals = kernels.flash_on_gpu(query, key, key, None, True, 0.1)
+    assert (output.shape, output.dtype) == (query.shape, query.dtype)
+    assert (totals.shape, totals.dtype) == (query.shape[:3], torch.float32)
