@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .build import METHODS, build
 from .modules import (
+    MODULES,
     SETTINGS,
     ChunkedReBAPooling,
     DecoderTransformer,
@@ -28,6 +29,7 @@ from .words import encode_words
 
 if TYPE_CHECKING:
     from . import index as index
+    from . import zoo as zoo
 
 
 __all__ = [
@@ -45,18 +47,14 @@ __all__ = [
     "index",
     "named_plan",
     "register",
+    "zoo",
 ]
 
-# Published repositories name these classes by one dot, "st_reba.ReBAPooling"; ST writes a class's own module path,
-# so that this is also what every later save writes.
-_MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling, ChunkedReBAPooling)
-for _module in _MODULES:
-    _module.__module__ = __name__
-register(*_MODULES)
+register(*MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "index":
-        # Imported on first use: it needs FAISS, which a model alone does not.
-        return import_module(".index", __name__)
+    if name in ("index", "zoo"):
+        # Imported on first use: they need FAISS and YAML, which a model alone does not.
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,16 @@ from .bases import (
     tokenizer_of_adapted,
     weights_dtype,
 )
+from .checks import (
+    check_device,
+    check_kept,
+    check_length,
+    check_prompts,
+    check_vocabulary,
+    choose,
+    length,
+    locate_tokenizer,
+)
 from .modules import (
     SETTINGS,
     ChunkedReBAPooling,
@@ -64,6 +74,7 @@ def build(
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     revision: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
     instruction: str = "",
     span: Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"] | None = None,
@@ -102,6 +113,7 @@ def build(
         dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         device: Where to run, as ``SentenceTransformer`` takes it.
         revision: Hub revision of the base.
+        tokenizer: Folder or Hub id whose tokenizer is used instead of the base's own.
         trust_remote_code: Allow the base's own modelling code.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         span: Which positions echo, classical and prompteol pool; None: the method's own (see RepeatTransformer).
@@ -146,14 +158,14 @@ def build(
     given = dict(locals())
     if is_recipe(base):
         return build(**with_recipe(given, build))
-    _choose("method", method, METHODS)
+    choose("method", method, METHODS)
     if pooling is not None:
-        _choose("pooling", pooling, METHODS[method], f" for method={method!r}")
-    _choose("variant", variant, VARIANTS)
+        choose("pooling", pooling, METHODS[method], f" for method={method!r}")
+    choose("variant", variant, VARIANTS)
     if not isinstance(normalize, bool):
         raise ValueError(f"normalize={normalize!r} is not known: choose one of [True, False].")
-    _check_prompts(prompts)
-    _check_device(device)
+    check_prompts(prompts)
+    check_device(device)
     reba, nosink = method == "reba", method == "nosink"
     for name, value in (("include_special", include_special), ("normalize_weights", normalize_weights)):
         if value and not reba:
@@ -184,13 +196,13 @@ def build(
     adapted = adapted_model(path, name, files)
     processor_kwargs: dict[str, Any] = {}
     if max_seq_length is not None:
-        processor_kwargs["model_max_length"] = _length(max_seq_length)
+        processor_kwargs["model_max_length"] = length(max_seq_length)
     if padding_side is not None:
-        _choose("padding_side", padding_side, ("left", "right"))
+        choose("padding_side", padding_side, ("left", "right"))
         processor_kwargs["padding_side"] = padding_side
     weights = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
     if keeps:
-        _check_kept(repeats, template, separator, instruction, span, compute_matched, normalize, non_finite)
+        check_kept(given)
         kept = convert_repository(
             path,
             plan,
@@ -209,7 +221,11 @@ def build(
     settings: dict[str, Any] = {"layers": plan}
     if nosink and setting is not None:
         settings = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
-    borrowed = tokenizer_of_adapted(path, adapted, _hub(revision, token, cache_folder, local_files_only))
+    borrowed: dict[str, Any]
+    if tokenizer is not None:
+        borrowed = {"tokenizer_name_or_path": locate_tokenizer(tokenizer, {**hub, "revision": None})}
+    else:
+        borrowed = tokenizer_of_adapted(path, adapted, _hub(revision, token, cache_folder, local_files_only))
     try:
         transformer = (NoSinkTransformer if "setting" in settings else RepeatTransformer)(
             path,
@@ -241,6 +257,8 @@ def build(
             f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
             "once. Use method='echo'."
         )
+    if tokenizer is not None:
+        check_vocabulary(transformer, name, os.fspath(tokenizer))
     check_loaded(transformer, path, name, adapted, files)
     if "device_map" in (model_kwargs or {}):
         device = str(transformer.model.device)
@@ -269,7 +287,7 @@ def build(
         check_capture(transformer, plain)
     # From here on the pooling says what is captured.
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
-    _check_length(transformer, modules[1])
+    check_length(transformer, modules[1])
     return model
 
 
@@ -312,39 +330,6 @@ def _hub(
     }
 
 
-def _check_kept(
-    repeats: int,
-    template: object,
-    separator: str,
-    instruction: str,
-    span: str | None,
-    compute_matched: bool,
-    normalize: bool,
-    non_finite: str | None,
-) -> None:
-    """A sentence-transformers model keeps its own input and pooling, so options for these would do nothing."""
-    for name, value, default in (
-        ("repeats", repeats, 2),
-        ("template", template, None),
-        ("separator", separator, ""),
-        ("instruction", instruction, ""),
-        ("span", span, None),
-        ("compute_matched", compute_matched, False),
-        ("normalize", normalize, True),
-        ("non_finite", non_finite, None),
-    ):
-        if value != default:
-            raise ValueError(
-                f"{name}={value!r}: the base is a sentence-transformers model, whose own input and pooling are kept. "
-                "Drop the option, or give pooling=… to use its backbone alone."
-            )
-
-
-def _choose(option: str, value: object, allowed: Any, where: str = "") -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{option}={value!r} is not known{where}: choose one of {list(allowed)}.")
-
-
 def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None, chunk: int | None) -> int | None:
     """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
     if chunk is not None:
@@ -358,40 +343,7 @@ def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None,
     return 1
 
 
-def _check_prompts(prompts: object) -> None:
-    if prompts is None:
-        return
-    if not isinstance(prompts, Mapping):
-        raise ValueError(f"prompts={prompts!r} must be a mapping of names to texts, as {{'query': 'query: '}}.")
-    for name, text in prompts.items():
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise ValueError(f"prompts={dict(prompts)!r}: the name {name!r} and the text {text!r} must be strings.")
-
-
-def _check_device(device: str | None) -> None:
-    try:
-        torch.device(device or "cpu")
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
-
-
 def _span(method: str, pooling: str | None) -> Literal["last_copy", "end", "all"]:
     if method == "prompteol":
         return "end"
     return "all" if pooling == "cls" else "last_copy"
-
-
-def _length(max_seq_length: object) -> int:
-    if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
-        raise ValueError(f"max_seq_length={max_seq_length!r} must be a whole number from 1 on, or None.")
-    return max_seq_length
-
-
-def _check_length(transformer: RepeatTransformer, pooling: torch.nn.Module) -> None:
-    """Whether both templates leave room for a text, or for the copies of a piece, within the base model's positions."""
-    # Fields may get their values with the text; any will do to see that the template fits.
-    for task in ("query", "document"):
-        fields = dict.fromkeys(transformer.fields(task), "-")
-        transformer.budget(task=task, **fields)
-        if isinstance(pooling, ChunkedReBAPooling):
-            pooling.check_room(transformer.frame(task=task, **fields).overhead)

@@ -1,40 +1,14 @@
-"""Save a model whole or not at all; load one with the dtype rule of ``build``."""
+"""Load a saved model with the dtype rule of ``build``."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 
 from .build import EMBEDDED, weights_dtype
-from .files import check_folder, whole_folder
-
-
-def save(model: SentenceTransformer, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Save a model as ``model.save_pretrained(folder)`` does, whole or not at all.
-
-    Args:
-        model: The model.
-        folder: The folder to make; an empty one may be there.
-        overwrite: Replace a saved model that is there, with all its files.
-
-    Raises:
-        FileExistsError: Something is there that may not be replaced.
-    """
-    with whole_folder(folder, overwrite=overwrite, kind="a saved model", is_kind=_is_model) as temporary:
-        model.save_pretrained(str(temporary))
-
-
-def check_out(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise what :func:`save` would raise, before the work of building is done."""
-    check_folder(Path(folder), overwrite=overwrite, kind="a saved model", is_kind=_is_model)
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "modules.json").is_file()
 
 
 def load(

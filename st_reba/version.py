@@ -1,3 +1,7 @@
-"""The version, alone, so that it can be read without importing anything."""
+"""The version of the package."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from .modules.version import __version__
+
+__all__ = ["__version__"]

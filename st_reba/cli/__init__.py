@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import evaluation, models, vectors
+from . import evaluation, hub, models, onnx, push, vectors, zoo
 from .options import DTYPES, METHODS, POOLINGS, SPANS
 
 __all__ = ["DTYPES", "METHODS", "POOLINGS", "SPANS", "main", "parser"]
@@ -22,8 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         # A bar a file of weights would drown what is printed; downloads keep theirs.
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    status = 0
     try:
-        options.command(options)
+        status = int(options.command(options) or 0)
     except BrokenPipeError:
         # The reader, as `head`, has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    return 0
+    return status
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -72,10 +73,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     models.add_demo(commands)
     models.add_build(commands)
+    zoo.add_zoo(commands)
     vectors.add_encode(commands)
     vectors.add_index(commands)
     vectors.add_search(commands)
     models.add_info(commands)
+    hub.add_verify(commands)
+    push.add_push(commands)
+    onnx.add_export_onnx(commands)
     evaluation.add_tune(commands)
     evaluation.add_attention(commands)
     return top

@@ -83,6 +83,8 @@ def add_build(commands: Any) -> None:
     command.add_argument("--max-seq-length", type=positive, help="positions of all copies together")
     command.add_argument("--prompt", action="append", default=[], metavar="NAME=TEXT", help="saved prompt; repeatable")
     command.add_argument("--revision", help="Hub revision of the base")
+    command.add_argument("--tokenizer", metavar="NAME", help="a folder's or Hub id's tokenizer, in place of the base's")
+    command.add_argument("--no-golden", action="store_true", help="write no golden.json, which st-reba verify reads")
     command.add_argument("--overwrite", action="store_true", help="replace a saved model that is there")
     command.add_argument("--json", action="store_true", help="print the description as JSON")
     add_running(command)
@@ -97,7 +99,7 @@ def build(options: argparse.Namespace) -> None:
         prompts[name] = text
     from ..build import build as build_model
     from ..describe import describe
-    from ..persistence import check_out, save
+    from ..hub.saving import check_out, save
 
     check_out(options.out, overwrite=options.overwrite)
     model = build_model(
@@ -126,9 +128,10 @@ def build(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         device=options.device,
         revision=options.revision,
+        tokenizer=options.tokenizer,
         trust_remote_code=options.trust_remote_code,
     )
-    save(model, options.out, overwrite=options.overwrite)
+    save(model, options.out, overwrite=options.overwrite, golden=not options.no_golden)
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)
 
 

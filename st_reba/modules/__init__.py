@@ -8,6 +8,7 @@ from .plan import LayerPlan, Stack
 from .pooling import ReBAPooling
 from .repeat import RepeatTransformer
 from .transformer import DecoderTransformer
+from .vendoring import publish
 
 __all__ = [
     "SETTINGS",
@@ -20,3 +21,7 @@ __all__ = [
     "Stack",
     "named_plan",
 ]
+
+# The classes that modules.json may name.
+MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling, ChunkedReBAPooling)
+publish(__name__, *MODULES)

@@ -24,7 +24,8 @@ from .masks import additive, selected
 from .scores import Scores
 from .state import current
 
-ATTENTION_NAME = "st_reba"
+# A copy of this code, from a repository, has a name of its own: each knows of its own forward passes only.
+ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
 # Keyword arguments by which an architecture changes its attention in ways this function does not know.
 UNKNOWN_ARGUMENTS = ("block_indices", "sinks")
 

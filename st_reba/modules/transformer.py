@@ -29,6 +29,7 @@ from .passes import decoder_layers, install
 from .plan import LayerPlan, Stack
 from .prefix import WORTHWHILE, common_prefix, is_exact, run_prefix
 from .state import ForwardState, running
+from .stored import StoredTransformer
 
 NonFinite = Literal["error", "zeros"]
 
@@ -39,7 +40,7 @@ TEXT_ONLY: dict[str, Any] = {
 }
 
 
-class DecoderTransformer(Transformer):
+class DecoderTransformer(StoredTransformer):
     """An ST Transformer whose layers see what a plan says, and whose attention can be captured.
 
     Args:
@@ -49,7 +50,7 @@ class DecoderTransformer(Transformer):
             ``"zeros"`` gives it zero vectors (as the published ReBA code does).
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
-        **kwargs: All that sentence-transformers' own ``Transformer`` takes.
+        **kwargs: All that :class:`StoredTransformer` and sentence-transformers' own ``Transformer`` take.
     """
 
     config_keys = [*Transformer.config_keys, "layers", "non_finite", "base_model", "base_revision"]
@@ -67,7 +68,8 @@ class DecoderTransformer(Transformer):
         if non_finite not in get_args(NonFinite):
             raise ValueError(f"non_finite={non_finite!r} is not known: choose one of {list(get_args(NonFinite))}.")
         plan = _plan(layers)
-        super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
+        given = {**TEXT_ONLY, **kwargs}
+        super().__init__(model_name_or_path, base_model=base_model, base_revision=base_revision, **given)
         if "model_max_length" not in (kwargs.get("processor_kwargs") or {}):
             limit_length(self.tokenizer, self.config)
         self._equip(plan, non_finite, base_model, base_revision)

@@ -1,0 +1,126 @@
+"""Which files of a folder make a model repository, and what must not get into one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+REQUIRED = {
+    "modules.json": "it is no saved embedder; make one with: st-reba build BASE FOLDER",
+    "README.md": "a repository needs its model card; save the model again with this version of st_reba",
+    "st_reba.py": "without it nobody can load the model who lacks st_reba; save it again with this version of st_reba",
+    "golden.json": "without golden vectors nobody can check the model; save it again with this version of st_reba",
+}
+KNOWN = re.compile(
+    r".*\.(bpe|gif|jinja|jpe?g|jsonl?|md|model|onnx|png|py|safetensors|svg|tiktoken|txt|ya?ml)", re.IGNORECASE
+)
+NAMES = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([._-].*)?", re.IGNORECASE)
+PICKLES = re.compile(r".*\.(bin|ckpt|dill|h5|joblib|msgpack|npy|npz|pickle|pkl|pt|pth)", re.IGNORECASE)
+PASSING = re.compile(r"__pycache__|.*(~|\.(tmp|temp|part|incomplete|lock|swp|bak|orig|building|old|log|pyc))")
+# What a model's loader reads: on the Hub these files go when the folder no longer has them. All else there stays.
+LOADED = re.compile(
+    r"([^/]+\.(json|safetensors|py|model|jinja|tiktoken|bpe|bin|pt|pth)|(vocab|merges)\.txt|\d+_\w+/.+)"
+)
+LARGE = 10 * 1000 * 1000
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that would be uploaded: its path in the repository, where it lies, and its size in bytes."""
+
+    path: str
+    source: Path
+    size: int
+
+    @property
+    def large(self) -> bool:
+        """Whether the Hub will keep it as a large file (LFS)."""
+        return self.size >= LARGE or self.path.endswith((".safetensors", ".model", ".onnx"))
+
+    def is_same(self, remote: Any) -> bool:
+        """Whether a file on the Hub, as huggingface_hub's RepoFile, has this content."""
+        if remote.size != self.size:
+            return False
+        with self.source.open("rb") as stream:
+            if remote.lfs is not None:
+                digest = hashlib.sha256()
+                while part := stream.read(1 << 20):
+                    digest.update(part)
+                return bool(digest.hexdigest() == remote.lfs.sha256)
+            # The name that git gives to the content.
+            return bool(hashlib.sha1(b"blob %d\0" % self.size + stream.read()).hexdigest() == remote.blob_id)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files of a model folder, and the names of those that are left out."""
+
+    files: tuple[File, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def contents(folder: Path) -> Contents:
+    """List what of a folder would be uploaded.
+
+    Args:
+        folder: A folder that ``st-reba build`` wrote.
+
+    Returns:
+        The files, sorted by path. Hidden and temporary files are left out.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: It is no complete model repository, or holds something that does not belong into one.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"FOLDER={str(folder)!r}: there is no such folder")
+    for name, remedy in REQUIRED.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"FOLDER={str(folder)!r} holds no {name}: {remedy}")
+    files, ignored, foreign = [], [], []
+    for source in sorted(folder.rglob("*")):
+        path = source.relative_to(folder).as_posix()
+        parts = PurePosixPath(path).parts
+        if any(part.startswith(".") or PASSING.fullmatch(part) for part in parts):
+            # A folder is named once, not with all that is in it.
+            top = next(index for index, part in enumerate(parts) if part.startswith(".") or PASSING.fullmatch(part))
+            name = "/".join(parts[: top + 1])
+            if name not in ignored:
+                ignored.append(name)
+        elif source.is_dir():
+            if source.is_symlink():
+                foreign.append(f"{path} (a link to a folder)")
+        elif not source.is_file():
+            foreign.append(f"{path} (no file)")
+        elif PICKLES.fullmatch(source.name):
+            foreign.append(f"{path} (may hold pickled code; save the weights as safetensors)")
+        elif not KNOWN.fullmatch(source.name) and not NAMES.fullmatch(source.name):
+            foreign.append(f"{path} (not part of a model)")
+        else:
+            files.append(File(path, source, source.stat().st_size))
+    if foreign:
+        shown = ", ".join(foreign[:5]) + (f", and {len(foreign) - 5} more" if len(foreign) > 5 else "")
+        raise ValueError(f"FOLDER={str(folder)!r} holds what is not published: {shown}. Move it elsewhere, then push.")
+    return Contents(tuple(files), tuple(ignored))
+
+
+def amount(size: int) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> amount(999), amount(7_300_000)
+        ('999 B', '7.3 MB')
+    """
+    number, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

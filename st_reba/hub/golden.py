@@ -1,0 +1,388 @@
+"""Golden vectors: what a saved model made of twenty texts, so that any machine can tell whether it makes the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import load_file_path
+from tqdm.auto import tqdm
+
+from ..files import whole_file
+from ..modules.tokens import empty_id
+from ..persistence import load
+from ..version import __version__
+
+FILE = "golden.json"
+FORMAT = 1
+# Largest |v - w| in units of the largest |v|, where numbers are kept in 32 bits or more.
+DIFFERENCE = 1e-5
+# With fewer: 1 - cosine, and how far the length may be off.
+COSINE = 1e-3
+LENGTH = 1e-2
+_DIGITS = 7
+_EXACT = ("float32", "float64")
+_PACKAGES = ("sentence-transformers", "transformers", "torch")
+
+TEXTS = (
+    "",
+    "猫",
+    "今天天气真好！",
+    "我在银行取了三百块钱，然后沿着河岸走回家。",
+    "“随便”这两个字，往往最不随便——你说是不是？",
+    "第3季度营收为1,284.5亿元，同比增长7.2%；净利润率则由11.9%降至10.4%。",
+    "北京（Beijing）到上海（Shanghai）的 G1 次列车，全程约 4 小时 28 分。",
+    "先把米淘净\n再加两碗水",
+    "昨夜的雨一直下到天亮，院子里的石榴花落了一地。母亲起得很早，扫完地，又把水缸挑满，才坐下来喝第一碗热茶。"
+    "她说，日子就像这口井，天天打水，也不见它空；可要是哪一天忘了盖上，树叶就落满了。我那时还小，不懂她说的是什么。",
+    "开会改到周五下午两点半了，别忘了带上次的记录👍",
+    "a",
+    "The cat is asleep on the warm roof.",
+    "She deposited the cheque at the bank, then walked along the river bank.",
+    "WHERE is the nearest station?? I've been looking for 20 minutes...",
+    "def area(radius: float) -> float:\n    return 3.14159 * radius ** 2",
+    "Order #58213: 2 x 0.75 l @ $13.40 = $26.80 (incl. 19% VAT)",
+    "The word 意思 has at least six meanings, and 没意思 is not the opposite of any of them.",
+    "To whom it may concern: the lease for the flat at 12 Mill Lane ends on 31 March. The tenants have looked after "
+    "the garden, repaired the gate at their own cost and never once paid late. If they ask for a reference, please "
+    "tell the new landlord that we would let to them again without a second thought, and that the cracked window on "
+    "the stairs was there long before they came.",
+    "naïve café, Zürich, Ærø, São Paulo, İstanbul",
+    "Happy birthday 🎂, and many more to come!",
+)
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """How near a text's vector is to the golden one.
+
+    Args:
+        text: The text.
+        cosine: Between the two vectors (1 where both are zero).
+        difference: Largest absolute difference, in units of the golden vector's largest number.
+        ok: Whether they agree within the tolerance.
+    """
+
+    text: str
+    cosine: float
+    difference: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether a model gives its golden vectors.
+
+    Args:
+        texts: The result of each text.
+        tolerance: What was held against: ``difference``, or ``cosine`` (1 - cosine) and ``length``.
+        changes: What differs between then and now: the name, what it was, what it is.
+    """
+
+    texts: tuple[TextResult, ...]
+    tolerance: dict[str, float]
+    changes: dict[str, tuple[str | None, str | None]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every text agrees."""
+        return all(each.ok for each in self.texts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, JSON-serializable."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [f"{'1 - cosine':>10}  {'difference':>10}      text"]
+        for each in self.texts:
+            shown = json.dumps(each.text[:48], ensure_ascii=False)
+            mark = "ok  " if each.ok else "FAIL"
+            lines.append(f"{max(0.0, 1 - each.cosine):10.1e}  {each.difference:10.1e}  {mark}  {shown}")
+        lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
+        right = sum(each.ok for each in self.texts)
+        within = ", ".join(f"{name} {value:g}" for name, value in self.tolerance.items())
+        lines.append(f"{right} of {len(self.texts)} texts agree (tolerance: {within})")
+        return "\n".join(lines)
+
+
+def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> None:
+    """Write ``golden.json``: texts, their vectors and what made them.
+
+    Args:
+        model: The model, as it is saved.
+        folder: Where it is saved.
+
+    Raises:
+        ValueError: The model cannot embed one of the texts.
+    """
+    fields = _fields(model)
+    texts = TEXTS if _embeds_nothing(model) else tuple(text for text in TEXTS if text)
+    vectors = _vectors(model, texts, fields)
+    header = {
+        "format": FORMAT,
+        "dimension": vectors.shape[1],
+        "prompt": None,
+        "fields": fields,
+        "tolerance": _tolerance(model),
+        **_environment(model),
+        "versions": _versions(),
+    }
+    lines = [json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [']
+    rows = [
+        json.dumps({"text": text, "vector": [float(f"{x:.{_DIGITS}g}") for x in vector]}, ensure_ascii=False)
+        for text, vector in zip(texts, vectors.tolist(), strict=True)
+    ]
+    lines += [f"  {row}," for row in rows[:-1]] + [f"  {rows[-1]}", " ]", "}", ""]
+    with whole_file(Path(folder) / FILE) as stream:
+        stream.write("\n".join(lines).encode("utf-8"))
+
+
+def verify(
+    model: SentenceTransformer | str | os.PathLike[str],
+    golden: str | os.PathLike[str] | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    token: bool | str | None = None,
+    cache_folder: str | None = None,
+    local_files_only: bool = False,
+) -> Report:
+    """Hold a model against the vectors that it gave when it was saved.
+
+    Args:
+        model: A saved model's folder or Hub id, or a loaded model.
+        golden: A file like golden.json, or the folder that holds one; needed for a loaded model, else the model's own.
+        device: Where to run.
+        dtype: Of the weights; None: as they were when the vectors were made.
+        revision: Hub revision.
+        trust_remote_code: Allow code from the repository.
+        token: Hub token.
+        cache_folder: Where downloads are kept.
+        local_files_only: Download nothing.
+
+    Returns:
+        The result of each text, and what has changed since.
+
+    Raises:
+        FileNotFoundError: There is no golden.json.
+        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
+
+    Example:
+        >>> import st_reba, tempfile
+        >>> from st_reba.hub.saving import save
+        >>> from st_reba.hub.golden import verify
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(st_reba.build("mini"), folder)
+        ...     verify(folder).ok
+        True
+    """
+    hub = {"revision": revision, "token": token, "cache_folder": cache_folder, "local_files_only": local_files_only}
+    if isinstance(model, SentenceTransformer):
+        if golden is None:
+            raise ValueError("golden=None: name the golden.json that a loaded model is to be held against.")
+        file = _file(os.fspath(golden), {})
+        stored = read_golden(file)
+    else:
+        path = os.fspath(model)
+        stored = read_golden(_file(path, hub) if golden is None else _file(os.fspath(golden), {}))
+        model = load(
+            path,
+            device=device,
+            dtype=dtype or stored["dtype"],
+            trust_remote_code=trust_remote_code,
+            **hub,
+        )
+    return compare(model, stored)
+
+
+def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
+    """Hold a loaded model against golden vectors that :func:`read_golden` read."""
+    now = _environment(model)
+    tolerance: dict[str, float] = _tolerance(model)
+    if "difference" in tolerance or "cosine" in stored["tolerance"]:
+        # Whichever of both is coarser: then, or now.
+        tolerance = stored["tolerance"]
+    texts = [each["text"] for each in stored["texts"]]
+    wanted = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
+    found = _vectors(model, texts, stored["fields"]).astype(np.float64)
+    if found.shape != wanted.shape:
+        raise ValueError(
+            f"The model gives vectors of {found.shape[1]} dimensions, and its golden vectors have {wanted.shape[1]}: "
+            "these are not of the same model."
+        )
+    results = tuple(_result(*row, tolerance) for row in zip(texts, wanted, found, strict=True))
+    then = {**{name: stored[name] for name in now}, **stored["versions"]}
+    current = {**now, **_versions()}
+    changes: dict[str, tuple[str | None, str | None]]
+    changes = {name: (then.get(name), value) for name, value in current.items() if then.get(name) != value}
+    return Report(results, dict(tolerance), changes)
+
+
+def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a golden.json.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What it holds, checked.
+
+    Raises:
+        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
+    """
+    try:
+        value: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}). Save the model again.") from error
+    format_ = value.get("format") if isinstance(value, dict) else None
+    if type(format_) is not int:
+        raise ValueError(f"{path}: no golden vectors, as it names no format. Save the model again.")
+    if format_ > FORMAT:
+        raise ValueError(f"{path}: format {format_} is newer than {FORMAT}, which this st_reba reads. Update st_reba.")
+    wrong = next((name for name, fits in _FITS.items() if not fits(value.get(name), value)), None)
+    if wrong is not None:
+        raise ValueError(f"{path}: {wrong!r} is missing or not as written. Save the model again.")
+    return dict(value)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _is_texts(value: object, whole: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(
+            isinstance(each, dict)
+            and isinstance(each.get("text"), str)
+            and isinstance(each.get("vector"), list)
+            and len(each["vector"]) == whole.get("dimension")
+            and all(map(_number, each["vector"]))
+            for each in value
+        )
+    )
+
+
+def _is_strings(value: object, _: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+_FITS: dict[str, Any] = {
+    "dimension": lambda value, _: type(value) is int and value > 0,
+    "dtype": lambda value, _: value in (*_EXACT, "bfloat16", "float16"),
+    "device": lambda value, _: isinstance(value, str),
+    "fields": _is_strings,
+    "versions": _is_strings,
+    "tolerance": lambda value, _: (
+        isinstance(value, dict)
+        and set(value) in ({"difference"}, {"cosine", "length"})
+        and all(_number(each) and 0 < each < 0.1 for each in value.values())
+    ),
+    "texts": _is_texts,
+}
+
+
+def _file(path: str, hub: Mapping[str, Any]) -> str:
+    """The golden.json of a folder or Hub repository; a file is one itself."""
+    if os.path.isfile(path):
+        return path
+    try:
+        file = load_file_path(path, FILE, **hub)
+    except Exception as error:
+        raise FileNotFoundError(f"MODEL={path!r}: {FILE} could not be fetched: {error}") from error
+    if file is None:
+        raise FileNotFoundError(
+            f"MODEL={path!r} holds no {FILE} to verify it by. Save it again, with golden vectors: st-reba build, or "
+            "st_reba.hub.saving.save(model, folder)."
+        )
+    return str(file)
+
+
+def _tolerance(model: SentenceTransformer) -> dict[str, float]:
+    backbone: Any = model.transformers_model
+    # Kernels for quantized weights round differently from machine to machine.
+    quantized = getattr(backbone, "hf_quantizer", None) is not None
+    exact = _environment(model)["dtype"] in _EXACT and not quantized
+    return {"difference": DIFFERENCE} if exact else {"cosine": COSINE, "length": LENGTH}
+
+
+def _environment(model: SentenceTransformer) -> dict[str, str]:
+    """What vectors depend on, beside versions."""
+    backbone: Any = model.transformers_model
+    # Quantized weights say nothing of the numbers that run through them.
+    dtype = next((each.dtype for each in backbone.parameters() if each.is_floating_point()), torch.float32)
+    device = model.device
+    name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+    return {"dtype": str(dtype).removeprefix("torch."), "device": name}
+
+
+def _versions() -> dict[str, str]:
+    found = {"st-reba": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def _fields(model: SentenceTransformer) -> dict[str, str]:
+    """Values for the fields of a template that has none of its own."""
+    first: Any = model[0]
+    names = sorted(first.fields()) if hasattr(first, "fields") else []
+    return {name: "Find its meaning." for name in names if not (name == "instruction" and first.instruction)}
+
+
+def _embeds_nothing(model: SentenceTransformer) -> bool:
+    """Whether the model has a token to stand for a text without any."""
+    return empty_id(model.tokenizer) is not None
+
+
+def _vectors(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
+    """Each text alone, so that no vector holds what a batch adds to it."""
+    first: Any = model[0]
+    warned = getattr(first, "_warned_of_cut", None)
+    if warned is not None:
+        first._warned_of_cut = True  # These texts are no one's to be warned about.
+    vectors = []
+    try:
+        with model.truncate_embeddings(None):
+            for text in tqdm(texts, desc="Golden vectors", unit=" texts", leave=False, disable=None):
+                vectors.append(_vector(model, text, fields))
+    finally:
+        if warned is not None:
+            first._warned_of_cut = warned
+    return np.stack(vectors)
+
+
+def _vector(model: SentenceTransformer, text: str, fields: Mapping[str, str]) -> Any:
+    try:
+        vector: Any = model.encode([text], prompt="", show_progress_bar=False, convert_to_tensor=True, **fields)  # type: ignore[call-overload]
+    except ValueError as error:
+        raise ValueError(f"No golden vector of {text[:40]!r}: {error} (Or leave them out: golden=False.)") from error
+    numbers = vector[0].float().cpu().numpy()
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"No golden vector of {text[:40]!r}: it is not finite. (Leave them out: golden=False.)")
+    return numbers
+
+
+def _result(text: str, wanted: Any, found: Any, tolerance: Mapping[str, float]) -> TextResult:
+    scale, lengths = float(np.abs(wanted).max()), (float(np.linalg.norm(wanted)), float(np.linalg.norm(found)))
+    difference = float(np.abs(found - wanted).max()) / (scale or 1.0)
+    cosine = float(wanted @ found) / (lengths[0] * lengths[1]) if all(lengths) else float(not any(lengths))
+    if "difference" in tolerance:
+        ok = difference <= tolerance["difference"]
+    else:
+        ok = 1 - cosine <= tolerance["cosine"] and abs(lengths[1] - lengths[0]) <= tolerance["length"] * lengths[0]
+    return TextResult(text, cosine, difference, ok)

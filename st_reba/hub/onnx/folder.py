@@ -1,0 +1,166 @@
+"""The stock folder around a graph: what sentence-transformers, tokenizers and text-embeddings-inference read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import sentence_transformers
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from ...modules.tokens import content, special_ids
+from .method import Method
+
+_PROBES = ("hello", "The bank, 1984!", "银行 的利率", " two  spaces ")
+_SPECIAL = ("pad", "eos", "sep", "bos", "cls", "unk")
+_LEGACY = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def write_folder(model: SentenceTransformer, method: Method, folder: Path) -> None:
+    """Write all files beside the graph.
+
+    Args:
+        model: The model.
+        method: What the graph computes.
+        folder: The folder.
+
+    Raises:
+        ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
+    """
+    first: Any = model[0]
+    pad = _write_tokenizer(first.text_tokenizer, method, folder)
+    _write_json(folder / "config.json", _config(first.model.config, method, pad))
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")] + [("Normalize", "2_Normalize")] * method.normalized
+    _write_json(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, path) in enumerate(modules)
+        ],
+    )
+    # A loader that knows no graphs is handed arguments that it refuses.
+    guard = {"file_name": "onnx/model.onnx", "export": False}
+    _write_json(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": method.max_length, "do_lower_case": False, "model_args": guard},
+    )
+    legacy = {f"pooling_mode_{name}": name == "mean_tokens" for name in _LEGACY}
+    _write_json(
+        folder / "1_Pooling" / "config.json",
+        {
+            "embedding_dimension": method.dimension,
+            "pooling_mode": "mean",
+            **legacy,
+            "include_prompt": True,
+        },
+    )
+    if method.normalized:
+        (folder / "2_Normalize").mkdir()
+        _write_json(folder / "2_Normalize" / "config.json", {})
+    _write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "__version__": {
+                "sentence_transformers": sentence_transformers.__version__,
+                "transformers": transformers.__version__,
+                "pytorch": str(torch.__version__),
+            },
+            # Words around a text are in the graph: a prompt would be repeated with it.
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+            "similarity_fn_name": model.similarity_fn_name,
+        },
+    )
+
+
+def _write_tokenizer(tokenizer: Any, method: Method, folder: Path) -> int:
+    """Write the tokenizer's files; returns the padding's id."""
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} has no tokenizer.json, which every consumer of a graph reads.")
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    named = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _SPECIAL}
+    # Padding is masked, so any token will do.
+    named["pad_token"] = next((token for token in named.values() if token is not None), backend.id_to_token(0))
+    pad = int(backend.token_to_id(str(named["pad_token"])) or 0)
+    backend.enable_padding(pad_id=pad, pad_token=str(named["pad_token"]), direction="right")
+    if method.max_length is None:
+        backend.no_truncation()
+    else:
+        backend.enable_truncation(method.max_length, direction="right")
+    backend.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            # Known to both major versions of transformers.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "attention_mask"],
+            "padding_side": "right",
+            "truncation_side": "right",
+            "clean_up_tokenization_spaces": False,
+            # What spells a special token inside a text is ordinary text.
+            "split_special_tokens": True,
+            **{name: str(token) for name, token in named.items() if token is not None},
+            **({} if method.max_length is None else {"model_max_length": method.max_length}),
+        },
+    )
+    _check_tokenizer(tokenizer, method, folder)
+    return pad
+
+
+def _check_tokenizer(tokenizer: Any, method: Method, folder: Path) -> None:
+    """Whether the files alone give what the model's own tokenizer gives."""
+    before, after = special_ids(tokenizer)
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.encode_special_tokens = True
+    raw.no_padding()
+    again = AutoTokenizer.from_pretrained(str(folder))
+    for text, ids in zip(_PROBES, content(tokenizer, _PROBES)["input_ids"], strict=True):
+        wanted = [*before, *ids[: method.budget], *after]
+        found = {
+            "tokenizers": raw.encode(text).ids,
+            "transformers": again(text, truncation=method.max_length is not None)["input_ids"],
+        }
+        for reader, given in found.items():
+            if list(given) != wanted:
+                raise ValueError(
+                    f"{type(tokenizer).__name__}: read by {reader}, its tokenizer.json gives {list(given)[:8]}… for "
+                    f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save the tokenizer as a plain "
+                    "PreTrainedTokenizerFast and build anew."
+                )
+
+
+def _config(config: Any, method: Method, pad: int) -> dict[str, Any]:
+    """The backbone's configuration, its length that of one copy."""
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    eos = values.get("eos_token_id")
+    eos = eos[0] if isinstance(eos, list) and eos else eos
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [method.max_length or 0]
+    if isinstance(positions, int) and positions > 0:
+        limits.append(positions // method.copies)
+    values.update(
+        architectures=[f"{type(config).__name__.removesuffix('Config')}Model"],
+        eos_token_id=eos if isinstance(eos, int) else pad,
+        pad_token_id=pad,
+        use_cache=False,
+        dtype="float32",
+        torch_dtype="float32",
+    )
+    if max(limits):
+        values["max_position_embeddings"] = max(limits)
+        own = config.attribute_map.get("max_position_embeddings")
+        if own is not None:
+            values[own] = max(limits)
+    for name in ("_name_or_path", "auto_map", "quantization_config"):
+        values.pop(name, None)
+    return values
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

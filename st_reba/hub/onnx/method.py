@@ -1,0 +1,182 @@
+"""What a graph has to compute for a model: where its copies stand, and how its vectors are pooled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+from ...modules import ChunkedReBAPooling, DecoderTransformer, ReBAPooling, RepeatTransformer
+from ...modules.backbone import TEXT_TOWER, has_towers, layer_kinds, turns_by_length
+from ...modules.plan import Stack
+from ...modules.templates import Frame
+from ...modules.tokens import empty_id, special_ids
+
+Task = Literal["query", "document"]
+_POOLED = ("mean", "lasttoken", "cls")
+# What sentence-transformers looks for among the prompts, in this order.
+_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+@dataclass(frozen=True)
+class Method:
+    """All that a graph needs to know beside the backbone.
+
+    Args:
+        frame: Literal token ids around the copies, the tokenizer's special tokens included.
+        before: Special tokens that the tokenizer puts in front of a text.
+        after: Special tokens that it puts behind it.
+        stand_in: Token id of a text without any token.
+        stack: What each layer sees.
+        span: The positions that ``pooling`` sees (see RepeatTransformer); not for reba.
+        pooling: ``mean``, ``lasttoken`` or ``cls``; of reba ``mean`` or ``last``.
+        reba: ReBAPooling's settings, or None.
+        zeros: Whether a text whose states are not finite gets a zero vector.
+        normalized: Whether vectors are scaled to length 1 (not in the graph, but behind it).
+        budget: Content tokens a copy may hold.
+        dimension: Of the vectors.
+    """
+
+    frame: Frame
+    before: int
+    after: int
+    stand_in: int | None
+    stack: Stack
+    span: str
+    pooling: str
+    reba: dict[str, Any] | None
+    zeros: bool
+    normalized: bool
+    budget: int | None
+    dimension: int
+
+    @property
+    def copies(self) -> int:
+        """Number of copies k."""
+        return self.frame.copies
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens that a tokenizer may hand over: the budget, and its own special tokens."""
+        return None if self.budget is None else self.budget + self.before + self.after
+
+
+def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
+    """Read what a model computes.
+
+    Args:
+        model: A model of this package.
+        task: Whose template and prompt the graph holds; None: those of both, which must be the same.
+
+    Raises:
+        ValueError: The model holds something that no graph can; what, and what to do, is said.
+    """
+    first, pooling, normalized = _modules(model)
+    _check_backbone(first)
+    if model.truncate_dim is not None:
+        raise ValueError(
+            f"truncate_dim={model.truncate_dim}: consumers of a graph do not cut vectors. Set model.truncate_dim = "
+            "None, and cut behind the graph."
+        )
+    prompt, asked = _prompt(model, first, task)
+    frame = first.frame(prompt, asked)
+    before, after = special_ids(first.text_tokenizer)
+    reba = None
+    if isinstance(pooling, ReBAPooling):
+        names = ("variant", "include_special", "normalize_weights")
+        reba = {name: getattr(pooling, name) for name in names}
+        mode: str = pooling.pooling
+    else:
+        mode = _mode(pooling)
+    return Method(
+        frame=frame,
+        before=len(before),
+        after=len(after),
+        stand_in=empty_id(first.text_tokenizer),
+        stack=first.stack,
+        span="" if reba else first.span,
+        pooling=mode,
+        reba=reba,
+        zeros=first.non_finite == "zeros",
+        normalized=normalized,
+        budget=first.budget(prompt, asked),
+        dimension=int(pooling.embedding_dimension),
+    )
+
+
+def _modules(model: SentenceTransformer) -> tuple[RepeatTransformer, Any, bool]:
+    modules: list[Any] = list(model)
+    names = [type(module).__name__ for module in modules]
+    if not modules or not isinstance(modules[0], DecoderTransformer):
+        raise ValueError(f"MODEL starts with {names[:1]}: only models that st-reba built can be exported.")
+    if not isinstance(modules[0], RepeatTransformer):
+        raise ValueError(
+            "MODEL was converted from a sentence-transformers model, whose own input and pooling no graph is made for. "
+            "Build from its backbone: give pooling=…."
+        )
+    if isinstance(modules[1], ChunkedReBAPooling):
+        raise ValueError(
+            f"chunk={modules[1].chunk}: a text that is cut into pieces runs a number of times that depends on it, "
+            "which a graph cannot hold. Build without chunk."
+        )
+    rest = modules[2:]
+    if not isinstance(modules[1], (ReBAPooling, Pooling)) or not all(isinstance(each, Normalize) for each in rest):
+        raise ValueError(f"MODEL is {names}: only a pooling, and Normalize behind it, can be exported.")
+    return modules[0], modules[1], bool(rest)
+
+
+def _mode(pooling: Pooling) -> str:
+    mode = pooling.pooling_mode
+    if not isinstance(mode, str) or mode not in _POOLED:
+        raise ValueError(f"pooling_mode={mode!r} cannot be exported: only one of {list(_POOLED)}.")
+    return mode
+
+
+def _check_backbone(first: RepeatTransformer) -> None:
+    name = type(first.model).__name__
+    if first.stack.second:
+        raise ValueError(
+            f"layers={first.layers!r}: layers that run a second time (inter, extra, extend) cannot be exported. Use a "
+            "plan of architecture 'inplace'."
+        )
+    if has_towers(first.model):
+        raise ValueError(f"{name} has towers beside its decoder, and a graph holds text only. {TEXT_TOWER}")
+    kinds = layer_kinds(first.model)
+    without = [kind for kind in kinds if "attention" not in kind or "linear" in kind]
+    attends = any(re.search("attention", type(module).__name__, re.IGNORECASE) for module in first.model.modules())
+    if without or not attends:
+        raise ValueError(f"{name} has recurrent layers {sorted(set(without))}, whose scan no graph is made for.")
+    if turns_by_length(first.model):
+        raise ValueError(
+            f"{name}: its rotary embeddings depend on the sequence's length (dynamic or longrope), which a graph would "
+            "fix at one length. Use a base without them."
+        )
+    if first.model.dtype != torch.float32:
+        raise ValueError(f"dtype={first.model.dtype}: a graph is float32. Load the model with dtype='float32'.")
+
+
+def _prompt(model: SentenceTransformer, first: RepeatTransformer, task: Task | None) -> tuple[str | None, str | None]:
+    """The prompt and the task by which the graph's template is filled."""
+    found = {each: _saved_prompt(model, each) for each in _PROMPTS}
+    if task is not None:
+        if task not in _PROMPTS:
+            raise ValueError(f"task={task!r} is not known: choose one of {list(_PROMPTS)}, or None.")
+        return found[task], task
+    default = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
+    calls: list[tuple[str | None, str | None]] = [(default, None), *((found[each], each) for each in _PROMPTS)]
+    if len({first.frame(*call).pieces for call in calls}) > 1:
+        raise ValueError(
+            "MODEL puts other words around a query than around a document (by its template or its prompts), and a "
+            "graph holds one of both. Give task='query' or 'document' (--task), into a folder each."
+        )
+    return default, None
+
+
+def _saved_prompt(model: SentenceTransformer, task: Task) -> str | None:
+    prompts = cast("dict[str, str]", model.prompts)
+    names = [*_PROMPTS[task], model.default_prompt_name]
+    return next((prompts[name] for name in names if name is not None and name in prompts), None)
