@@ -1,13 +1,24 @@
-# Sourced by demo and test: a virtual environment with this checkout installed, made once and used again.
+# Sourced by demo and test: virtual environments, made once and used again.
 #
-#   prepare_environment FOLDER EXTRA [REQUIREMENT ...]
+#   prepare_environment FOLDER EXTRA [REQUIREMENT ...]      with this checkout installed
+#   prepare_stranger FOLDER FILE                            without it, with what a file of requirements names
 #
-# sets PYTHON to the environment's interpreter.
+# set PYTHON to the environment's interpreter.
 
 prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
-    local base="${PYTHON:-python3}"
+    make_environment "$folder"
+    install_once "$folder" "$extra $* $(cat setup.cfg pyproject.toml)" --editable ".[$extra]" "$@"
+}
+
+prepare_stranger() {
+    make_environment "$1"
+    install_once "$1" "$(cat "$2")" --requirement "$2"
+}
+
+make_environment() {
+    local folder="$1" base="${PYTHON:-python3}"
     if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
         echo "st_reba needs Python 3.10 or newer; '$base' is not. Set PYTHON to one, as in: PYTHON=python3.12 $0" >&2
         exit 2
@@ -18,9 +29,12 @@ prepare_environment() {
         exit 2
     fi
     PYTHON="$folder/bin/python"
-    # Installed again only when the requirements change.
-    local stamp="$folder/installed" wanted
-    wanted="$extra $* $(cat setup.cfg pyproject.toml)"
+}
+
+# Installed again only when what is wanted changes.
+install_once() {
+    local folder="$1" wanted="$2" stamp="$1/installed"
+    shift 2
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
@@ -28,7 +42,7 @@ prepare_environment() {
     if ! command -v nvidia-smi >/dev/null 2>&1; then
         install_cpu_torch
     fi
-    "$PYTHON" -m pip install --quiet --editable ".[$extra]" "$@"
+    "$PYTHON" -m pip install --quiet "$@"
     printf '%s' "$wanted" >"$stamp"
 }
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
-from sentence_transformers.util import load_file_path
 from transformers import AutoConfig, AutoTokenizer
 
+from .inspection import check_repository, read_json
 from .modules import DecoderTransformer, LayerPlan, NoSinkTransformer, RepeatTransformer, named_plan
 from .modules.templates import task_templates
 from .modules.tokens import frame, position_limit
@@ -86,7 +86,8 @@ def describe(
         Its description.
 
     Raises:
-        ValueError: It is not a model of this package.
+        ValueError: It is not a model of this package, is refused by :func:`st_reba.inspection.check_repository`, or
+            the base that has its tokenizer is not to be had.
 
     Example:
         >>> import st_reba, tempfile
@@ -96,7 +97,7 @@ def describe(
         511
     """
     path = os.fspath(model)
-    modules = _read(path, "modules.json", revision)
+    modules = read_json(path, "modules.json", revision=revision)
     if modules is not None and not (isinstance(modules, list) and all(isinstance(each, dict) for each in modules)):
         raise ValueError(f"MODEL={path!r}: modules.json is no list of modules.")
     types = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules or []]
@@ -114,12 +115,10 @@ def describe(
     own = [key for key in _FIRST[types[0]].config_keys if key not in Transformer.config_keys]
     first = _settings(path, "sentence_bert_config.json", revision, *own)
     pooling = _settings(path, f"{modules[1]['path']}/config.json", revision, *_POOLINGS[types[1]])
-    settings = _read(path, "config_sentence_transformers.json", revision) or {}
+    settings = read_json(path, "config_sentence_transformers.json", revision=revision) or {}
+    check_repository(path, trust_remote_code=trust_remote_code, revision=revision)
     backbone = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ValueError(f"MODEL={path!r}: its tokenizer could not be read: {error}") from error
+    tokenizer = _tokenizer(path, first, revision, trust_remote_code)
     # A sentence-transformers model that was converted keeps its own input: the text once, without a template.
     plain: dict[str, Any] = {"template": None, "repeats": 1, "separator": "", "compute_matched": False}
     repeat = first if "repeats" in own else plain
@@ -154,6 +153,20 @@ def describe(
     )
 
 
+def _tokenizer(model: str, first: dict[str, Any], revision: str | None, trust_remote_code: bool) -> Any:
+    """The model's tokenizer: its own, or that of the base which has its weights."""
+    place, at, whose = model, {"revision": revision}, "its tokenizer"
+    if first.get("from_base"):
+        place, at = first["base_model"], {"revision": first["base_revision"], **(first.get("processor_kwargs") or {})}
+        pinned = f" at revision {at['revision']!r}" if at["revision"] else ""
+        whose = f"it takes its tokenizer from {place!r}{pinned}, which"
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **at)
+    except Exception as error:
+        remedy = " Download that model first, or log in where it asks for it." if first.get("from_base") else ""
+        raise ValueError(f"MODEL={model!r}: {whose} could not be read: {error}{remedy}") from error
+
+
 def _method(first: dict[str, Any], copies: int, *, converted: bool) -> str:
     if copies > 1:
         return "echo"
@@ -183,20 +196,9 @@ def _plan(first: dict[str, Any], *, named: bool) -> LayerPlan:
     return LayerPlan.from_dict({} if first["layers"] is None else first["layers"])
 
 
-def _read(model: str, name: str, revision: str | None) -> Any:
-    file = load_file_path(model, name, revision=revision)
-    if file is None:
-        return None
-    try:
-        with open(file, encoding="utf-8") as stream:
-            return json.load(stream)
-    except ValueError as error:
-        raise ValueError(f"MODEL={model!r}: {name} is not JSON ({error}).") from error
-
-
 def _settings(model: str, name: str, revision: str | None, *keys: str) -> dict[str, Any]:
     """A module's settings, complete."""
-    settings = _read(model, name, revision)
+    settings = read_json(model, name, revision=revision)
     if not isinstance(settings, dict):
         raise ValueError(f"MODEL={model!r}: {name} is missing, or no JSON object. Build the model again.")
     if missing := [key for key in keys if key not in settings]:

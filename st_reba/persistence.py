@@ -1,4 +1,4 @@
-"""Load a saved model with the dtype rule of ``build``."""
+"""Load a saved model with the dtype rule of ``build``, once it has been looked through."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from .build import EMBEDDED, weights_dtype
+from .inspection import RepositoryRefused, check_repository
+
+# What says where a repository is.
+_HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 def load(
@@ -21,6 +25,8 @@ def load(
 ) -> SentenceTransformer:
     """Load a model as ``SentenceTransformer(model)`` does, with errors for what is no saved model.
 
+    Pickled weights are not opened, unless ``model_kwargs={"use_safetensors": False}`` is given.
+
     Args:
         model: A folder written by ``save_pretrained``, or a Hub id.
         device: Where to run.
@@ -29,6 +35,7 @@ def load(
         **kwargs: All else that SentenceTransformer takes.
 
     Raises:
+        RepositoryRefused: It asks for what it may not have; see :func:`st_reba.inspection.check_repository`.
         ValueError: The folder holds no sentence-transformers model.
     """
     path = os.fspath(model)
@@ -38,10 +45,18 @@ def load(
         raise ValueError(
             f"MODEL={path!r} holds no modules.json: it is no saved embedder. Run: st-reba build {path} OUT"
         )
-    model_kwargs = {"dtype": weights_dtype(dtype, device), **kwargs.pop("model_kwargs", {})}
+    weights: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
+    if kwargs.get("backend", "torch") == "torch":
+        # Where this is not said, weights in pickles are opened too.
+        weights["use_safetensors"] = True
+    model_kwargs = {**weights, **(kwargs.pop("model_kwargs", None) or {})}
+    hub = {name: kwargs[name] for name in _HUB if name in kwargs}
     try:
+        check_repository(path, trust_remote_code=trust_remote_code, **hub)
         return SentenceTransformer(
             path, device=device, trust_remote_code=trust_remote_code, model_kwargs=model_kwargs, **kwargs
         )
+    except RepositoryRefused:
+        raise
     except Exception as error:
         raise ValueError(f"MODEL={path!r} could not be loaded: {error}") from error

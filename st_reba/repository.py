@@ -9,8 +9,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 
+from .inspection import check_repository
 from .modules import DecoderTransformer, LayerPlan
 from .selfcheck import check_plan
+
+_HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 def is_repository(path: str, hub: Mapping[str, Any]) -> bool:
@@ -40,11 +43,15 @@ def convert_repository(
         The model, its first module replaced.
 
     Raises:
-        ValueError: Its first module is no plain Transformer, its backbone cannot be converted, or does not obey.
+        ValueError: It asks for what no repository may have, its first module is no plain Transformer, or its backbone
+            cannot be converted or does not obey.
 
     Source:
         NoSink, sections 3.6 and 4: decoders that were already trained into encoders.
     """
+    hub = {name: kwargs[name] for name in _HUB if name in kwargs}
+    check_repository(path, trust_remote_code=kwargs.get("trust_remote_code", False), **hub)
+    kwargs["model_kwargs"] = {"use_safetensors": True, **(kwargs.get("model_kwargs") or {})}
     model = SentenceTransformer(path, **kwargs)
     first: Any = model[0]
     # A class of its own may treat its input or output in a way of its own, which would be lost.

@@ -23,7 +23,20 @@ from st_reba.encode import Task
 from st_reba.index import Index
 from st_reba.modules.repeat import Span
 
-COMMANDS = ("demo", "build", "encode", "index", "search", "info", "tune", "attention")
+COMMANDS = (
+    "demo",
+    "build",
+    "zoo",
+    "encode",
+    "index",
+    "search",
+    "info",
+    "verify",
+    "push",
+    "export-onnx",
+    "tune",
+    "attention",
+)
 TEXTS = ["A cat sleeps on the warm roof.", "The ship left the harbour.", "银行昨天提高了存款利率。"]
 Run = Callable[..., tuple[int, str, str]]
 

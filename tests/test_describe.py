@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -10,10 +11,12 @@ from typing import Any, cast
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import AutoTokenizer
 
 import st_reba
 from st_reba.build import EMBEDDED
 from st_reba.describe import describe
+from st_reba.hub.saving import save
 
 FIELDED = {"query": "{instruction}: {text} {text}", "document": "{text} {text}"}
 USUAL: dict[str, Any] = {
@@ -166,6 +169,53 @@ def test_truncated_model(tmp_path: Path) -> None:
     model.save_pretrained(str(tmp_path))
     again = SentenceTransformer(str(tmp_path), device="cpu")
     assert describe(tmp_path).dimension == again.encode("hi").shape[0]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A model whose weights and tokenizer stay at its base, with settings of its own."""
+    base = tmp_path / "base"
+    shutil.copytree(EMBEDDED["mini"], base)
+    model = st_reba.build(base, "echo", max_seq_length=300, template="echo", dtype="bfloat16")
+    save(model, tmp_path / "recipe", weights=False, golden=False, base=str(base))
+    assert not list((tmp_path / "recipe").glob("tokenizer*"))
+    return tmp_path / "recipe"
+
+
+def test_tokenizer_of_the_base(recipe: Path, tmp_path: Path) -> None:
+    model = SentenceTransformer(str(recipe), device="cpu")
+    found = describe(recipe)
+    assert (found.max_seq_length, found.dtype, found.template) == (300, "bfloat16", "echo")
+    assert found.tokens_per_copy == cast(Any, model[0]).budget()
+    assert found.base == str(tmp_path / "base")
+
+
+def test_tokenizer_of_the_base_at_its_revision(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name and revision are those of the configuration, not those of the repository."""
+    file = recipe / "sentence_bert_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**config, "base_model": "org/base", "base_revision": "v1"}), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"(?s)takes its tokenizer from 'org/base' at revision 'v1'.*Download"
+    ) as error:
+        describe(recipe)
+    assert str(recipe) in str(error.value)
+    asked = {}
+
+    def from_pretrained(place: str, **kwargs: Any) -> Any:
+        asked.update(kwargs, place=place)
+        return read(EMBEDDED["mini"], model_max_length=kwargs["model_max_length"])
+
+    read = AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    assert describe(recipe).max_seq_length == 300
+    assert (asked["place"], asked["revision"], asked["trust_remote_code"]) == ("org/base", "v1", False)
+
+
+def test_base_that_is_gone(recipe: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ValueError, match="(?s)takes its tokenizer from .*Download that model"):
+        describe(recipe)
 
 
 def test_other_models(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_every_recipe(name: str) -> None:
     assert about.language and about.licence and about.parameters
     assert about.note is None or re.fullmatch(r"[A-Z0-9k].*\.", about.note)
     if about.status == "tune":
-        assert arguments["method"] == "nosink" and "k" not in arguments
+        assert arguments["method"] == "nosink" and "k0" not in arguments
     # One order of keys, in the text itself.
     text = recipe.path.read_text(encoding="utf-8")
     keys = list(yaml.safe_load(text))

@@ -108,5 +108,5 @@ def build(options: argparse.Namespace) -> None:
         overrides["trust_remote_code"] = True
     check_out(options.out, overwrite=options.overwrite)
     model = recipe.build(**overrides)
-    save(model, options.out, overwrite=options.overwrite)
+    save(model, options.out, overwrite=options.overwrite, recipe=recipe)
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)

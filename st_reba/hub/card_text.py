@@ -41,7 +41,7 @@ _METHODS = {
     "echo": "Echo (repetition)",
     "classical": "the classical method (hidden states, pooled)",
     "prompteol": "PromptEOL (a prompt that asks for one word)",
-    "nosink": "NoSink (layers that look both ways, the attention sink hidden)",
+    "nosink": "NoSink (converted layers)",
 }
 _SEEN = {
     "last_copy": "the content of {copy}",
@@ -91,13 +91,15 @@ def summary(facts: Facts, about: About) -> str:
         )
     converted = facts.plan is not None or facts.setting is not None
     also = ", with NoSink's layers" if converted and facts.method != "nosink" else ""
-    changed = "how a text is laid out, what the layers see and" if converted else "how a text is laid out and"
+    parts = ["how a text is laid out"] if facts.copies > 1 or not facts.plain else []
+    parts += ["what the layers see"] if converted else []
+    changed = " and ".join([", ".join(parts), ""]) if parts else ""
     weights = (
         "The weights are quantized, but none was trained" if facts.quantized else "No weight was trained or changed"
     )
     return (
         f"Text embeddings{dimension} from the hidden states of {base}, by {_METHODS[facts.method]}{also}. {weights}: "
-        f"what differs from the base is {changed} how the hidden states are pooled."
+        f"what differs from the base is {changed}how the hidden states are pooled."
     )
 
 
@@ -227,10 +229,9 @@ def limits(facts: Facts, about: About, *, recipe_only: bool, measured: bool) -> 
     if about.note and about.status == "ready":
         lines.append(about.note)
     if facts.budget is not None or facts.positions is not None:
+        several = facts.copies > 1 and "chunk" not in facts.options
         cut = f" beyond {facts.budget:,} tokens" if facts.budget is not None else ""
-        lines.append(
-            f"What a text holds{cut or ' beyond its budget'} is cut{', alike in every copy' * (facts.copies > 1)}."
-        )
+        lines.append(f"What a text holds{cut or ' beyond its budget'} is cut{', alike in every copy' * several}.")
     if recipe_only and not facts.built:
         lines.append(
             "This card was written from the recipe alone: the base was not downloaded and no vector of this model was "

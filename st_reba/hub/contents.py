@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from .card import with_repo_id
+
+CARD = "README.md"
 REQUIRED = {
     "modules.json": "it is no saved embedder; make one with: st-reba build BASE FOLDER",
-    "README.md": "a repository needs its model card; save the model again with this version of st_reba",
+    CARD: "a repository needs its model card; save the model again with this version of st_reba",
     "st_reba.py": "without it nobody can load the model who lacks st_reba; save it again with this version of st_reba",
     "golden.json": "without golden vectors nobody can check the model; save it again with this version of st_reba",
 }
@@ -29,11 +34,32 @@ LARGE = 10 * 1000 * 1000
 
 @dataclass(frozen=True)
 class File:
-    """A file that would be uploaded: its path in the repository, where it lies, and its size in bytes."""
+    """A file that would be uploaded.
+
+    Args:
+        path: In the repository.
+        source: Where it lies.
+        size: In bytes.
+        content: What is uploaded in its place; None: the file as it is.
+    """
 
     path: str
     source: Path
     size: int
+    content: bytes | None = None
+
+    @property
+    def upload(self) -> bytes | str:
+        """As huggingface_hub takes it."""
+        return str(self.source) if self.content is None else self.content
+
+    def copy_to(self, target: Path) -> None:
+        """Write what would be uploaded."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if self.content is None:
+            shutil.copyfile(self.source, target)
+        else:
+            target.write_bytes(self.content)
 
     @property
     def large(self) -> bool:
@@ -44,7 +70,7 @@ class File:
         """Whether a file on the Hub, as huggingface_hub's RepoFile, has this content."""
         if remote.size != self.size:
             return False
-        with self.source.open("rb") as stream:
+        with self.source.open("rb") if self.content is None else io.BytesIO(self.content) as stream:
             if remote.lfs is not None:
                 digest = hashlib.sha256()
                 while part := stream.read(1 << 20):
@@ -66,11 +92,12 @@ class Contents:
         return sum(file.size for file in self.files)
 
 
-def contents(folder: Path) -> Contents:
+def contents(folder: Path, repo_id: str) -> Contents:
     """List what of a folder would be uploaded.
 
     Args:
         folder: A folder that ``st-reba build`` wrote.
+        repo_id: ``ORG/NAME``, which the card's examples will name.
 
     Returns:
         The files, sorted by path. Hidden and temporary files are left out.
@@ -108,7 +135,14 @@ def contents(folder: Path) -> Contents:
     if foreign:
         shown = ", ".join(foreign[:5]) + (f", and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise ValueError(f"FOLDER={str(folder)!r} holds what is not published: {shown}. Move it elsewhere, then push.")
-    return Contents(tuple(files), tuple(ignored))
+    return Contents(tuple(_named(file, repo_id) for file in files), tuple(ignored))
+
+
+def _named(file: File, repo_id: str) -> File:
+    if file.path != CARD:
+        return file
+    content = with_repo_id(file.source.read_text(encoding="utf-8"), repo_id).encode("utf-8")
+    return replace(file, size=len(content), content=content)
 
 
 def amount(size: int) -> str:

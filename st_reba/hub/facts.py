@@ -136,7 +136,8 @@ class Facts:
             parts.append(f"chunk{self.options['chunk']}")
         if self.published:
             parts.append("published")
-        rest: dict[str, Any] = {key: self.options[key] for key in self.options if key not in ("chunk", "variant")}
+        shown = ("chunk", "variant", "non_finite") if self.published else ("chunk",)
+        rest: dict[str, Any] = {key: self.options[key] for key in self.options if key not in shown}
         own = self.method == "prompteol" and set((self.templates or {}).values()) == {TEMPLATES["prompteol"]}
         rest |= {} if self.plain or own else {"templates": self.templates}
         rest |= {"separator": self.separator} if self.separator else {}
@@ -236,7 +237,9 @@ def facts_of_recipe(recipe: Recipe) -> Facts:
     repeats = given["repeats"] if repeated and template is None else None if template is not None else 1
     parsed = task_templates(template, repeats, given["separator"])
     copies = given["repeats"] if given["chunk"] is not None else parsed["document"].copies
-    pooling = given["pooling"] or METHODS[method][0]
+    # Without a pooling, NoSink leaves a sentence-transformers model its own input and all that follows.
+    own = method == "nosink" and given["pooling"] is None
+    pooling = "the base's own" if own else given["pooling"] or METHODS[method][0]
     plan, setting = None, given["setting"]
     if given["layers"] is not None:
         plan = LayerPlan.from_dict(given["layers"])
@@ -255,7 +258,7 @@ def facts_of_recipe(recipe: Recipe) -> Facts:
         method=method,
         pooling=pooling,
         copies=copies,
-        templates=_written(template, repeats, given["separator"]),
+        templates=None if own else _written(template, repeats, given["separator"]),
         separator=given["separator"],
         fields={task: _needed(each.fields, given["instruction"]) for task, each in parsed.items()},
         options={name: value for name, value in options.items() if value},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import load_file_path
 from tqdm.auto import tqdm
 
 from ..files import whole_file
 from ..modules.tokens import empty_id
 from ..persistence import load
 from ..version import __version__
+from .code_state import Code, code_of
+from .golden_file import EXACT, FORMAT, find_golden
+from .golden_file import FILE as FILE
+from .golden_file import read_golden as read_golden
 
-FILE = "golden.json"
-FORMAT = 1
 # Largest |v - w| in units of the largest |v|, where numbers are kept in 32 bits or more.
 DIFFERENCE = 1e-5
 # With fewer: 1 - cosine, and how far the length may be off.
 COSINE = 1e-3
 LENGTH = 1e-2
 _DIGITS = 7
-_EXACT = ("float32", "float64")
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
 TEXTS = (
@@ -85,11 +85,13 @@ class Report:
         texts: The result of each text.
         tolerance: What was held against: ``difference``, or ``cosine`` (1 - cosine) and ``length``.
         changes: What differs between then and now: the name, what it was, what it is.
+        code: Whether the code that travels with the model is this package's own; None: a loaded model was compared.
     """
 
     texts: tuple[TextResult, ...]
     tolerance: dict[str, float]
     changes: dict[str, tuple[str | None, str | None]]
+    code: Code | None = None
 
     @property
     def ok(self) -> bool:
@@ -108,6 +110,8 @@ class Report:
             lines.append(f"{max(0.0, 1 - each.cosine):10.1e}  {each.difference:10.1e}  {mark}  {shown}")
         lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
         right = sum(each.ok for each in self.texts)
+        # Like versions, told where it is not as it was.
+        lines += [] if self.code is None or self.code.state == "same" else [str(self.code)]
         within = ", ".join(f"{name} {value:g}" for name, value in self.tolerance.items())
         lines.append(f"{right} of {len(self.texts)} texts agree (tolerance: {within})")
         return "\n".join(lines)
@@ -190,11 +194,11 @@ def verify(
     if isinstance(model, SentenceTransformer):
         if golden is None:
             raise ValueError("golden=None: name the golden.json that a loaded model is to be held against.")
-        file = _file(os.fspath(golden), {})
+        file = find_golden(os.fspath(golden), {})
         stored = read_golden(file)
     else:
         path = os.fspath(model)
-        stored = read_golden(_file(path, hub) if golden is None else _file(os.fspath(golden), {}))
+        stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
         model = load(
             path,
             device=device,
@@ -202,6 +206,7 @@ def verify(
             trust_remote_code=trust_remote_code,
             **hub,
         )
+        return replace(compare(model, stored), code=code_of(path, hub))
     return compare(model, stored)
 
 
@@ -228,92 +233,11 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     return Report(results, dict(tolerance), changes)
 
 
-def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a golden.json.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What it holds, checked.
-
-    Raises:
-        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
-    """
-    try:
-        value: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}). Save the model again.") from error
-    format_ = value.get("format") if isinstance(value, dict) else None
-    if type(format_) is not int:
-        raise ValueError(f"{path}: no golden vectors, as it names no format. Save the model again.")
-    if format_ > FORMAT:
-        raise ValueError(f"{path}: format {format_} is newer than {FORMAT}, which this st_reba reads. Update st_reba.")
-    wrong = next((name for name, fits in _FITS.items() if not fits(value.get(name), value)), None)
-    if wrong is not None:
-        raise ValueError(f"{path}: {wrong!r} is missing or not as written. Save the model again.")
-    return dict(value)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def _is_texts(value: object, whole: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(
-            isinstance(each, dict)
-            and isinstance(each.get("text"), str)
-            and isinstance(each.get("vector"), list)
-            and len(each["vector"]) == whole.get("dimension")
-            and all(map(_number, each["vector"]))
-            for each in value
-        )
-    )
-
-
-def _is_strings(value: object, _: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-
-
-_FITS: dict[str, Any] = {
-    "dimension": lambda value, _: type(value) is int and value > 0,
-    "dtype": lambda value, _: value in (*_EXACT, "bfloat16", "float16"),
-    "device": lambda value, _: isinstance(value, str),
-    "fields": _is_strings,
-    "versions": _is_strings,
-    "tolerance": lambda value, _: (
-        isinstance(value, dict)
-        and set(value) in ({"difference"}, {"cosine", "length"})
-        and all(_number(each) and 0 < each < 0.1 for each in value.values())
-    ),
-    "texts": _is_texts,
-}
-
-
-def _file(path: str, hub: Mapping[str, Any]) -> str:
-    """The golden.json of a folder or Hub repository; a file is one itself."""
-    if os.path.isfile(path):
-        return path
-    try:
-        file = load_file_path(path, FILE, **hub)
-    except Exception as error:
-        raise FileNotFoundError(f"MODEL={path!r}: {FILE} could not be fetched: {error}") from error
-    if file is None:
-        raise FileNotFoundError(
-            f"MODEL={path!r} holds no {FILE} to verify it by. Save it again, with golden vectors: st-reba build, or "
-            "st_reba.hub.saving.save(model, folder)."
-        )
-    return str(file)
-
-
 def _tolerance(model: SentenceTransformer) -> dict[str, float]:
     backbone: Any = model.transformers_model
     # Kernels for quantized weights round differently from machine to machine.
     quantized = getattr(backbone, "hf_quantizer", None) is not None
-    exact = _environment(model)["dtype"] in _EXACT and not quantized
+    exact = _environment(model)["dtype"] in EXACT and not quantized
     return {"difference": DIFFERENCE} if exact else {"cosine": COSINE, "length": LENGTH}
 
 

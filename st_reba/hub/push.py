@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -101,7 +100,7 @@ def push(
         >>> pushed = push("my_model", "org/my-model", dry_run=Path("upload"))  # doctest: +SKIP
     """
     check_name(repo_id, revision)
-    found = contents(Path(folder))
+    found = contents(Path(folder), repo_id)
     for name in found.ignored:
         say(f"Left out: {name}")
     if dry_run is not None:
@@ -178,7 +177,7 @@ def push_recipe(
     model = loaded.build(**{"dtype": loaded.arguments.get("dtype", "auto"), **given})
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
         folder = Path(temporary) / "model"
-        save(model, folder, golden=True, weights=weights, recipe=loaded.to_json())
+        save(model, folder, golden=True, weights=weights, recipe=loaded)
         return push(folder, repo_id, dry_run=dry_run, token=token, **options)
 
 
@@ -334,7 +333,7 @@ def _publish(
             retried(lambda: api.create_repo(repo_id, private=private, exist_ok=True), say)
             made_repo = True
             head = str(retried(lambda: api.model_info(repo_id), say).sha)
-        additions = [CommitOperationAdd(file.path, str(file.source)) for file in changed]
+        additions = [CommitOperationAdd(file.path, file.upload) for file in changed]
         deletions = [CommitOperationDelete(path, is_folder=False) for path in gone]
         # Sent under a branch that is there: the new one appears only with its content.
         if additions:
@@ -376,8 +375,7 @@ def _written(found: Contents, repo_id: str, target: Path, say: Callable[[str], A
     """Write what would be uploaded."""
     with whole_folder(target, overwrite=False, kind="a saved model", is_kind=lambda path: False) as temporary:
         for file in found.files:
-            (temporary / file.path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file.source, temporary / file.path)
+            file.copy_to(temporary / file.path)
     for file in found.files:
         say(f"  {amount(file.size):>10} {'LFS' if file.large else '':3} {file.path}")
     say(f"  {amount(found.size):>10}     in {len(found.files)} files, in {target}; {repo_id} was not contacted")

@@ -12,6 +12,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from .capture import CaptureSpec
+from .limits import MOST_COPIES, MOST_DIMENSIONS, MOST_TOKENS, check_whole, shown
 from .pooling import LazyFeatures, PoolingMode, normalized
 from .repeat import RepeatTransformer
 from .tokens import position_limit
@@ -35,10 +36,10 @@ class ChunkedReBAPooling(Module):
 
     Args:
         embedding_dimension: Dimension d of the hidden states.
-        chunk: Content tokens L0 that a piece holds at most.
+        chunk: Content tokens L0 that a piece holds at most; at most 16,777,216.
         pooling: Sentence vector: ``"last"``: e_n, for which only the last piece runs; ``"mean"``: the mean of
             e_1 .. e_n.
-        repeats: Copies k of each piece in its run.
+        repeats: Copies k of each piece in its run, at most 64.
         include_special: Sum over template and special positions of the piece's run too, not only over content.
         normalize_weights: Divide the weights of each e_i by their sum.
 
@@ -64,14 +65,14 @@ class ChunkedReBAPooling(Module):
         normalize_weights: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        for name, number in (("embedding_dimension", embedding_dimension), ("chunk", chunk), ("repeats", repeats)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
+        check_whole("embedding_dimension", embedding_dimension, MOST_DIMENSIONS)
+        check_whole("chunk", chunk, MOST_TOKENS)
+        check_whole("repeats", repeats, MOST_COPIES)
         if pooling not in get_args(PoolingMode):
-            raise ValueError(f"pooling={pooling!r} is not known: choose one of {list(get_args(PoolingMode))}.")
+            raise ValueError(f"pooling={shown(pooling)} is not known: choose one of {list(get_args(PoolingMode))}.")
         for name, value in (("include_special", include_special), ("normalize_weights", normalize_weights)):
             if not isinstance(value, bool):
-                raise ValueError(f"{name}={value!r} is not known: choose one of [True, False].")
+                raise ValueError(f"{name}={shown(value)} is not known: choose one of [True, False].")
         self.embedding_dimension = embedding_dimension
         self.chunk = chunk
         self.pooling: PoolingMode = pooling

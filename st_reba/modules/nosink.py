@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from .limits import shown
 from .plan import Architecture, LayerKind, LayerPlan, PlanVariant
 from .repeat import RepeatTransformer
 
@@ -69,7 +70,7 @@ def named_plan(
     """
     name = setting.lower() if isinstance(setting, str) else setting
     if name not in SETTINGS:
-        raise ValueError(f"setting={setting!r} is not known: choose one of {list(SETTINGS)}.")
+        raise ValueError(f"setting={shown(setting)} is not known: choose one of {list(SETTINGS)}.")
     LayerPlan(m=m, variant=variant)  # refuses values that are not known, whether the setting uses them or not
     if m != 1 and name not in _MASKED and name not in _COMBINED:
         raise ValueError(f"m={m!r}: setting={setting!r} hides no tokens. Drop it.")

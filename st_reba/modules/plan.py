@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Literal, cast, get_args
+
+from .limits import MOST_LAYERS, MOST_SINK_TOKENS, check_whole, shown
 
 LayerKind = Literal["forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional"]
 Architecture = Literal["inplace", "inter", "extra", "extend"]
@@ -79,10 +81,10 @@ class LayerPlan:
             embeddings. ``"extend"``: k further passes through the last layer, converted, on top.
         kind: What converted layers see. ``"backward"``: token i sees t ≥ i. ``"bidirectional"``: all t.
             ``"nosink-forward"``, ``"nosink-bidirectional"``: all but the first ``m`` tokens, of t ≤ i and of all t.
-        k: Number of converted layers, from the top; ``"all"``: the whole backbone.
+        k: Number of converted layers, from the top, at most 1024; ``"all"``: the whole backbone.
         k0: The topmost of these that are nosink-bidirectional (with kind="bidirectional").
-        m: Number of sink tokens that nosink kinds hide. The first m tokens themselves see what the kind without
-            nosink shows them, so that no token is left without a key.
+        m: Number of sink tokens that nosink kinds hide, at most 1024. The first m tokens themselves see what the
+            kind without nosink shows them, so that no token is left without a key.
         others: What the other layers see: ``"forward"``, or ``"nosink-forward"``.
         layers: Instead of k, k0 and kind: the converted layers by kind, as ``{"backward": [-1, -2]}``; negative
             indices count from the top.
@@ -119,9 +121,9 @@ class LayerPlan:
         _choose("others", self.others, ("forward", "nosink-forward"))
         _choose("variant", self.variant, get_args(PlanVariant))
         if self.k != "all":
-            _count("k", self.k, ", or 'all'")
-        _count("k0", self.k0)
-        _count("m", self.m)
+            check_whole("k", self.k, MOST_LAYERS, least=0, also=", or 'all'")
+        check_whole("k0", self.k0, MOST_LAYERS, least=0)
+        check_whole("m", self.m, MOST_SINK_TOKENS, least=0)
         if self.k == "all" and self.architecture == "extend":
             raise ValueError("k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number.")
         if self.k0 and self.kind != "bidirectional":
@@ -136,7 +138,9 @@ class LayerPlan:
 
     def _check_layers(self, layers: object) -> None:
         if not isinstance(layers, Mapping) or not layers:
-            raise ValueError(f"layers={layers!r} must be a mapping of kinds to layer indices, as {{'backward': [-1]}}.")
+            raise ValueError(
+                f"layers={shown(layers)} must be a mapping of kinds to layer indices, as {{'backward': [-1]}}."
+            )
         if self.k or self.k0:
             raise ValueError(f"layers={layers!r} names the converted layers, so k={self.k} and k0={self.k0} must be 0.")
         if self.architecture == "extend":
@@ -146,10 +150,16 @@ class LayerPlan:
             _choose("layers: the kind", kind, KINDS)
             if not isinstance(indices, Iterable) or isinstance(indices, (str, Mapping)):
                 raise ValueError(f"layers={layers!r}: {indices!r} must be a list of layer indices.")
-            given[kind] = tuple(indices)
+            given[kind] = tuple(islice(indices, MOST_LAYERS + 1))
+            if len(given[kind]) > MOST_LAYERS:
+                raise ValueError(
+                    f"layers={shown(given[kind])} of kind {kind!r} are too many: the most that st_reba takes is "
+                    f"{MOST_LAYERS}. Name fewer."
+                )
             for index in given[kind]:
                 if isinstance(index, bool) or not isinstance(index, int):
                     raise ValueError(f"layers={layers!r}: the layer {index!r} must be a whole number.")
+                check_whole("layers: the layer", abs(index), MOST_LAYERS, least=0)
         # One immutable form, so that equal plans are equal.
         object.__setattr__(self, "layers", _Layers({kind: given[kind] for kind in KINDS if kind in given}))
         self._converted_layers(None)
@@ -237,9 +247,9 @@ class LayerPlan:
         """
         known = [field.name for field in fields(cls)]
         if not isinstance(plan, Mapping):
-            raise ValueError(f"layers={plan!r} must be a LayerPlan or a mapping of its fields, {known}.")
+            raise ValueError(f"layers={shown(plan)} must be a LayerPlan or a mapping of its fields, {known}.")
         if unknown := [name for name in plan if name not in known]:
-            raise ValueError(f"layers={dict(plan)!r}: a plan has no {unknown[0]!r}; it has {known}.")
+            raise ValueError(f"layers={shown(dict(plan))}: a plan has no {unknown[0]!r}; it has {known}.")
         return cls(**plan)
 
     def __repr__(self) -> str:
@@ -284,9 +294,4 @@ def _runs(names: Sequence[str]) -> list[str]:
 
 def _choose(name: str, value: object, allowed: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={value!r} is not known: choose one of {list(allowed)}.")
-
-
-def _count(name: str, value: object, also: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}={value!r} must be a whole number from 0 on{also}.")
+        raise ValueError(f"{name}={shown(value)} is not known: choose one of {list(allowed)}.")

@@ -10,6 +10,7 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from .capture import CaptureSpec
+from .limits import MOST_DIMENSIONS, check_whole, shown
 from .transformer import DecoderTransformer
 
 PoolingMode = Literal["last", "mean"]
@@ -41,7 +42,7 @@ class ReBAPooling(Module):
     this module asks for.
 
     Args:
-        embedding_dimension: Dimension d of the hidden states.
+        embedding_dimension: Dimension d of the hidden states, at most 1,048,576.
         pooling: Sentence vector: ``"last"``: e_n; ``"mean"``: the mean of e_1 .. e_n.
         variant: ``"paper"``: the formulas above. ``"published"``: what the authors' code computes: for ``last`` the
             row of the very last position over all positions; for ``mean`` the upper triangle of A^new, first half of
@@ -71,8 +72,7 @@ class ReBAPooling(Module):
         normalize_weights: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        if isinstance(embedding_dimension, bool) or not isinstance(embedding_dimension, int) or embedding_dimension < 1:
-            raise ValueError(f"embedding_dimension={embedding_dimension!r} must be a whole number from 1 on.")
+        check_whole("embedding_dimension", embedding_dimension, MOST_DIMENSIONS)
         for name, value, allowed in (
             ("pooling", pooling, get_args(PoolingMode)),
             ("variant", variant, get_args(Variant)),
@@ -80,7 +80,7 @@ class ReBAPooling(Module):
             ("normalize_weights", normalize_weights, (True, False)),
         ):
             if value not in allowed or (isinstance(value, int) and not isinstance(value, bool)):
-                raise ValueError(f"{name}={value!r} is not known: choose one of {list(allowed)}.")
+                raise ValueError(f"{name}={shown(value)} is not known: choose one of {list(allowed)}.")
         self.embedding_dimension = embedding_dimension
         self.pooling: PoolingMode = pooling
         self.variant: Variant = variant

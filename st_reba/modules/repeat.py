@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .capture import Capture, CaptureSpec
+from .limits import MOST_COPIES, check_text, check_whole, shown
 from .templates import TASKS, Frame, Template, task_templates
 from .tokens import content, empty_id, frame, position_limit, special_ids
 from .transformer import DecoderTransformer
@@ -17,6 +18,30 @@ from .transformer import DecoderTransformer
 Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
 
 logger = logging.getLogger(__name__)
+
+
+def check_layout(
+    template: Any = None,
+    repeats: Any = None,
+    separator: Any = "",
+    instruction: Any = "",
+    span: Any = "last_copy",
+    compute_matched: Any = False,
+) -> dict[str, Template]:
+    """The templates of :class:`RepeatTransformer`'s settings, each of which is checked.
+
+    Raises:
+        ValueError: A setting of the wrong type, beyond its limit, or that contradicts another.
+    """
+    for name, value in (("separator", separator), ("instruction", instruction)):
+        check_text(name, value)
+    if not isinstance(compute_matched, bool):
+        raise ValueError(f"compute_matched={shown(compute_matched)} must be True or False.")
+    if span not in get_args(Span):
+        raise ValueError(f"span={shown(span)} is not known: choose one of {list(get_args(Span))}.")
+    if repeats is not None:
+        check_whole("repeats", repeats, MOST_COPIES, also=", or None")
+    return task_templates(template, repeats, separator)
 
 
 class RepeatTransformer(DecoderTransformer):
@@ -30,7 +55,8 @@ class RepeatTransformer(DecoderTransformer):
         model_name_or_path: Folder or Hub id of the backbone.
         template: Literal text with ``{text}`` slots, one a copy; or the name of a template (see ``TEMPLATES``); or
             a mapping with the keys ``query`` and ``document``. None: ``repeats`` copies with ``separator`` between.
-        repeats: Number of copies k; None: as many as the template has slots, or 2 without a template.
+            Like separator and instruction, at most 65,536 characters.
+        repeats: Number of copies k, at most 64; None: as many as the template has slots, or 2 without a template.
         separator: Literal text between the copies, without a template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         span: The positions that a following ``Pooling`` sees through ``attention_mask``. ``"last_copy"``: the
@@ -71,16 +97,7 @@ class RepeatTransformer(DecoderTransformer):
         compute_matched: bool = False,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("separator", separator), ("instruction", instruction)):
-            if not isinstance(value, str):
-                raise ValueError(f"{name}={value!r} must be a string.")
-        if not isinstance(compute_matched, bool):
-            raise ValueError(f"compute_matched={compute_matched!r} must be True or False.")
-        if span not in get_args(Span):
-            raise ValueError(f"span={span!r} is not known: choose one of {list(get_args(Span))}.")
-        if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1):
-            raise ValueError(f"repeats={repeats!r} must be a whole number from 1 on, or None.")
-        templates = task_templates(template, repeats, separator)
+        templates = check_layout(template, repeats, separator, instruction, span, compute_matched)
         super().__init__(model_name_or_path, **kwargs)
         self._template_given = template if template is None or isinstance(template, str) else dict(template)
         self._separator = separator

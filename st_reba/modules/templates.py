@@ -6,6 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .limits import MOST_COPIES, check_text, shown
+
 # Named templates, as the papers write them. A mapping holds one template a task (encode_query, encode_document).
 TEMPLATES: dict[str, str | dict[str, str]] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
@@ -67,24 +69,34 @@ class Template:
         """Parse a template string; braces of its own are doubled, as in ``str.format``.
 
         Raises:
-            ValueError: No ``{text}`` slot, an unbalanced brace, or a field that is not a plain name.
+            ValueError: No ``{text}`` slot or more than 64, more than 65,536 characters, an unbalanced brace, or a
+                field that is not a plain name.
         """
+        check_text("template", template)
+        # Counted before it is parsed and shown; a doubled brace makes no slot, and no sane template has so many.
+        if (slots := template.count("{text}")) > MOST_COPIES:
+            raise ValueError(
+                f"template={shown(template)} has {slots} {{text}} slots: the most that st_reba takes is {MOST_COPIES}. "
+                "Drop some."
+            )
         try:
             parsed = list(string.Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
+            raise ValueError(
+                f"template={shown(template)} is malformed ({error}). Double a literal brace: {{{{."
+            ) from error
         for _, name, spec, conversion in parsed:
             if name is not None and (not name.isidentifier() or spec or conversion):
                 raise ValueError(
-                    f"template={template!r} has the field {{{name}}}: only plain names such as {{text}} or "
+                    f"template={shown(template)} has the field {{{name}}}: only plain names such as {{text}} or "
                     "{instruction} are allowed. Double a literal brace: {{."
                 )
             if name in _RESERVED:
                 raise ValueError(
-                    f"template={template!r}: {{{name}}} is an argument of encode. Give the field another name."
+                    f"template={shown(template)}: {{{name}}} is an argument of encode. Give the field another name."
                 )
         if not any(name == "text" for _, name, _, _ in parsed):
-            raise ValueError(f"template={template!r} has no {{text}} slot: name at least one place for the text.")
+            raise ValueError(f"template={shown(template)} has no {{text}} slot: name at least one place for the text.")
         return cls(tuple((literal, name) for literal, name, _, _ in parsed))
 
     @property
@@ -152,20 +164,22 @@ def _resolved(template: str | Mapping[str, str]) -> dict[str, Template]:
     if isinstance(template, str) and "{" not in template:
         if template not in TEMPLATES:
             raise ValueError(
-                f"template={template!r} is neither the name of a template {sorted(TEMPLATES)} nor a template with a "
-                "{text} slot."
+                f"template={shown(template)} is neither the name of a template {sorted(TEMPLATES)} nor a template with "
+                "a {text} slot."
             )
         template = TEMPLATES[template]
     if isinstance(template, str):
         return dict.fromkeys(TASKS, Template.parse(template))
     if not isinstance(template, Mapping) or set(template) != set(TASKS):
-        raise ValueError(f"template={template!r}: give a string, or a mapping with exactly the keys {list(TASKS)}.")
+        raise ValueError(
+            f"template={shown(template)}: give a string, or a mapping with exactly the keys {list(TASKS)}."
+        )
     for task in TASKS:
         if not isinstance(template[task], str):
-            raise ValueError(f"template={dict(template)!r}: the {task}'s template must be a string.")
+            raise ValueError(f"template={shown(dict(template))}: the {task}'s template must be a string.")
     parsed = {task: Template.parse(template[task]) for task in TASKS}
     if len({each.copies for each in parsed.values()}) > 1:
-        raise ValueError(f"template={dict(template)!r}: the query's and the document's number of copies differ.")
+        raise ValueError(f"template={shown(dict(template))}: the query's and the document's number of copies differ.")
     return parsed
 
 

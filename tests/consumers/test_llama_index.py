@@ -15,6 +15,8 @@ def told(names: dict[str, Any]) -> dict[str, Any]:
     retriever = index.as_retriever(similarity_top_k=10)
     stored = index.vector_store.data.embedding_dict
     texts = {key: node.get_content() for key, node in index.docstore.docs.items()}
+    node = next(iter(index.docstore.docs.values())).model_copy(update={"metadata": {"title": "T"}, "embedding": None})
+    titled = type(index)([node], embed_model=embed).vector_store.data.embedding_dict
     without = type(embed)(model_name="my_model", trust_remote_code=names["embed_model"]._model.trust_remote_code)
     return {
         "documents": embed.get_text_embedding_batch(names["texts"]),
@@ -25,6 +27,7 @@ def told(names: dict[str, Any]) -> dict[str, Any]:
         "shown": [hit.text for hit in names["found"]],
         "prompts": without._model.prompts,
         "without": [without.get_text_embedding(names["texts"][0]), without.get_query_embedding(names["questions"][0])],
+        "titled": [node.text, *titled.values()],
         "max_length": [embed.max_length, embed._model.max_seq_length],
     }
 
@@ -56,3 +59,5 @@ def test_what_the_page_says(
     for name, model in models.items():
         assert {told[name]["prompts"][key] for key in ("query", "text")} == {""}
         close(told[name]["without"], model.encode([given["texts"][0], given["questions"][0]]))
+        text, vector = told[name]["titled"]
+        close([vector], model.encode([f"title: T\n\n{text}"], prompt="Document: "))

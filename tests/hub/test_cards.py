@@ -63,6 +63,8 @@ def test_card(name: str) -> None:
     if about.note is not None:
         assert about.note in text
     assert ("房贷" in text) == (ready and "zh" in about.language)
+    own = arguments["method"] == "nosink" and "pooling" not in arguments
+    assert ("is an embedder already" in text) == ("| pooling | the base's own |" in text) == own
     loaded = arguments["base"] == "mini"
     assert ("| dimensions | 192 |" in text) == loaded and ("written from the recipe alone" in text) == (not loaded)
     if "max_seq_length" in arguments:

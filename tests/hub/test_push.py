@@ -240,6 +240,19 @@ def test_a_linked_file_is_published_by_its_content(hub: Hub, send: Callable[...,
     assert published(hub) == LAYOUT
 
 
+def test_the_card_s_examples_name_the_repository(
+    hub: Hub, send: Callable[..., Pushed], folder: Path, tmp_path: Path
+) -> None:
+    (folder / "README.md").write_text("SentenceTransformer('ORG/NAME')", encoding="utf-8")
+    wanted = b"SentenceTransformer('org/model')"
+    send(dry_run=tmp_path / "upload")
+    assert (tmp_path / "upload/README.md").read_bytes() == wanted
+    assert send().commit and published(hub)["README.md"] == wanted
+    # The folder is as it was, and what was published is known again.
+    assert "ORG/NAME" in (folder / "README.md").read_text(encoding="utf-8")
+    assert not send().changed
+
+
 def test_a_dry_run_contacts_nothing(
     hub: Hub, send: Callable[..., Pushed], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +260,7 @@ def test_a_dry_run_contacts_nothing(
     out = tmp_path / "upload"
     (tmp_path / "model/.env").write_bytes(b"secret")
     pushed = send(dry_run=out)
-    assert {file.path: file.source.read_bytes() for file in contents(out).files} == LAYOUT
+    assert {file.path: file.source.read_bytes() for file in contents(out, "org/model").files} == LAYOUT
     assert not (out / ".env").exists() and (pushed.commit, pushed.url) == (None, None)
     assert hub.seen == [] and said[-1].endswith("org/model was not contacted")
     with pytest.raises(FileExistsError):

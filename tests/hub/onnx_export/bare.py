@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
-from tokenizers import Tokenizer
 
 
 def main(folder: Path) -> None:
+    import onnxruntime
+    from tokenizers import Tokenizer
+
     golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
     texts = [each["text"] for each in golden["texts"]]
     wanted = np.array([each["vector"] for each in golden["texts"]])
@@ -35,4 +36,5 @@ def main(folder: Path) -> None:
     print(json.dumps({"loaded": loaded, **{name: np.abs(each - wanted).max() / scale for name, each in found.items()}}))
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -302,3 +303,12 @@ def test_command(
     assert not (tmp_path / "out" / "onnx" / "model_int8.onnx").exists()
     assert main(["export-onnx", "mini", str(tmp_path / "mini")]) == 2
     assert "st-reba build mini" in capsys.readouterr().err
+
+
+def test_the_page_s_code_runs(export: Callable[[str], Exported], tmp_path: Path) -> None:
+    """docs/ONNX.md, as it stands, on an exported folder."""
+    page = (Path(__file__).parents[3] / "docs" / "ONNX.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_onnx").symlink_to(export("mini").folder)
+    run = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
