@@ -115,6 +115,13 @@ def test_the_report_and_figures_come_from_a_file_alike(tmp_path: Path) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
+def test_only_some(tmp_path: Path) -> None:
+    done = run("--smoke", "--only", "reba-2 last", "prompteol", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
+    assert {each["variant"] for each in records} == {"Echo-2 last", "Echo-2 last again", "PromptEOL", LAST}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +132,7 @@ def test_the_report_and_figures_come_from_a_file_alike(tmp_path: Path) -> None:
         (["--batch-size", "some"], "'some'"),
         (["--mix", "realistic", "--batch-size", "1"], "no mix of lengths"),
         (["--json", "nowhere/out.json"], "nowhere/out.json: no such folder"),
+        (["--smoke", "--only", "rebate"], "--only rebate leaves nothing to measure"),
         (["padding", "--texts", "nothing.txt"], "nothing.txt: cannot be read"),
         (["report", "nothing.json"], "nothing.json"),
         (["report", str(SCRIPTS.parent / "st_reba" / "mini" / "config.json")], "not what --json writes"),

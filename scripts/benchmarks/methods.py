@@ -96,6 +96,10 @@ def run_methods(options: argparse.Namespace, report: Report) -> None:
         works += [*reba, *chunked_works(loader, options.chunk, longest, report.notes)]
         works += nosink_works(loader, transformer.depth)
         rivals = rival_works(loader, model)
+    if options.only:
+        works, rivals = ([work for work in each if _wanted(work, options.only)] for each in (works, rivals))
+        if not works and not rivals:
+            raise UsageError(f"--only {' '.join(options.only)} leaves nothing to measure: give a part of a row's name")
     with torch.inference_mode():
         for case in cases:
             rows = _rows(case, baseline, options)
@@ -112,6 +116,10 @@ def run_methods(options: argparse.Namespace, report: Report) -> None:
                 "tokens": sum(lengths),
             }
             report.add(measure_works("methods", told, [baseline, *chosen, *fitting], texts, aims_for, options, check))
+
+
+def _wanted(work: Work, words: Sequence[str]) -> bool:
+    return any(word.lower() in work.name.lower() for word in words)
 
 
 def _rows(case: Case, baseline: Work, options: argparse.Namespace) -> int:

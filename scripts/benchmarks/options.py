@@ -167,6 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  %(prog)s --quick\n"
         "  %(prog)s --threads 1 --clock cpu --markdown methods.md --json methods.json --figures figures\n"
         "  %(prog)s --model llama --device cuda --dtype bfloat16 --batch-size 1 32\n"
+        "  %(prog)s --only ReBA-2 --rounds 15 --lengths 512 --batch-size 1 --mix uniform\n"
         "  %(prog)s --smoke",
     )
     methods.add_argument(
@@ -189,6 +190,12 @@ def build_parser() -> argparse.ArgumentParser:
         default=[1, None],
         metavar="B",
         help="texts of a batch, or 'fits': what --seconds asks for (default: 1 fits)",
+    )
+    methods.add_argument(
+        "--only",
+        nargs="+",
+        metavar="WORD",
+        help="measure, beside the baseline, only what has one of these in its name, as ReBA-2 (default: all)",
     )
     _side(methods)
     _end_to_end(methods)

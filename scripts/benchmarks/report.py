@@ -121,7 +121,7 @@ def header(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, A
         "keeps_memory": options.keeps_memory,
         "peak_memory": "of torch's allocator, above the weights"
         if options.device == "cuda"
-        else "of one run's resident memory (VmHWM), above what was resident before it, the weights",
+        else "of a run's resident memory (VmHWM), above what was resident before it, the weights; least of three runs",
         "realistic": REALISTIC,
         "versions": {
             "st_reba": st_reba.__version__,

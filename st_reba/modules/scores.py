@@ -107,7 +107,9 @@ class Scores:
         if query.dtype == self.precision == totals.dtype:
             scores = torch.baddbmm(-offsets, *flat, alpha=self.factor, out=out)
         else:
-            scores = torch.add(-offsets, torch.bmm(*flat), alpha=self.factor, out=out)
+            products = torch.bmm(*flat)
+            scores = products.to(self.precision) if out is None else out.copy_(products)
+            scores = torch.add(-offsets, scores, alpha=self.factor, out=scores)
         return self._finished(scores.view(shape), heads, queries, keys)
 
     def _keys_of(self, heads: slice) -> Tensor:
