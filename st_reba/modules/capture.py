@@ -134,8 +134,11 @@ class BackwardAttention(Capture):
         front = max(self._firsts) if both else 0
         self._front = first.new_full((len(first), front, self.rows), -torch.inf, dtype=torch.float32)
         self._blocks = CPU if first.device.type == "cpu" else GPU
-        # One piece of memory for the blocks of all layers.
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        # One piece of memory for the blocks of all layers, taken before any layer's own: in their midst it would leave
+        # holes in the heap that their tensors no longer fit.
+        block = min(length, self._block(slice(0, min(self.rows, self._blocks.anchors))))
+        numbers = min(self._blocks.numbers, 64 * block * min(self.rows, self._blocks.anchors))
+        self._scratch = {torch.float32: self._later.new_empty(numbers)}
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
         self._finished = False
