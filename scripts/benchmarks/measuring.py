@@ -19,7 +19,6 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 # Ends the name of the baseline where it is measured once more, for the noise.
 AGAIN = " again"
-MEMORY_ROUNDS = 3
 
 Run = Callable[[], object]
 Check = Callable[[Mapping[str, object]], object]
@@ -167,7 +166,7 @@ def measure(
     settle()
     seconds, ratios = meter.by_turns(baseline, variants, tick, check)
     everything = (baseline, *variants)
-    peaks = _peaks(everything, meter.device)
+    peaks = {each.name: peak(each.prepare(), meter.device) for each in everything}
     ratios[baseline.name] = [1.0] * min(len(values) for values in seconds.values())
     records = []
     for each in everything:
@@ -189,21 +188,6 @@ def measure(
             )
         )
     return records
-
-
-def _peaks(variants: Sequence[Variant], device: str) -> dict[str, int | None]:
-    """Each variant's peak memory: the smallest of a few runs by turns.
-
-    Which free piece the C library takes depends on what ran before, and may cost a run half as much again.
-    """
-    # The first to run after memory was given back also takes again what all of them share.
-    peak(variants[0].prepare(), device)
-    rounds = [{each.name: peak(each.prepare(), device) for each in variants} for _ in range(MEMORY_ROUNDS)]
-    smallest: dict[str, int | None] = {}
-    for each in variants:
-        measured = [found for peaks in rounds if (found := peaks[each.name]) is not None]
-        smallest[each.name] = min(measured, default=None)
-    return smallest
 
 
 def fitting_rows(run: Callable[[int], Run], seconds: float, most: int = 256) -> int:

@@ -7,6 +7,7 @@ import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def keep_memory() -> bool:
@@ -27,10 +28,12 @@ def settle() -> None:
 
 
 def peak(run: Callable[[], object], device: str) -> int | None:
-    """Bytes that one run needs at its peak above what was held before it, the weights; None: cannot be measured.
+    """Bytes of tensors that one run holds at its peak, above what was held before it, the weights.
 
-    On a GPU: of torch's allocator. On Linux: the kernel's own high-water mark of the process's resident memory
-    (VmHWM, reset through /proc/self/clear_refs), after memory that was freed has been given back.
+    On a GPU: of torch's allocator. On a CPU: of all tensors that the run's operators made and that are still there,
+    counted after every operator. The process's resident memory would say as much about the free pieces that the C
+    library happens to find: it differs by half between runs of the same code. What an operator takes and gives back
+    within itself is not counted.
     """
     gc.collect()
     if device != "cpu":
@@ -42,14 +45,37 @@ def peak(run: Callable[[], object], device: str) -> int | None:
         run()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - held)
-    try:
-        _give_back()
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _kibibytes("/proc/self/status", "VmRSS")
+    return _live_peak(run)
+
+
+def _live_peak(run: Callable[[], object]) -> int:
+    """The largest sum of bytes of tensors that a run made and that lived at one time."""
+    from torch import Tensor
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def storages(values: Any) -> dict[int, tuple[Any, int]]:
+        found = (leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+        return {(reference := StorageWeakRef(each)).cdata: (reference, each.nbytes()) for each in found}
+
+    class Counter(TorchDispatchMode):
+        live: dict[int, tuple[Any, int]] = {}
+        most = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # A view shares the memory of what it was made of.
+            given = storages((args, kwargs))
+            result = function(*args, **(kwargs or {}))
+            made = {key: value for key, value in storages(result).items() if key not in given}
+            kept = {key: value for key, value in self.live.items() if not value[0].expired()}
+            self.live = {**kept, **made}
+            self.most = max(self.most, sum(size for _, size in self.live.values()))
+            return result
+
+    with Counter() as counter:
         run()
-        return max(0, _kibibytes("/proc/self/status", "VmHWM") - before)
-    except OSError:
-        return None
+    return counter.most
 
 
 def available(device: str) -> float:
@@ -61,18 +87,9 @@ def available(device: str) -> float:
         # What torch's allocator holds for itself is free too.
         return float(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
     try:
-        _give_back()
         return float(_kibibytes("/proc/meminfo", "MemAvailable"))
     except OSError:
         return math.inf
-
-
-def _give_back() -> None:
-    """Make the C library hand free memory back, or it would be used again unseen."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        raise OSError("this C library keeps what is free")
-    trim(0)
 
 
 def _kibibytes(file: str, name: str) -> int:

@@ -121,7 +121,7 @@ def header(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, A
         "keeps_memory": options.keeps_memory,
         "peak_memory": "of torch's allocator, above the weights"
         if options.device == "cuda"
-        else "of a run's resident memory (VmHWM), above what was resident before it, the weights; least of three runs",
+        else "of the tensors that a run made and that lived at one time; what is taken within an operator not counted",
         "realistic": REALISTIC,
         "versions": {
             "st_reba": st_reba.__version__,

@@ -14,10 +14,11 @@ def add_verify(commands: Any) -> None:
         commands,
         "verify",
         "Hold a saved model against the vectors that it gave when it was saved; status 1 where they differ.",
-        "  st-reba verify my_model\n  st-reba verify organization/model --revision main --json",
+        "  st-reba verify my_model\n  st-reba verify my_model_onnx\n"
+        "  st-reba verify organization/model --revision main --json",
         verify,
     )
-    command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
+    command.add_argument("model", metavar="MODEL", help="a folder that st-reba build or export-onnx wrote, or a Hub id")
     command.add_argument("--revision", help="Hub revision")
     command.add_argument("--json", action="store_true", help="print the result of each text as JSON")
     add_running(command)

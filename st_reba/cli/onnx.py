@@ -15,7 +15,8 @@ def add_export_onnx(commands: Any) -> None:
         commands,
         "export-onnx",
         "Write a saved model as one ONNX graph in a folder of stock modules, which needs no st_reba.\n"
-        "It runs in onnxruntime with tokenizers alone, and in sentence-transformers' onnx and openvino backends.",
+        "It runs in onnxruntime with tokenizers alone, and in sentence-transformers' onnx and openvino backends.\n"
+        "st-reba verify and st-reba push take the folder like a saved model's.",
         "  st-reba export-onnx my_model my_model_onnx\n"
         "  st-reba export-onnx my_model my_queries_onnx --task query --quantize int8 --texts sample.txt",
         export_onnx,

@@ -21,10 +21,13 @@ def add_push(commands: Any) -> None:
         "The token is the one of `hf auth login`, or HF_TOKEN. A push that was cut off goes on when it is run again.",
         "  st-reba push my_model org/my-model --private\n"
         "  st-reba push my_model org/my-model --dry-run upload\n"
+        "  st-reba push my_model_onnx org/my-model-onnx\n"
         "  st-reba push llama2-chinese-reba org/llama2-chinese-reba --no-weights --revision v2",
         push,
     )
-    command.add_argument("source", metavar="RECIPE|FOLDER", help="a saved model, a recipe of the zoo, or a recipe.yaml")
+    command.add_argument(
+        "source", metavar="RECIPE|FOLDER", help="a saved or exported model, a recipe of the zoo, or a recipe.yaml"
+    )
     command.add_argument("repo_id", metavar="ORG/NAME", help="the repository; made where it is missing")
     command.add_argument("--private", action="store_true", help="make a new repository private")
     command.add_argument("--revision", metavar="BRANCH", help="the branch to write to, made from main if missing")

@@ -88,23 +88,41 @@ def write_card(
         1
     """
     path = Path(folder)
-    facts = facts_of_model(model)
-    found = _recipe(recipe) or _kept_recipe(model, facts)
-    if found is not None and found.arguments.get("tokenizer") is not None:
-        facts = replace(facts, tokenizer=str(found.arguments["tokenizer"]))
-    facts = left_at_base(facts, path)
-    about = _about_base(facts.base) if found is None else found.about
+    name, facts, about = known(model, path, recipe)
     measured = [] if results is None else read_results(results)
     text = render(
         facts,
         about,
-        name=facts.signature if found is None else found.name,
+        name=name,
         repo=repo_id or PLACEHOLDER,
         golden=(path / GOLDEN).is_file(),
         measured=measured,
     )
     with whole_file(path / FILE) as stream:
         stream.write(text.encode("utf-8"))
+
+
+def known(
+    model: SentenceTransformer,
+    folder: Path | None = None,
+    recipe: zoo.Recipe | Mapping[str, Any] | str | None = None,
+) -> tuple[str, Facts, About]:
+    """A model's name, and what is known of it and of its base.
+
+    Args:
+        model: The model.
+        folder: Where it was saved; None: nowhere.
+        recipe: As for :func:`write_card`.
+    """
+    facts = facts_of_model(model)
+    found = _recipe(recipe) or _kept_recipe(model, facts)
+    if found is not None and found.arguments.get("tokenizer") is not None:
+        facts = replace(facts, tokenizer=str(found.arguments["tokenizer"]))
+    if folder is not None:
+        facts = left_at_base(facts, folder)
+    if found is None:
+        return facts.signature, facts, _about_base(facts.base)
+    return found.name, facts, found.about
 
 
 def recipe_card(recipe: zoo.Recipe) -> str:
@@ -174,6 +192,9 @@ def render(
     golden: bool = False,
     measured: Sequence[EvalResult] = (),
     recipe_only: bool = False,
+    template: Path = TEMPLATE,
+    tags: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> str:
     """Make a card's text.
 
@@ -185,6 +206,9 @@ def render(
         golden: Whether golden vectors lie beside the card.
         measured: Scores that were measured with it.
         recipe_only: Whether the card is a recipe's, and no model's.
+        template: The file that is filled.
+        tags: For the Hub, beside those of every model.
+        more: Values for a template of its own, which take the place of others of that name.
 
     Returns:
         The text, checked by huggingface_hub to be a card.
@@ -200,12 +224,11 @@ def render(
     )
     environment.filters["tojson_text"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.filters["in_braces"] = lambda value: f"`{{{value}}}`"
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     pinned = "" if recipe_only else ', revision="main"'
     given = {task: dict.fromkeys(facts.fields.get(task, ()), "…") for task in ("query", "document")}
     onnx_options = " --task document" if facts.two_templates or facts.prompts else ""
-    text = template.render(
-        metadata=metadata(facts, about, name, measured).to_yaml(),
+    values: dict[str, Any] = dict(
+        metadata=metadata(facts, about, name, measured, tags).to_yaml(),
         title=name,
         facts=facts,
         about=about,
@@ -237,6 +260,7 @@ def render(
         **_langchain(facts, given),
         **_EXAMPLES["zh" in about.language],
     )
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(values | dict(more or {}))
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     while "\n\n\n" in lines:
         lines = lines.replace("\n\n\n", "\n\n")
@@ -244,7 +268,9 @@ def render(
     return content
 
 
-def metadata(facts: Facts, about: About, name: str, measured: Sequence[EvalResult] = ()) -> ModelCardData:
+def metadata(
+    facts: Facts, about: About, name: str, measured: Sequence[EvalResult] = (), tags: Sequence[str] = ()
+) -> ModelCardData:
     """The card's metadata for the Hub.
 
     Args:
@@ -252,12 +278,13 @@ def metadata(facts: Facts, about: About, name: str, measured: Sequence[EvalResul
         about: What is known of its base.
         name: The model's.
         measured: Scores that were measured with it.
+        tags: More of them.
     """
     from huggingface_hub import ModelCardData
 
-    tags = ["sentence-transformers", _TAG, facts.method, "sentence-similarity", "feature-extraction", "dense"]
+    tags = ["sentence-transformers", _TAG, *tags, facts.method, "sentence-similarity", "feature-extraction", "dense"]
     if facts.plan is not None and facts.method != "nosink":
-        tags.insert(3, "nosink")
+        tags.insert(tags.index(facts.method) + 1, "nosink")
     on_hub = facts.base is not None and facts.base.count("/") == 1
     licence: dict[str, Any] = {"license": about.licence}
     if about.licence == "other":

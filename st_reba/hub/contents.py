@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,23 +14,73 @@ from typing import Any
 from .card import with_repo_id
 
 CARD = "README.md"
-REQUIRED = {
-    "modules.json": "it is no saved embedder; make one with: st-reba build BASE FOLDER",
-    CARD: "a repository needs its model card; save the model again with this version of st_reba",
-    "st_reba.py": "without it nobody can load the model who lacks st_reba; save it again with this version of st_reba",
-    "golden.json": "without golden vectors nobody can check the model; save it again with this version of st_reba",
-}
+CODE, GRAPH, GOLDEN = "st_reba.py", "onnx/model.onnx", "golden.json"
 KNOWN = re.compile(
-    r".*\.(bpe|gif|jinja|jpe?g|jsonl?|md|model|onnx|png|py|safetensors|svg|tiktoken|txt|ya?ml)", re.IGNORECASE
+    r".*\.(bpe|gif|jinja|jpe?g|jsonl?|md|model|onnx|onnx_data|png|py|safetensors|svg|tiktoken|txt|ya?ml)", re.IGNORECASE
 )
 NAMES = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([._-].*)?", re.IGNORECASE)
 PICKLES = re.compile(r".*\.(bin|ckpt|dill|h5|joblib|msgpack|npy|npz|pickle|pkl|pt|pth)", re.IGNORECASE)
 PASSING = re.compile(r"__pycache__|.*(~|\.(tmp|temp|part|incomplete|lock|swp|bak|orig|building|old|log|pyc))")
-# What a model's loader reads: on the Hub these files go when the folder no longer has them. All else there stays.
-LOADED = re.compile(
-    r"([^/]+\.(json|safetensors|py|model|jinja|tiktoken|bpe|bin|pt|pth)|(vocab|merges)\.txt|\d+_\w+/.+)"
-)
+_LOADED = r"[^/]+\.(json|safetensors|py|model|jinja|tiktoken|bpe|bin|pt|pth)|(vocab|merges)\.txt|\d+_\w+/.+"
 LARGE = 10 * 1000 * 1000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a repository holds.
+
+    Args:
+        name: In words.
+        required: Files that must be there, and what to do where one is not.
+        loaded: Files that a loader reads: on the Hub they go when the folder no longer has them. All else there stays.
+        foreign: Files that another kind has.
+    """
+
+    name: str
+    required: dict[str, str]
+    loaded: re.Pattern[str]
+    foreign: re.Pattern[str]
+
+
+_SAVE = "save it again with this version of st_reba"
+_EXPORT = "export the model again: st-reba export-onnx MODEL FOLDER"
+MODEL = Kind(
+    "a model in torch",
+    {
+        "modules.json": "it is no saved embedder; make one with: st-reba build BASE FOLDER",
+        CARD: "a repository needs its model card; save the model again with this version of st_reba",
+        CODE: f"without it nobody can load the model who lacks st_reba; {_SAVE}",
+        GOLDEN: f"without golden vectors nobody can check the model; {_SAVE}",
+    },
+    re.compile(_LOADED),
+    re.compile(r"(?!)"),
+)
+EXPORTED = Kind(
+    "an exported graph",
+    {
+        "modules.json": _EXPORT,
+        CARD: f"a repository needs its model card; {_EXPORT}",
+        GOLDEN: f"without golden vectors nobody can check the graph; {_EXPORT}",
+        GRAPH: _EXPORT,
+        "tokenizer.json": _EXPORT,
+    },
+    re.compile(rf"{_LOADED}|onnx/[^/]+"),
+    re.compile(r".*\.(py|safetensors)", re.IGNORECASE),
+)
+
+
+def kind_of(has: Callable[[str], bool]) -> Kind | None:
+    """What a folder or repository is, by its files.
+
+    Args:
+        has: Whether there is a file of that name.
+
+    Returns:
+        Its kind; None: neither.
+    """
+    if has(CODE):
+        return MODEL
+    return EXPORTED if has(GRAPH) else None
 
 
 @dataclass(frozen=True)
@@ -64,7 +115,7 @@ class File:
     @property
     def large(self) -> bool:
         """Whether the Hub will keep it as a large file (LFS)."""
-        return self.size >= LARGE or self.path.endswith((".safetensors", ".model", ".onnx"))
+        return self.size >= LARGE or self.path.endswith((".safetensors", ".model", ".onnx", ".onnx_data"))
 
     def is_same(self, remote: Any) -> bool:
         """Whether a file on the Hub, as huggingface_hub's RepoFile, has this content."""
@@ -82,10 +133,11 @@ class File:
 
 @dataclass(frozen=True)
 class Contents:
-    """The files of a model folder, and the names of those that are left out."""
+    """The files of a model folder, the names of those that are left out, and what they make."""
 
     files: tuple[File, ...]
     ignored: tuple[str, ...]
+    kind: Kind = MODEL
 
     @property
     def size(self) -> int:
@@ -96,7 +148,7 @@ def contents(folder: Path, repo_id: str) -> Contents:
     """List what of a folder would be uploaded.
 
     Args:
-        folder: A folder that ``st-reba build`` wrote.
+        folder: A folder that ``st-reba build`` or ``st-reba export-onnx`` wrote.
         repo_id: ``ORG/NAME``, which the card's examples will name.
 
     Returns:
@@ -108,7 +160,8 @@ def contents(folder: Path, repo_id: str) -> Contents:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"FOLDER={str(folder)!r}: there is no such folder")
-    for name, remedy in REQUIRED.items():
+    kind = kind_of(lambda name: (folder / name).is_file()) or (EXPORTED if (folder / "onnx").is_dir() else MODEL)
+    for name, remedy in kind.required.items():
         if not (folder / name).is_file():
             raise ValueError(f"FOLDER={str(folder)!r} holds no {name}: {remedy}")
     files, ignored, foreign = [], [], []
@@ -130,12 +183,14 @@ def contents(folder: Path, repo_id: str) -> Contents:
             foreign.append(f"{path} (may hold pickled code; save the weights as safetensors)")
         elif not KNOWN.fullmatch(source.name) and not NAMES.fullmatch(source.name):
             foreign.append(f"{path} (not part of a model)")
+        elif kind.foreign.fullmatch(source.name):
+            foreign.append(f"{path} (not part of {kind.name})")
         else:
             files.append(File(path, source, source.stat().st_size))
     if foreign:
         shown = ", ".join(foreign[:5]) + (f", and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise ValueError(f"FOLDER={str(folder)!r} holds what is not published: {shown}. Move it elsewhere, then push.")
-    return Contents(tuple(_named(file, repo_id) for file in files), tuple(ignored))
+    return Contents(tuple(_named(file, repo_id) for file in files), tuple(ignored), kind)
 
 
 def _named(file: File, repo_id: str) -> File:

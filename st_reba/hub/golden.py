@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from ..files import whole_file
 from ..modules.tokens import empty_id
 from ..persistence import load
 from ..version import __version__
 from .code_state import Code, code_of
-from .golden_file import EXACT, FORMAT, find_golden
+from .golden_file import EXACT, FORMAT, find_golden, write_file
 from .golden_file import FILE as FILE
 from .golden_file import read_golden as read_golden
 
@@ -29,7 +27,6 @@ DIFFERENCE = 1e-5
 # With fewer: 1 - cosine, and how far the length may be off.
 COSINE = 1e-3
 LENGTH = 1e-2
-_DIGITS = 7
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 
 TEXTS = (
@@ -85,13 +82,16 @@ class Report:
         texts: The result of each text.
         tolerance: What was held against: ``difference``, or ``cosine`` (1 - cosine) and ``length``.
         changes: What differs between then and now: the name, what it was, what it is.
-        code: Whether the code that travels with the model is this package's own; None: a loaded model was compared.
+        code: Whether the code that travels with the model is this package's own; None: a loaded model was compared,
+            or a graph, which has none.
+        graph: The ONNX graph that was run; None: torch ran the model.
     """
 
     texts: tuple[TextResult, ...]
     tolerance: dict[str, float]
     changes: dict[str, tuple[str | None, str | None]]
     code: Code | None = None
+    graph: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -109,6 +109,7 @@ class Report:
             mark = "ok  " if each.ok else "FAIL"
             lines.append(f"{max(0.0, 1 - each.cosine):10.1e}  {each.difference:10.1e}  {mark}  {shown}")
         lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
+        lines += [] if self.graph is None else [f"run by onnxruntime: {self.graph}"]
         right = sum(each.ok for each in self.texts)
         # Like versions, told where it is not as it was.
         lines += [] if self.code is None or self.code.state == "same" else [str(self.code)]
@@ -130,23 +131,20 @@ def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> 
     fields = _fields(model)
     texts = TEXTS if _embeds_nothing(model) else tuple(text for text in TEXTS if text)
     vectors = _vectors(model, texts, fields)
-    header = {
+    write_file(folder, header(model, vectors.shape[1], fields), texts, vectors.tolist())
+
+
+def header(model: SentenceTransformer, dimension: int, fields: Mapping[str, str]) -> dict[str, Any]:
+    """What a golden.json says of the model that gave its vectors, and of the machine."""
+    return {
         "format": FORMAT,
-        "dimension": vectors.shape[1],
+        "dimension": dimension,
         "prompt": None,
-        "fields": fields,
+        "fields": dict(fields),
         "tolerance": _tolerance(model),
         **_environment(model),
         "versions": _versions(),
     }
-    lines = [json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [']
-    rows = [
-        json.dumps({"text": text, "vector": [float(f"{x:.{_DIGITS}g}") for x in vector]}, ensure_ascii=False)
-        for text, vector in zip(texts, vectors.tolist(), strict=True)
-    ]
-    lines += [f"  {row}," for row in rows[:-1]] + [f"  {rows[-1]}", " ]", "}", ""]
-    with whole_file(Path(folder) / FILE) as stream:
-        stream.write("\n".join(lines).encode("utf-8"))
 
 
 def verify(
@@ -164,10 +162,10 @@ def verify(
     """Hold a model against the vectors that it gave when it was saved.
 
     Args:
-        model: A saved model's folder or Hub id, or a loaded model.
+        model: A saved or exported model's folder or Hub id, or a loaded model.
         golden: A file like golden.json, or the folder that holds one; needed for a loaded model, else the model's own.
-        device: Where to run.
-        dtype: Of the weights; None: as they were when the vectors were made.
+        device: Where to run; an exported model's graph runs on a CPU.
+        dtype: Of the weights; None: as they were when the vectors were made. A graph has its own.
         revision: Hub revision.
         trust_remote_code: Allow code from the repository.
         token: Hub token.
@@ -179,6 +177,7 @@ def verify(
 
     Raises:
         FileNotFoundError: There is no golden.json.
+        ImportError: An exported model's graph needs onnxruntime.
         ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
 
     Example:
@@ -199,6 +198,10 @@ def verify(
     else:
         path = os.fspath(model)
         stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
+        if stored.get("graph") is not None:
+            from .onnx.vectors import verify_graph
+
+            return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
         model = load(
             path,
             device=device,
@@ -212,24 +215,36 @@ def verify(
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Hold a loaded model against golden vectors that :func:`read_golden` read."""
-    now = _environment(model)
     tolerance: dict[str, float] = _tolerance(model)
     if "difference" in tolerance or "cosine" in stored["tolerance"]:
         # Whichever of both is coarser: then, or now.
         tolerance = stored["tolerance"]
-    texts = [each["text"] for each in stored["texts"]]
+    found = _vectors(model, [each["text"] for each in stored["texts"]], stored["fields"])
+    return held(stored, found, tolerance, {**_environment(model), **_versions()})
+
+
+def held(
+    stored: Mapping[str, Any], found: Any, tolerance: Mapping[str, float], now: Mapping[str, str | None]
+) -> Report:
+    """Hold vectors against golden ones.
+
+    Args:
+        stored: What :func:`read_golden` read.
+        found: The vectors of its texts, as computed now.
+        tolerance: As :class:`Report` has it.
+        now: What they depend on: versions, dtype, device.
+    """
     wanted = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
-    found = _vectors(model, texts, stored["fields"]).astype(np.float64)
+    found = np.asarray(found, dtype=np.float64)
     if found.shape != wanted.shape:
         raise ValueError(
             f"The model gives vectors of {found.shape[1]} dimensions, and its golden vectors have {wanted.shape[1]}: "
             "these are not of the same model."
         )
+    texts = [each["text"] for each in stored["texts"]]
     results = tuple(_result(*row, tolerance) for row in zip(texts, wanted, found, strict=True))
-    then = {**{name: stored[name] for name in now}, **stored["versions"]}
-    current = {**now, **_versions()}
-    changes: dict[str, tuple[str | None, str | None]]
-    changes = {name: (then.get(name), value) for name, value in current.items() if then.get(name) != value}
+    then = {"dtype": stored["dtype"], "device": stored["device"], **stored["versions"]}
+    changes = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
     return Report(results, dict(tolerance), changes)
 
 

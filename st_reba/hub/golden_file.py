@@ -1,25 +1,50 @@
-"""Golden vectors as a file: where it is, and whether it holds what it should."""
+"""Golden vectors as a file: how it is written, where it is, and whether it holds what it should."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers.util import load_file_path
 
+from ..files import whole_file
 from ..modules.limits import MOST_CHARACTERS
 
 FILE = "golden.json"
 FORMAT = 1
+# Of an exported model, whose golden.json names it.
+GRAPH = "onnx/model.onnx"
 EXACT = ("float32", "float64")
 # Each text is embedded alone; a file that another program wrote may hold more of them than ours, but not without end.
 MOST_TEXTS = 1000
 MOST_BYTES = 1 << 26
 # Of a number: a vector's own are far smaller, and its squares must still be finite.
 LARGEST = 1e38
+_DIGITS = 7
+
+
+def write_file(
+    folder: str | os.PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
+) -> None:
+    """Write a golden.json, a text a line.
+
+    Args:
+        folder: The model's.
+        header: All that it holds beside texts.
+        texts: The texts.
+        vectors: Their vectors.
+    """
+    lines = [json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [']
+    rows = [
+        json.dumps({"text": text, "vector": [float(f"{x:.{_DIGITS}g}") for x in vector]}, ensure_ascii=False)
+        for text, vector in zip(texts, vectors, strict=True)
+    ]
+    lines += [f"  {row}," for row in rows[:-1]] + [f"  {rows[-1]}", " ]", "}", ""]
+    with whole_file(Path(folder) / FILE) as stream:
+        stream.write("\n".join(lines).encode("utf-8"))
 
 
 def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -80,6 +105,8 @@ def _is_strings(value: object, _: object) -> bool:
 _FITS: dict[str, Any] = {
     "dimension": lambda value, _: type(value) is int and value > 0,
     "dtype": lambda value, _: value in (*EXACT, "bfloat16", "float16"),
+    # Of an exported model alone.
+    "graph": lambda value, _: value is None or value == GRAPH,
     "device": lambda value, _: isinstance(value, str),
     "fields": _is_strings,
     "versions": _is_strings,

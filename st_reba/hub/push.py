@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import whole_folder
-from .contents import LOADED, Contents, File, amount, contents
+from .contents import EXPORTED, GOLDEN, Contents, File, amount, contents, kind_of
+from .fresh import check_vectors
 from .remote import access_token, explained, retried, status
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def push(
     was, and the next one does not send again what has arrived. One commit then shows all files at once.
 
     Args:
-        folder: A folder that ``st-reba build`` wrote.
+        folder: A folder that ``st-reba build`` or ``st-reba export-onnx`` wrote.
         repo_id: ``ORG/NAME``.
         private: Make a new repository private. One that is there keeps its visibility, which must not be wider.
         revision: The branch to write to, made from ``main`` where it is missing; None: ``main``.
@@ -115,10 +113,10 @@ def push(
         place = _look(api, repo_id, branch, say)
     except Exception as error:
         raise explained(error, repo_id, "Nothing was sent.") from error
-    _check_place(place, repo_id, branch, private=private, create=create)
+    _check_place(place, found, repo_id, branch, private=private, create=create)
     changed = [file for file in found.files if not (file.path in place.files and file.is_same(place.files[file.path]))]
     ours = {file.path for file in found.files}
-    gone = sorted(path for path in place.files if path not in ours and LOADED.fullmatch(path))
+    gone = sorted(path for path in place.files if path not in ours and found.kind.loaded.fullmatch(path))
     _tell(found, changed, gone, place, repo_id, branch, private, say)
     if not changed and not gone and place.branch_exists:
         say(f"Unchanged: {repo_id} holds all of this already, so there is no new commit.")
@@ -203,36 +201,6 @@ def check_name(repo_id: str, revision: str | None) -> None:
         raise ValueError(f"revision={revision!r} is no branch name: use letters, digits, '.', '_', '-'")
 
 
-def check_vectors(folder: Path, *, offline: bool = False) -> None:
-    """Compute the golden vectors again in a fresh process, as a stranger's machine would.
-
-    Args:
-        folder: The saved model.
-        offline: Let that process ask no server; the base of a model without weights is then taken from the cache.
-
-    Raises:
-        ValueError: A vector differs, or the model does not load.
-    """
-    # The package that runs now, wherever it lies, and not whatever the new process would find.
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "st_reba.cli", "verify", str(folder), "--json"]
-    variables = {**os.environ, "PYTHONPATH": path, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
-    run = subprocess.run(command, env=variables, capture_output=True, text=True)
-    if run.returncode == 0:
-        return
-    try:
-        texts = json.loads(run.stdout)["texts"]
-        wrong = [each for each in texts if not each["ok"]]
-        reason = f"{len(wrong)} of {len(texts)} texts differ, the first by {wrong[0]['difference']:.1e} of its scale"
-    except (ValueError, LookupError, TypeError):
-        reason = " ".join(run.stderr.split("\n")[-4:]).strip()
-    raise ValueError(
-        f"FOLDER={str(folder)!r} does not give its golden vectors, so it is not published (more: st-reba verify "
-        f"{folder}): {reason}"
-    )
-
-
 def _look(api: HfApi, repo_id: str, branch: str, say: Callable[[str], Any]) -> Place:
     """Read what is there."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -259,7 +227,7 @@ def _files(api: HfApi, repo_id: str, commit: str) -> dict[str, Any]:
     return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
 
 
-def _check_place(place: Place, repo_id: str, branch: str, *, private: bool, create: bool) -> None:
+def _check_place(place: Place, found: Contents, repo_id: str, branch: str, *, private: bool, create: bool) -> None:
     if not place.exists:
         if not create:
             raise ValueError(f"{repo_id} is not on the Hub, and create=False: create it there first")
@@ -267,7 +235,17 @@ def _check_place(place: Place, repo_id: str, branch: str, *, private: bool, crea
     if private and not place.private:
         raise ValueError(f"{repo_id} is public: make it private on its page first, or push without --private")
     others = [path for path in place.files if not BLANK.fullmatch(path)]
-    if others and "st_reba.py" not in place.files:
+    there = kind_of(place.files.__contains__)
+    if there is EXPORTED and GOLDEN not in place.files:
+        # Many repositories hold a graph; golden vectors say that it is one of ours.
+        there = None
+    if there is not None and there is not found.kind:
+        named = f", as {repo_id}-onnx" if found.kind is EXPORTED else ""
+        raise ValueError(
+            f"{repo_id} ({branch}) holds {there.name}, and FOLDER {found.kind.name}: each has a repository of its own, "
+            f"so choose another name{named}"
+        )
+    if others and there is None:
         raise ValueError(
             f"{repo_id} ({branch}) holds something else ({', '.join(others[:3])}), which would be overwritten: "
             "choose another name, or empty it first"

@@ -134,11 +134,8 @@ class BackwardAttention(Capture):
         front = max(self._firsts) if both else 0
         self._front = first.new_full((len(first), front, self.rows), -torch.inf, dtype=torch.float32)
         self._blocks = CPU if first.device.type == "cpu" else GPU
-        # One piece of memory for the blocks of all layers, taken before any layer's own: in their midst it would leave
-        # holes in the heap that their tensors no longer fit.
-        block = min(length, self._block(slice(0, min(self.rows, self._blocks.anchors))))
-        numbers = min(self._blocks.numbers, 64 * block * min(self.rows, self._blocks.anchors))
-        self._scratch = {torch.float32: self._later.new_empty(numbers)}
+        # One piece of memory for a layer's blocks.
+        self._scratch: dict[torch.dtype, Tensor] = {}
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
         self._finished = False
@@ -180,6 +177,8 @@ class BackwardAttention(Capture):
             else:
                 self._update_columns(here, sums, texts, before)
                 self._update_front(here, sums, texts, before)
+        # The feed-forward part that follows takes the most memory of a layer.
+        self._scratch.clear()
 
     def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, before: int) -> None:
         """What some texts' queries give to their anchors: A[t, r]."""
@@ -264,7 +263,6 @@ class BackwardAttention(Capture):
         return self._later.transpose(1, 2)
 
     def _finish(self) -> None:
-        self._scratch.clear()
         anchors = self._anchors[:, None]
         for some in _slices(0, self.length, self._blocks.finished):
             positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]

@@ -168,8 +168,10 @@ def test_a_recipe_is_built_checked_and_published(
     out = tmp_path / "upload"
     assert main(["push", "mini-reba", "org/mini-reba", "--dry-run", str(out)]) == 0
     assert "org/mini-reba was not contacted" in capsys.readouterr().out
-    # sentence-transformers itself asks whether the Hub has the base, for the card.
-    assert {seen.endpoint for seen in hub.seen} <= {"info"} and hub.repos == {}
+    # sentence-transformers itself asks whether the Hub has the base, for the card, and huggingface_hub now and then for
+    # a list of its own.
+    asked = {seen.path for seen in hub.seen}
+    assert asked <= {"/api/models/st_reba/mini", "/api/agent-harnesses"} and hub.repos == {}
     assert verify(out, device="cpu").ok
     # Built again, it is the same to the byte: what was sent need not be sent again.
     monkeypatch.setattr("st_reba.hub.push.check_vectors", lambda folder: None)

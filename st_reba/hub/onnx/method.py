@@ -82,7 +82,7 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
             f"truncate_dim={model.truncate_dim}: consumers of a graph do not cut vectors. Set model.truncate_dim = "
             "None, and cut behind the graph."
         )
-    prompt, asked = _prompt(model, first, task)
+    prompt, asked = prompt_of(model, task)
     frame = first.frame(prompt, asked)
     before, after = special_ids(first.text_tokenizer)
     reba = None
@@ -159,8 +159,17 @@ def _check_backbone(first: RepeatTransformer) -> None:
         raise ValueError(f"dtype={first.model.dtype}: a graph is float32. Load the model with dtype='float32'.")
 
 
-def _prompt(model: SentenceTransformer, first: RepeatTransformer, task: Task | None) -> tuple[str | None, str | None]:
-    """The prompt and the task by which the graph's template is filled."""
+def prompt_of(model: SentenceTransformer, task: Task | None) -> tuple[str | None, str | None]:
+    """The prompt and the task by which the graph's template is filled.
+
+    Args:
+        model: The model, which starts with a RepeatTransformer.
+        task: As for :func:`method_of`.
+
+    Raises:
+        ValueError: No such task, or None while a query is not laid out like a document.
+    """
+    first = cast(RepeatTransformer, model[0])
     found = {each: _saved_prompt(model, each) for each in _PROMPTS}
     if task is not None:
         if task not in _PROMPTS:

@@ -38,13 +38,20 @@ class Runner:
             )
         from tokenizers import Tokenizer
 
-        onnxruntime = import_module("onnxruntime")
+        try:
+            onnxruntime = import_module("onnxruntime")
+        except ImportError as error:
+            raise ImportError(f"{error}. Running a graph needs onnxruntime: pip install '.[onnx]'") from error
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads
         # It warns of initializers that it folds.
         settings.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+        if self.tokenizer.padding is None:
+            raise ValueError(
+                f"FOLDER={str(folder)!r}: tokenizer.json names no padding, so st-reba export-onnx did not write it"
+            )
         # The file's list of special tokens does not say so, and a text that spells one is ordinary text.
         self.tokenizer.encode_special_tokens = True
         modules = json.loads((Path(folder) / "modules.json").read_text(encoding="utf-8"))
