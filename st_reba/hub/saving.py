@@ -60,7 +60,7 @@ def save(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save(st_reba.build("mini"), folder)
         ...     sorted(name for name in os.listdir(folder) if name.endswith("json"))[1:4]
-        ['config_sentence_transformers.json', 'golden.json', 'model...json']
+        ['config_sentence_transformers.json', 'golden.json', 'modules.json']
     """
     if weights and (base is not None or base_revision is not None):
         raise ValueError(f"base={base!r}, base_revision={base_revision!r} belong to weights=False. Drop them.")

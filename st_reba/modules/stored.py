@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -126,6 +128,7 @@ class StoredTransformer(Transformer):
         """Save the module as ST does, and its code; inside :func:`left_at_base`, without weights and tokenizer."""
         if self._left_at is None:
             super().save(output_path, *args, **kwargs)
+            _forget_reader(Path(output_path) / "tokenizer_config.json")
         else:
             self.model.config.save_pretrained(output_path)
             self.save_config(output_path)
@@ -191,3 +194,11 @@ def left_at_base(module: StoredTransformer, base: str, revision: str | None) -> 
         yield
     finally:
         del module._left_at
+
+
+def _forget_reader(file: Path) -> None:
+    """Drop from a saved tokenizer whether whoever loaded it was offline, which transformers keeps with its settings."""
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.pop("local_files_only", None) is not None:
+        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
