@@ -88,7 +88,7 @@ class Meter:
         device: Where the variants run.
         clock: A key of ``CLOCKS``.
         rounds: How often each variant runs, at most.
-        warm_up: Runs before, whose time is not kept.
+        warm_up: Runs before, whose time is not kept; the last one's memory is.
         limit: Seconds after which no further round of a case begins; None: all rounds.
     """
 
@@ -107,29 +107,34 @@ class Meter:
         self._wait()
         return now() - start
 
-    def by_turns(
-        self,
-        baseline: Variant,
-        variants: Sequence[Variant],
-        tick: Callable[[], object],
-        check: Check | None = None,
-    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-        """Seconds and ratios of every variant, round by round.
+    def warm(self, variants: Sequence[Variant], check: Check | None = None) -> dict[str, int]:
+        """Run every variant once or more; return the bytes that each takes, by name.
 
-        Every variant runs between two runs of the baseline, and its ratio is to their mean. Odd rounds go backwards, so
-        that none always follows the same one. What the first runs, to warm up, gave goes to ``check``, by name.
+        What the last runs gave goes to ``check``, by name.
         """
-        seconds: dict[str, list[float]] = {each.name: [] for each in (baseline, *variants)}
-        ratios: dict[str, list[float]] = {each.name: [] for each in variants}
-        started = time.perf_counter()
-        for _ in range(self.warm_up):
-            outputs = {}
-            for each in (baseline, *variants):
-                output = each.prepare()()
+        peaks: dict[str, int] = {}
+        # On a GPU the very first run also makes what the libraries then keep for themselves.
+        for _ in range(self.warm_up + (self.device != "cpu")):
+            outputs: dict[str, object] = {}
+            for each in variants:
+                peaks[each.name], output = peak(each.prepare(), self.device)
                 if check is not None:
                     outputs[each.name] = output
             if check is not None:
                 check(outputs)
+        return peaks
+
+    def by_turns(
+        self, baseline: Variant, variants: Sequence[Variant], tick: Callable[[], object]
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Seconds and ratios of every variant, round by round.
+
+        Every variant runs between two runs of the baseline, and its ratio is to their mean. Odd rounds go backwards, so
+        that none always follows the same one.
+        """
+        seconds: dict[str, list[float]] = {each.name: [] for each in (baseline, *variants)}
+        ratios: dict[str, list[float]] = {each.name: [] for each in variants}
+        started = time.perf_counter()
         for number in range(self.rounds):
             if number and self.limit is not None and time.perf_counter() - started > self.limit:
                 break
@@ -164,9 +169,9 @@ def measure(
 ) -> list[Record]:
     """Time variants against a baseline, then their memory; the baseline's own record comes first."""
     settle()
-    seconds, ratios = meter.by_turns(baseline, variants, tick, check)
     everything = (baseline, *variants)
-    peaks = {each.name: peak(each.prepare(), meter.device) for each in everything}
+    peaks = meter.warm(everything, check)
+    seconds, ratios = meter.by_turns(baseline, variants, tick)
     ratios[baseline.name] = [1.0] * min(len(values) for values in seconds.values())
     records = []
     for each in everything:

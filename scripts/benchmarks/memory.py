@@ -27,8 +27,8 @@ def settle() -> None:
     gc.freeze()
 
 
-def peak(run: Callable[[], object], device: str) -> int | None:
-    """Bytes of tensors that one run holds at its peak, above what was held before it, the weights.
+def peak(run: Callable[[], object], device: str) -> tuple[int, object]:
+    """Bytes of tensors that one run holds at its peak, above what was held before it, the weights; and what it gave.
 
     On a GPU: of torch's allocator. On a CPU: of all tensors that the run's operators made and that are still there,
     counted after every operator. The process's resident memory would say as much about the free pieces that the C
@@ -42,14 +42,14 @@ def peak(run: Callable[[], object], device: str) -> int | None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        run()
+        output = run()
         torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated() - held)
+        return int(torch.cuda.max_memory_allocated() - held), output
     return _live_peak(run)
 
 
-def _live_peak(run: Callable[[], object]) -> int:
-    """The largest sum of bytes of tensors that a run made and that lived at one time."""
+def _live_peak(run: Callable[[], object]) -> tuple[int, object]:
+    """The largest sum of bytes of tensors that a run made and that lived at one time; and what it gave."""
     from torch import Tensor
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,8 +74,8 @@ def _live_peak(run: Callable[[], object]) -> int:
             return result
 
     with Counter() as counter:
-        run()
-    return counter.most
+        output = run()
+    return counter.most, output
 
 
 def available(device: str) -> float:
