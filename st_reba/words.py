@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,8 +16,14 @@ from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
 from .modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
+from .modules.alignment import moved, padding_in_front
+from .modules.passes import decoder_layers
 
 Item = tuple[str, tuple[int, int]]
+Layers = Literal["last", "all"] | Sequence[int]
+
+# Texts that are tokenized together only to find their words.
+_LOOKED_AT_TOGETHER = 64
 
 
 def encode_words(
@@ -65,37 +73,274 @@ def encode_words(
         >>> st_reba.encode_words(model, [(text, (2, 4))]).shape
         (1, 192)
     """
+    with tqdm(total=len(items), desc="Words", unit=" texts", disable=not show_progress_bar) as bar:
+        sizes = (batch_size, batch_tokens)
+        vectors = _encoded(model, items, None, normalize, sizes, bar.update, prompt=prompt, task=task, **fields)
+    last: NDArray[np.float32] = vectors[0]
+    return last
+
+
+def encode_word_layers(
+    model: SentenceTransformer,
+    items: Sequence[Item],
+    layers: Layers = "all",
+    *,
+    normalize: bool = False,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    prompt: str | None = None,
+    task: str | None = None,
+    progress: Callable[[int], object] | None = None,
+    **fields: str,
+) -> NDArray[np.float32]:
+    """Embed words where they stand, by the hidden states of several layers, each batch run once for all of them.
+
+    Each layer's vector is what :func:`encode_words` computes, with that layer's hidden states in place of the last
+    ones. ReBA's weights are the same for all: maxima over all layers.
+
+    Args:
+        model: As for :func:`encode_words`; with other layers than the last, no chunked ReBA.
+        items: As for :func:`encode_words`.
+        layers: Numbers of layers: 0: the embeddings that enter the first layer; l: what layer l puts out; L, or
+            ``"last"``: the last hidden states, which alone have passed the final norm. Negative ones count from the
+            end: −1 is L. ``"all"``: 0 to L.
+        normalize: As for :func:`encode_words`.
+        batch_size: As for :func:`encode_words`.
+        batch_tokens: As for :func:`encode_words`. (Each layer asked for is held until a batch is done.)
+        prompt: As for :func:`encode_words`.
+        task: As for :func:`encode_words`.
+        progress: Called with the number of words that have just been embedded.
+        **fields: As for :func:`encode_words`.
+
+    Returns:
+        [layers, items, d] float32.
+
+    Raises:
+        ValueError: As :func:`encode_words`; or there is no such layer, or this model's cannot be looked at.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", repeats=3)
+        >>> encode_word_layers(model, [("他在银行取钱", (2, 4))], [0, 3, -1]).shape
+        (3, 1, 192)
+    """
+    numbers = layer_numbers(layers, _repeating(model).depth)
+    sizes = (batch_size, batch_tokens)
+    return _encoded(model, items, numbers, normalize, sizes, progress, prompt=prompt, task=task, **fields)
+
+
+def layer_numbers(layers: Layers, depth: int) -> list[int]:
+    """Which layers are meant.
+
+    Args:
+        layers: ``"last"``, ``"all"``, or numbers from −L − 1 to L.
+        depth: The model's number of layers L.
+
+    Returns:
+        Numbers from 0 to L, each once, in their order.
+
+    Raises:
+        ValueError: There is no such layer, or none is named.
+
+    Example:
+        >>> layer_numbers("all", 2), layer_numbers([-1, 0, 2], 2)
+        ([0, 1, 2], [2, 0])
+    """
+    if isinstance(layers, str):
+        if layers not in ("last", "all"):
+            raise ValueError(f"layers={layers!r} is not known: give 'last', 'all', or a list of numbers.")
+        return [depth] if layers == "last" else list(range(depth + 1))
+    numbers = []
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
+            raise ValueError(
+                f"layers={list(layers)}: {layer!r} is no layer of this model, which has 0 (embeddings) to {depth} (the "
+                f"last hidden states), or -1 to {-depth - 1} counted from the end."
+            )
+        numbers.append(layer if layer >= 0 else depth + 1 + layer)
+    if not numbers:
+        raise ValueError("layers=[]: name one at least, or 'last'.")
+    return list(dict.fromkeys(numbers))
+
+
+def unseen_words(
+    model: SentenceTransformer,
+    items: Sequence[Item],
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
+    **fields: str,
+) -> dict[int, Literal["on no token", "past the cut"]]:
+    """The items that :func:`encode_words` would refuse, found without running the model.
+
+    Args:
+        model: As for :func:`encode_words`.
+        items: As for :func:`encode_words`.
+        prompt: As for :func:`encode_words`.
+        task: As for :func:`encode_words`.
+        **fields: As for :func:`encode_words`.
+
+    Returns:
+        By an item's place: its word falls on no token, or lies wholly or in part past the cut.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", max_seq_length=9)
+        >>> unseen_words(model, [("他在银行取钱", (0, 1)), ("他在银行取钱", (5, 6))])
+        {1: 'past the cut'}
+    """
+    transformer = _repeating(model)
+    budget = transformer.budget(_prompt(model, prompt), task, **fields)
+    found: dict[int, Literal["on no token", "past the cut"]] = {}
+    for start in range(0, len(items), _LOOKED_AT_TOGETHER):
+        piece = [_checked(start + place, item) for place, item in enumerate(items[start : start + _LOOKED_AT_TOGETHER])]
+        content = transformer.content([text for text, _ in piece], offsets=True)
+        for index, ((_, span), offsets) in enumerate(zip(piece, content["offset_mapping"], strict=True), start):
+            tokens = _tokens_of(offsets, span)
+            if not tokens:
+                found[index] = "on no token"
+            elif budget is not None and tokens[-1] >= budget:
+                found[index] = "past the cut"
+    return found
+
+
+def _repeating(model: SentenceTransformer) -> RepeatTransformer:
     transformer = model[0]
     if not isinstance(transformer, RepeatTransformer):
         raise ValueError(
             f"encode_words needs a pipeline that starts with RepeatTransformer, not {type(transformer).__name__}. "
             "Build the model with st_reba.build, a sentence-transformers base with pooling=…."
         )
-    pooling = next((module for module in model if isinstance(module, (ReBAPooling, ChunkedReBAPooling))), None)
-    check_sizes(batch_size, batch_tokens)
+    return transformer
+
+
+def _prompt(model: SentenceTransformer, prompt: str | None) -> str | None:
     if prompt is None and model.default_prompt_name is not None:
-        prompt = model.prompts.get(model.default_prompt_name)
+        return model.prompts.get(model.default_prompt_name)
+    return prompt
+
+
+def _encoded(
+    model: SentenceTransformer,
+    items: Sequence[Item],
+    layers: list[int] | None,
+    normalize: bool,
+    sizes: tuple[int | None, int | None],
+    progress: Callable[[int], object] | None,
+    *,
+    prompt: str | None,
+    task: str | None,
+    **fields: str,
+) -> NDArray[np.float32]:
+    """[layers, items, d]; None for layers: the last one."""
+    transformer = _repeating(model)
+    pooling = next((module for module in model if isinstance(module, (ReBAPooling, ChunkedReBAPooling))), None)
+    check_sizes(*sizes)
+    prompt = _prompt(model, prompt)
     budget = transformer.budget(prompt, task, **fields)
     items = [_checked(index, item) for index, item in enumerate(items)]
-    vectors: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(items)
+    inner = None if layers is None or layers == [transformer.depth] else _Inner(transformer, layers)
+    if inner is not None and isinstance(pooling, ChunkedReBAPooling):
+        raise ValueError(
+            f"layers={layers}: chunk={pooling.chunk} runs each piece of a text by itself, and sums the last hidden "
+            "states of several runs. Use layers='last', or build without chunk."
+        )
+    count = 1 if layers is None else len(layers)
+    dimension = transformer.get_embedding_dimension()
+    vectors: NDArray[np.float32] = np.zeros((count, len(items), dimension or 0), dtype=np.float32)
     lengths = copied_positions(transformer, [text for text, _ in items], prompt=prompt, task=task, **fields)
-    batches = sized_batches(lengths, batch_size, batch_tokens)
     model.eval()
-    with tqdm(total=len(items), desc="Words", unit=" texts", disable=not show_progress_bar) as bar:
-        for batch in batches:
-            spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
-            features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
-            features = {name: value.to(model.device) for name, value in features.items()}
-            with torch.inference_mode():
+    for batch in sized_batches(lengths, *sizes):
+        spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
+        features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
+        features = {name: value.to(model.device) for name, value in features.items()}
+        capture: dict[str, Any] = {} if pooling is None else {"capture": pooling.token_capture}
+        with torch.inference_mode():
+            runs = [transformer(features, **capture)] if inner is None else inner.run(features, **capture)
+            for place, captured in enumerate(runs):
                 if pooling is not None:
-                    captured = transformer(features, capture=pooling.token_capture)
                     embedded = pooling.span_embeddings(captured, spans, normalize=normalize)
                 else:
-                    embedded = _hidden_means(transformer(features), spans, transformer.repeats)
-            for index, vector in zip(batch, embedded.float().cpu().numpy(), strict=True):
-                vectors[index] = vector
-            bar.update(len(batch))
-    return np.stack(vectors) if vectors else np.zeros((0, transformer.get_embedding_dimension()), dtype=np.float32)
+                    embedded = _hidden_means(captured, spans, transformer.repeats)
+                vectors[place, batch] = embedded.float().cpu().numpy()
+        if progress is not None:
+            progress(len(batch))
+    return vectors
+
+
+class _Inner:
+    """The hidden states of several layers, out of one pass.
+
+    Hooks on the layers see what enters them. (A backbone's own ``output_hidden_states`` does not come through
+    sentence-transformers, and keeps every layer.)
+    """
+
+    def __init__(self, transformer: RepeatTransformer, layers: list[int]) -> None:
+        self.transformer, self.layers = transformer, layers
+        if transformer.stack.second:
+            raise ValueError(
+                f"layers={layers}: {transformer.layers!r} runs layers twice, so that there is no one hidden state "
+                "between two of them. Use layers='last', or a plan of architecture 'inplace'."
+            )
+        try:
+            self.modules = decoder_layers(transformer.model, transformer.depth)
+        except ValueError:
+            raise ValueError(
+                f"layers={layers}: {type(transformer.model).__name__} has no list of {transformer.depth} layers that "
+                "say their layer_idx, so only its last hidden states can be had. Use layers='last'."
+            ) from None
+
+    def run(self, features: dict[str, Any], **capture: Any) -> Iterator[dict[str, Any]]:
+        """What the transformer gives, with each layer's hidden states for ``token_embeddings`` in turn."""
+        # Padding behind the texts, as the pass itself would move it: what the hooks see then stands where it belongs.
+        start = padding_in_front(features["attention_mask"])
+        if start is not None:
+            features = moved(features, start)
+        with self._watched() as states:
+            output = self.transformer(features, **capture)
+        last = output["token_embeddings"]
+        for layer in self.layers:
+            hidden = last if layer == self.transformer.depth else self._checked(states.pop(layer, None), layer, output)
+            yield {**output, "token_embeddings": hidden}
+
+    @contextmanager
+    def _watched(self) -> Iterator[dict[int, torch.Tensor]]:
+        """What enters the layers that are asked for, inside the ``with`` block; a beginning is not run apart."""
+        states: dict[int, torch.Tensor] = {}
+        thread = threading.get_ident()
+
+        def keep(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            # Another thread may be running the same backbone.
+            if threading.get_ident() == thread:
+                states[self.modules[module]] = arguments[0] if arguments else keywords["hidden_states"]
+
+        wanted = [module for module, layer in self.modules.items() if layer in self.layers]
+        handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in wanted]
+        shares, self.transformer.shares_prefix = self.transformer.shares_prefix, False
+        try:
+            yield states
+        finally:
+            self.transformer.shares_prefix = shares
+            for handle in handles:
+                handle.remove()
+
+    def _checked(self, hidden: torch.Tensor | None, layer: int, output: dict[str, Any]) -> torch.Tensor:
+        last: torch.Tensor = output["token_embeddings"]
+        name = type(self.transformer.model).__name__
+        if not isinstance(hidden, torch.Tensor) or hidden.shape != last.shape:
+            found = f"{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else "nothing"
+            raise ValueError(
+                f"layers={self.layers}: what enters the layer behind layer {layer} of {name} is {found}, not hidden "
+                f"states {list(last.shape)}. Use layers='last'."
+            )
+        hidden = hidden.masked_fill(~output["real_mask"].bool()[:, :, None], 0.0)
+        finite = torch.isfinite(hidden).flatten(1).all(dim=1)
+        if self.transformer.non_finite == "error" and not bool(finite.all()):
+            raise ValueError(
+                f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it with "
+                "dtype='float32' (or 'bfloat16'), or leave this layer out."
+            )
+        return hidden.masked_fill(~finite[:, None, None], 0.0)
 
 
 def _checked(index: int, item: Any) -> Item:
@@ -114,17 +359,19 @@ def _checked(index: int, item: Any) -> Item:
     return text, (start, end)
 
 
+def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int]) -> list[int]:
+    """The content tokens that share a character with a span."""
+    start, end = span
+    return [token for token, (first, last) in enumerate(offsets) if first < end and last > start and last > first]
+
+
 def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, Item]], budget: int | None) -> torch.Tensor:
     """Which content tokens belong to each item's word: [B, n] bool."""
     content = transformer.content([text for _, (text, _) in items], offsets=True)
     kept = [len(ids) if budget is None else min(len(ids), budget) for ids in content["input_ids"]]
     spans = torch.zeros(len(items), max(kept + [1]), dtype=torch.bool)
     for row, (index, (text, (start, end))) in enumerate(items):
-        tokens = [
-            token
-            for token, (first, last) in enumerate(content["offset_mapping"][row])
-            if first < end and last > start and last > first
-        ]
+        tokens = _tokens_of(content["offset_mapping"][row], (start, end))
         word = f"Item {index}: the word {text[start:end]!r} at ({start}, {end})"
         if not tokens:
             raise ValueError(f"{word} falls on no token of the text {text!r:.60}.")

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import evaluation, hub, models, onnx, push, vectors, zoo
+from . import evaluation, hub, models, onnx, push, report, vectors, zoo
+from .evaluate import add_evaluate
 from .options import DTYPES, METHODS, POOLINGS, SPANS
 
 __all__ = ["DTYPES", "METHODS", "POOLINGS", "SPANS", "main", "parser"]
@@ -81,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     hub.add_verify(commands)
     push.add_push(commands)
     onnx.add_export_onnx(commands)
+    add_evaluate(commands)
+    report.add_report(commands)
     evaluation.add_tune(commands)
     evaluation.add_attention(commands)
     return top

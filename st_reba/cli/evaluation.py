@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .labelled import add_labelled, add_words, reading
 from .options import POOLINGS, add_running, count, layer_count, load_model, new_command, positive
 
 
@@ -28,14 +29,10 @@ def add_tune(commands: Any) -> None:
     command.add_argument("--train", metavar="FILE", help="classes, tags: train on this, and on nothing of FILE")
     command.add_argument("--test", metavar="FILE", help="hold out this file, and nothing of FILE")
     command.add_argument("--validation", type=float, metavar="SHARE", help="of FILE (default: 0.5 of pairs, else 0.2)")
-    command.add_argument("--column", action="append", default=[], metavar="ROLE=NAME", help="as text1=sentence_a")
-    command.add_argument(
-        "--word-separator", default=" ", metavar="TEXT", help="tags: between two words ('' in Chinese)"
-    )
-    command.add_argument("--subtoken", choices=("first", "last"), default="first", help="tags: token of a word")
+    add_labelled(command)
+    add_words(command)
     command.add_argument("--limit", type=positive, metavar="N", help="use N items of each file, drawn by the seed")
     command.add_argument("--seed", type=count, default=0, help="of the draws (default: %(default)s)")
-    command.add_argument("--skip-bad-lines", action="store_true", help="leave out lines that cannot be read")
     command.add_argument("--pooling", choices=POOLINGS, default="mean", help="(default: %(default)s)")
     command.add_argument("--m", type=positive, default=1, help="sink tokens (default: %(default)s)")
     command.add_argument("--max-seq-length", type=positive, help="positions of a text")
@@ -47,22 +44,16 @@ def add_tune(commands: Any) -> None:
 
 
 def tune(options: argparse.Namespace) -> None:
-    columns = dict(_column(each) for each in options.column)
     from ..evaluation import read_task
     from ..evaluation import tune as search
 
     task = read_task(
         options.file,
         options.kind,
-        columns=columns or None,
         train=options.train,
         test=options.test,
         validation=options.validation,
-        limit=options.limit,
-        seed=options.seed,
-        bad_lines="skip" if options.skip_bad_lines else "error",
-        separator=options.word_separator,
-        subtoken=options.subtoken,
+        **reading(options),
     )
     report = search(
         options.base,
@@ -82,13 +73,6 @@ def tune(options: argparse.Namespace) -> None:
     )
     if options.json:
         print(json.dumps(report.to_json(), ensure_ascii=False, indent=2))
-
-
-def _column(text: str) -> tuple[str, str]:
-    role, equals, name = text.partition("=")
-    if not role or not equals or not name:
-        raise ValueError(f"--column {text!r}: write ROLE=NAME, as in --column text1=sentence_a.")
-    return role, name
 
 
 def add_attention(commands: Any) -> None:
@@ -116,8 +100,8 @@ def add_attention(commands: Any) -> None:
 def attention(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from ..evaluation.attention_maps import attention_maps
-    from ..evaluation.attention_sink import report, sink_shares
+    from ..evaluation.attention.maps import attention_maps
+    from ..evaluation.attention.sink import report, sink_shares
 
     model = _model(options)
     table = report(model, options.text, options.out, prompt=options.prompt, m=options.m, scale=options.scale)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .reading import read_task
-from .report import Report
 from .tasks import ClassTask, PairTask, Scores, TagTask, Task
-from .trials import Trial
-from .tune import tune
+from .tuning.report import Report
+from .tuning.trials import Trial
+from .tuning.tune import tune
 
 __all__ = ["ClassTask", "PairTask", "Report", "Scores", "TagTask", "Task", "Trial", "read_task", "tune"]

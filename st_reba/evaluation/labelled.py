@@ -33,7 +33,7 @@ COLUMNS: dict[Kind, dict[str, tuple[str, ...]]] = {
     },
     "tags": {"label": ()},
 }
-_TABLES = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
+TABLES = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _TAG = re.compile(r"O|[BIES]-\S+")
 # STSBenchmark has no header: genre, file, year, number, score, sentence, sentence.
 _STSB_SCORE, _STSB_FIELDS = 4, 7
@@ -56,7 +56,7 @@ class Labelled:
     bad: list[int] = field(default_factory=list)
 
 
-class _BadLine(Exception):
+class BadLine(Exception):
     """What is wrong with one line, and the remedy."""
 
 
@@ -82,21 +82,18 @@ def read_labelled(
         raise ValueError(f"kind={kind!r} is not known: choose one of {list(get_args(Kind))}.")
     if bad_lines not in get_args(BadLines):
         raise ValueError(f"bad_lines={bad_lines!r} is not known: choose one of {list(get_args(BadLines))}.")
-    text = _content(path)
+    text = content(path)
     columns = dict(columns or {})
     first = next((line for line in text.split("\n") if line.strip()), None)
     if first is None:
         raise ValueError(f"{path}: the file is empty.")
-    table = _TABLES.get(path.suffix.lower())
-    if table != "json" and _is_stsb(first):
-        layout = "STSBenchmark, score in column 5"
-        return _fixed(path, text, _stsb, layout, kind, columns, bad_lines)
-    if table is None and "||" in first:
-        return _fixed(path, text, _bars, "id||text1||text2||score", kind, columns, bad_lines)
+    table = TABLES.get(path.suffix.lower())
+    if (fixed := headerless(path, first)) is not None:
+        return _fixed(path, text, *fixed, kind, columns, bad_lines)
     if table is None:
         if kind not in (None, "tags"):
             raise ValueError(
-                f"{path}: kind={kind!r} is read from {', '.join(_TABLES)}"
+                f"{path}: kind={kind!r} is read from {', '.join(TABLES)}"
                 f"{', or from lines of id||text1||text2||score' if kind == 'pairs' else ''}, not from {first!r:.80}."
             )
         return _read_tags(path, text, columns, bad_lines)
@@ -105,7 +102,26 @@ def read_labelled(
     return _read_table(path, text, table, kind, columns, bad_lines)
 
 
-def _content(path: Path) -> str:
+def headerless(path: Path, first: str) -> tuple[Callable[[str], Pair], str] | None:
+    """How a file of pairs without a header is read.
+
+    Args:
+        path: The file.
+        first: Its first line.
+
+    Returns:
+        What reads a line, and what the layout is called; None: the file has a header, or needs none.
+    """
+    table = TABLES.get(path.suffix.lower())
+    if table != "json" and _is_stsb(first):
+        return _stsb, "STSBenchmark, score in column 5"
+    if table is None and "||" in first:
+        return _bars, "id||text1||text2||score"
+    return None
+
+
+def content(path: Path) -> str:
+    """A file's text, which must be UTF-8; ends of lines are ``\\n``."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     data = path.read_bytes()
@@ -128,7 +144,7 @@ def _collect(
     for line, row in rows:
         try:
             items.append(item(row))
-        except _BadLine as error:
+        except BadLine as error:
             if bad_lines == "error":
                 raise ValueError(
                     f"{path}, line {line}: {error}. Correct the line, or leave such lines out with bad_lines='skip' "
@@ -141,27 +157,30 @@ def _collect(
 # --- values
 
 
-def _text(value: object, role: str) -> str:
+def as_text(value: object, role: str) -> str:
+    """A value that must be a text, and not blank."""
     if not isinstance(value, str):
-        raise _BadLine(f"{role} is {value!r:.60}, not a text")
+        raise BadLine(f"{role} is {value!r:.60}, not a text")
     if not value.strip():
-        raise _BadLine(f"{role} is empty")
+        raise BadLine(f"{role} is empty")
     return value
 
 
-def _score(value: object) -> float:
+def as_score(value: object) -> float:
+    """A value that must be a number."""
     try:
         score = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         score = math.nan
     if not math.isfinite(score):
-        raise _BadLine(f"the score is {value!r:.60}, not a number")
+        raise BadLine(f"the score is {value!r:.60}, not a number")
     return score
 
 
-def _label(value: object) -> str:
+def as_label(value: object) -> str:
+    """A value that must be a name or a number, as a name."""
     if not isinstance(value, (str, int, float)) or not str(value).strip():
-        raise _BadLine(f"the label is {value!r:.60}, not a name or a number")
+        raise BadLine(f"the label is {value!r:.60}, not a name or a number")
     return str(value).strip()
 
 
@@ -181,11 +200,12 @@ def _fixed(
         raise ValueError(f"{path}: the file looks like {layout}, which holds pairs, not kind={kind!r}.")
     if columns:
         raise ValueError(f"{path}: columns={columns!r}: the file has no header ({layout}). Drop the option.")
-    items, bad = _collect(path, _lines(text), item, bad_lines)
+    items, bad = _collect(path, numbered(text), item, bad_lines)
     return Labelled("pairs", items, layout, bad)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers."""
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
@@ -200,16 +220,16 @@ def _is_stsb(line: str) -> bool:
 def _stsb(line: str) -> Pair:
     fields = line.split("\t")
     if len(fields) < _STSB_FIELDS:
-        raise _BadLine(f"{len(fields)} fields between tabs, but STSBenchmark has {_STSB_FIELDS} or more")
+        raise BadLine(f"{len(fields)} fields between tabs, but STSBenchmark has {_STSB_FIELDS} or more")
     text1, text2 = fields[_STSB_SCORE + 1 : _STSB_FIELDS]
-    return _text(text1, "text1"), _text(text2, "text2"), _score(fields[_STSB_SCORE])
+    return as_text(text1, "text1"), as_text(text2, "text2"), as_score(fields[_STSB_SCORE])
 
 
 def _bars(line: str) -> Pair:
     fields = line.split("||")
     if len(fields) != 4:
-        raise _BadLine(f"{len(fields)} fields between ||, but id||text1||text2||score has 4")
-    return _text(fields[1], "text1"), _text(fields[2], "text2"), _score(fields[3])
+        raise BadLine(f"{len(fields)} fields between ||, but id||text1||text2||score has 4")
+    return as_text(fields[1], "text1"), as_text(fields[2], "text2"), as_score(fields[3])
 
 
 # --- tables: CSV, TSV and JSON lines
@@ -218,7 +238,7 @@ def _bars(line: str) -> Pair:
 def _read_table(
     path: Path, text: str, table: str, kind: Kind | None, columns: Mapping[str, str], bad_lines: BadLines
 ) -> Labelled:
-    rows = list(_json_rows(text) if table == "json" else _csv_rows(path, text))
+    rows = list(json_rows(text) if table == "json" else table_rows(path, text))
     there = list(next((row for _, row in rows if isinstance(row, dict)), {}))
     if not there:
         _collect(path, rows, _no_row, "error")
@@ -227,23 +247,23 @@ def _read_table(
 
     def item(row: dict[str, Any] | str) -> Pair | Example:
         if isinstance(row, str):
-            raise _BadLine(row)
+            raise BadLine(row)
         if missing := [name for name in names.values() if name not in row]:
-            raise _BadLine(f"no {missing[0]!r}")
+            raise BadLine(f"no {missing[0]!r}")
         if kind == "pairs":
             return (
-                _text(row[names["text1"]], names["text1"]),
-                _text(row[names["text2"]], names["text2"]),
-                _score(row[names["score"]]),
+                as_text(row[names["text1"]], names["text1"]),
+                as_text(row[names["text2"]], names["text2"]),
+                as_score(row[names["score"]]),
             )
-        return _text(row[names["text"]], names["text"]), _label(row[names["label"]])
+        return as_text(row[names["text"]], names["text"]), as_label(row[names["label"]])
 
     items, bad = _collect(path, rows, item, bad_lines)
     return Labelled(kind, items, ", ".join(f"{role} from {name!r}" for role, name in names.items()), bad)
 
 
 def _no_row(row: str) -> None:
-    raise _BadLine(row)
+    raise BadLine(row)
 
 
 def _names(
@@ -271,8 +291,9 @@ def _names(
     )
 
 
-def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    for number, line in _lines(text):
+def json_rows(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """JSON objects, one a line, with the lines' numbers; in place of a bad one what is wrong with it."""
+    for number, line in numbered(text):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -281,7 +302,8 @@ def _json_rows(text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
         yield number, value if isinstance(value, dict) else f"{line.strip()!r:.60} is not one JSON object"
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Rows of .csv and .tsv, as :func:`json_rows`."""
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     for line, header, row in csv_rows(io.StringIO(text, newline=""), path, delimiter):
         if row is header:
@@ -304,9 +326,9 @@ def _read_tags(path: Path, text: str, columns: Mapping[str, str], bad_lines: Bad
     def item(lines: list[list[str]]) -> Sentence:
         for fields in lines:
             if len(fields) <= column:
-                raise _BadLine(f"the sentence's line {' '.join(fields)!r:.60} has no column {column + 1}")
+                raise BadLine(f"the sentence's line {' '.join(fields)!r:.60} has no column {column + 1}")
             if not _TAG.fullmatch(fields[column]):
-                raise _BadLine(
+                raise BadLine(
                     f"the sentence's tag {fields[column]!r:.60} is not O, B-…, I-…, E-… or S-…, which entity F1 needs"
                 )
         return tuple(fields[0] for fields in lines), tuple(fields[column] for fields in lines)
@@ -342,5 +364,5 @@ def _tag_column(path: Path, sentences: Sequence[tuple[int, list[list[str]]]], wa
             return column
     raise ValueError(
         f"{path}: the kind of file is not recognized. Tags need a word and, in a later column, O, B-… or I-… a line; "
-        f"pairs need id||text1||text2||score, or one of {', '.join(_TABLES)}; classes one of these."
+        f"pairs need id||text1||text2||score, or one of {', '.join(TABLES)}; classes one of these."
     )

@@ -107,7 +107,7 @@ def read_task(
     }
     task = _TASKS[kind]
     missing = [part for part in task.names if part not in further]
-    parts = _divide(_sample(main, limit, seed), missing, validation, seed, stratify=kind == "classes")
+    parts = divide(_sample(main, limit, seed), missing, validation, seed, stratify=kind == "classes")
     parts.update((part, _sample(labelled, limit, seed)) for part, labelled in further.items())
     note = "; ".join(
         [main.layout + _skipped(main)]
@@ -124,10 +124,10 @@ def _sample(labelled: Labelled, limit: int | None, seed: int) -> list[Any]:
     items = labelled.items
     if limit is None or limit >= len(items):
         return items
-    return [items[index] for index in sorted(_shuffled(range(len(items)), seed, "limit")[:limit])]
+    return [items[index] for index in sorted(shuffled(range(len(items)), seed, "limit")[:limit])]
 
 
-def _divide(
+def divide(
     items: list[Any], parts: Sequence[str], validation: float | None, seed: int, *, stratify: bool
 ) -> dict[str, list[Any]]:
     """Items by part. The first part of train and held-out that is asked for takes what the others leave."""
@@ -148,7 +148,7 @@ def _divide(
         groups.setdefault(item[1] if stratify else "", []).append(index)
     divided: dict[str, list[int]] = {part: [] for part in parts}
     for label, group in sorted(groups.items()):
-        group = _shuffled(group, seed, label)
+        group = shuffled(group, seed, label)
         # One at least for every part, or all for the one that must not be without.
         count = min(max(1, round(validation * len(group))), (len(group) - 1) // (len(parts) - 1))
         for part in parts:
@@ -159,7 +159,7 @@ def _divide(
     return {part: [items[index] for index in sorted(indices)] for part, indices in divided.items()}
 
 
-def _shuffled(indices: Sequence[int], seed: int, purpose: str) -> list[int]:
+def shuffled(indices: Sequence[int], seed: int, purpose: str) -> list[int]:
     """An order that depends on the seed and nothing else: no version of a library can change a task's parts."""
     return sorted(indices, key=lambda index: hashlib.sha256(f"{seed}:{purpose}:{index}".encode()).digest())
 

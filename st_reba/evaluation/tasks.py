@@ -227,7 +227,7 @@ class ClassTask(_Parts):
         vectors = sentence_vectors(model, [text for text, _ in examples], batch_size=batch_size, prompt=prompt)
         ends = list(accumulate(map(len, self.parts.values())))
         train, *tests = np.split(vectors, ends[:-1])
-        classifier = _logistic_regression(train, [label for _, label in self.train])
+        classifier = logistic_regression(train, [label for _, label in self.train])
         validation, heldout = (
             float(np.mean(classifier.predict(test) == np.asarray([label for _, label in part])))
             for test, part in zip(tests, (self.validation, self.heldout), strict=True)
@@ -306,7 +306,7 @@ class TagTask(_Parts):
         )
         sizes = [sum(len(words) for words, _ in part) for part in self.parts.values()]
         train, *tests = np.split(vectors, list(accumulate(sizes))[:-1])
-        classifier = _logistic_regression(train, [tag for _, tags in self.train for tag in tags])
+        classifier = logistic_regression(train, [tag for _, tags in self.train for tag in tags])
 
         def f1(test: NDArray[np.float32], part: Sequence[Sentence]) -> float:
             predicted = iter(classifier.predict(test).tolist())
@@ -329,7 +329,8 @@ def _spearman(predicted: NDArray[np.float64], wanted: NDArray[np.float64]) -> fl
     return float(required("scipy.stats").spearmanr(predicted, wanted).statistic)
 
 
-def _logistic_regression(vectors: NDArray[np.float32], labels: Sequence[str]) -> Any:
+def logistic_regression(vectors: NDArray[np.float32], labels: Sequence[str]) -> Any:
+    """The papers' linear classifier, fitted: LBFGS, 100 iterations."""
     classifier = required("sklearn.linear_model").LogisticRegression(solver="lbfgs", max_iter=100)
     with warnings.catch_warnings():
         # 100 iterations are the papers' protocol, whether or not they converge.

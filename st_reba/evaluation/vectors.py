@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+
+from ..batches import copied_positions, sized_batches
+from ..encode import encode_texts
+from ..modules import ChunkedReBAPooling, ReBAPooling
 
 Subtoken = Literal["first", "last"]
 
@@ -18,15 +22,23 @@ class UnusableVectors(ValueError):
 
 
 def sentence_vectors(
-    model: SentenceTransformer, texts: Sequence[str], *, batch_size: int = 64, prompt: str | None = None
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    batch_size: int | None = 64,
+    batch_tokens: int | None = None,
+    prompt: str | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> NDArray[np.float32]:
     """Encode texts, each distinct one once.
 
     Args:
         model: Any SentenceTransformer.
         texts: The texts; one may stand in many places.
-        batch_size: Texts a forward pass.
+        batch_size: Texts a forward pass; None: as many as ``batch_tokens`` allows.
+        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`, with ``batch_size=None``.
         prompt: As for ``encode``.
+        progress: Called with the number of distinct texts that have just been encoded.
 
     Returns:
         [number of texts, d] float32, in the order of the texts.
@@ -40,8 +52,13 @@ def sentence_vectors(
         (3, 192)
     """
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    encoded = model.encode(list(places), batch_size=batch_size, prompt=prompt, show_progress_bar=False)
-    vectors = np.asarray(encoded, dtype=np.float32)
+    if batch_size is None:
+        vectors = encode_texts(model, list(places), batch_tokens=batch_tokens, prompt=prompt, progress=progress)
+    else:
+        encoded = model.encode(list(places), batch_size=batch_size, prompt=prompt, show_progress_bar=False)
+        vectors = np.asarray(encoded, dtype=np.float32)
+        if progress is not None:
+            progress(len(places))
     _check_usable(vectors, list(places))
     repeated: NDArray[np.float32] = vectors[[places[text] for text in texts]]
     return repeated
@@ -53,10 +70,15 @@ def word_vectors(
     *,
     separator: str = " ",
     subtoken: Subtoken = "first",
-    batch_size: int = 64,
+    batch_size: int | None = 64,
+    batch_tokens: int | None = None,
     prompt: str | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> NDArray[np.float32]:
-    """Last hidden states of the words of sentences, each distinct sentence run once.
+    """Vectors of the words of sentences: all of a sentence from one run, each distinct sentence run once.
+
+    A word's vector is that of one of its tokens: the last hidden state (Echo: in the last copy), or in a ReBA pipeline
+    the backward-attention vector e_i, whatever the pipeline's sentence pooling. They are not scaled.
 
     Args:
         model: A model from :func:`st_reba.build`.
@@ -64,8 +86,10 @@ def word_vectors(
         separator: What stands between two words of a sentence: ``""`` where words are Chinese characters.
         subtoken: Which token stands for a word of several: the first, as is usual for tagging, or the last, which
             in an unconverted decoder is the only one that has seen the whole word.
-        batch_size: Sentences a forward pass.
-        prompt: As for ``encode``.
+        batch_size: Sentences a forward pass; None: as many as ``batch_tokens`` allows.
+        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode_words`, with ``batch_size=None``.
+        prompt: As for ``encode``; None: the model's default prompt, if it has one.
+        progress: Called with the number of distinct sentences that have just been run.
 
     Returns:
         [number of words, d] float32, sentence after sentence.
@@ -76,7 +100,8 @@ def word_vectors(
         UnusableVectors: A vector is zero or not finite; its sentence is named.
 
     Source:
-        NoSink, section 3.2 (token-level task). The paper does not say which token stands for a word.
+        NoSink, section 3.2 (token-level task); ReBA, section 3.3 (e_i). The papers do not say which token stands for a
+        word.
 
     Example:
         >>> import st_reba
@@ -90,6 +115,8 @@ def word_vectors(
             f"word vectors need a pipeline that starts with RepeatTransformer, not {type(transformer).__name__}. "
             "Build the model with st_reba.build."
         )
+    if prompt is None and model.default_prompt_name is not None:
+        prompt = model.prompts.get(model.default_prompt_name)
     places = {words: place for place, words in enumerate(dict.fromkeys(map(tuple, sentences)))}
     distinct = list(places)
     texts = [separator.join(words) for words in distinct]
@@ -98,29 +125,55 @@ def word_vectors(
         _word_tokens(words, offsets, separator, subtoken)
         for words, offsets in zip(distinct, content["offset_mapping"], strict=True)
     ]
-    # Long sentences together: the less padding, and the largest batch first.
-    order = sorted(range(len(texts)), key=lambda place: -len(content["input_ids"][place]))
-    found: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)] * len(texts)
+    read = _reader(model)
+    # One array from the start: hidden states of a large model are too many to be held twice.
+    ends = np.cumsum([len(words) for words in distinct])
+    found = np.empty((int(ends[-1]) if len(ends) else 0, transformer.get_embedding_dimension()), dtype=np.float32)
     model.eval()
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
+    for batch in sized_batches(copied_positions(transformer, texts, prompt=prompt), batch_size, batch_tokens):
         features = transformer.preprocess([texts[place] for place in batch], prompt=prompt)
         features = {name: value.to(model.device) for name, value in features.items()}
-        with torch.inference_mode():
-            hidden = transformer(features)["token_embeddings"]
-        for row, place in enumerate(batch):
-            # The last copy, where the text stands more than once.
-            positions = (features["copy_ids"][row] == transformer.repeats).nonzero()[:, 0]
-            if len(positions) < len(content["input_ids"][place]):
+        kept = (features["copy_ids"] == transformer.repeats).sum(dim=1).tolist()
+        for place, count in zip(batch, kept, strict=True):
+            if count < len(content["input_ids"][place]):
                 raise ValueError(
                     f"the sentence {texts[place]!r:.80} has {len(content['input_ids'][place])} tokens, but "
-                    f"max_seq_length={model.max_seq_length} leaves {len(positions)}, so some words would have no "
+                    f"max_seq_length={model.max_seq_length} leaves {count}, so some words would have no "
                     "vector. Raise max_seq_length, or shorten the sentence in the file."
                 )
-            found[place] = hidden[row, positions[tokens[place]]].float().cpu().numpy()
-    for text, vectors in zip(texts, found, strict=True):
-        _check_usable(vectors, [text] * len(vectors))
-    return np.concatenate([found[places[tuple(words)]] for words in sentences])
+        with torch.inference_mode():
+            vectors = read(features)
+        for row, place in enumerate(batch):
+            chosen = vectors[row][tokens[place]].float().cpu().numpy()
+            _check_usable(chosen, [texts[place]] * len(chosen))
+            found[ends[place] - len(chosen) : ends[place]] = chosen
+        if progress is not None:
+            progress(len(batch))
+    if len(distinct) == len(sentences):
+        return found
+    wanted = [range(ends[place] - len(words), ends[place]) for words in sentences for place in [places[tuple(words)]]]
+    repeated: NDArray[np.float32] = found[[row for rows in wanted for row in rows]]
+    return repeated
+
+
+def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
+    """What turns features into the vectors of each text's content tokens, a tensor [n or more, d] a text."""
+    transformer: Any = model[0]
+    pooling: Any = next((each for each in model if isinstance(each, (ReBAPooling, ChunkedReBAPooling))), None)
+    if pooling is None:
+
+        def last_copy(features: dict[str, Any]) -> Any:
+            hidden = transformer(features)["token_embeddings"]
+            last = features["copy_ids"] == transformer.repeats
+            return [states[mask] for states, mask in zip(hidden, last, strict=True)]
+
+        return last_copy
+    if isinstance(pooling, ReBAPooling) and pooling.variant == "paper":
+        # The mean over the sentence is captured as its tokens are, so that one run serves.
+        config = {name: getattr(pooling, name) for name in pooling.config_keys}
+        twin = ReBAPooling(**{**config, "pooling": "mean"})
+        return lambda features: twin(transformer(features, capture=twin.token_capture))["token_embeddings"]
+    return lambda features: pooling(transformer(features))["token_embeddings"]
 
 
 def _word_tokens(

@@ -23,11 +23,12 @@ from transformers import AutoModel, DebertaV2Config
 import st_reba
 from st_reba import LayerPlan
 from st_reba.build import EMBEDDED
-from st_reba.evaluation import attention_figure, attention_sink
-from st_reba.evaluation import attention_maps as maps_module
-from st_reba.evaluation.attention_figure import draw
-from st_reba.evaluation.attention_maps import LayerMap, Maps, attention_maps
-from st_reba.evaluation.attention_sink import SinkShare, markdown_table, report, sink_shares, sink_table
+from st_reba.evaluation.attention import figure as attention_figure
+from st_reba.evaluation.attention import maps as maps_module
+from st_reba.evaluation.attention import sink as attention_sink
+from st_reba.evaluation.attention.figure import draw
+from st_reba.evaluation.attention.maps import LayerMap, Maps, attention_maps
+from st_reba.evaluation.attention.sink import SinkShare, markdown_table, report, sink_shares, sink_table
 from st_reba.modules import DecoderTransformer, blocked
 
 Base = Callable[..., str]

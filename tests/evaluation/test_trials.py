@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from st_reba.evaluation.trials import Ledger, Trial, best
+from st_reba.evaluation.tuning.trials import Ledger, Trial, best
 
 ABOUT: dict[str, Any] = {"base": "mini", "task": {"name": "t", "fingerprint": "00"}, "options": {"m": 1}}
 

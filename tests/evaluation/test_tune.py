@@ -21,7 +21,7 @@ from st_reba.evaluation import Report, Scores, tune
 from st_reba.evaluation.figures import Curve, draw_curves, save_figure
 from st_reba.evaluation.vectors import UnusableVectors
 
-report_module: Any = import_module("st_reba.evaluation.report")
+report_module: Any = import_module("st_reba.evaluation.tuning.report")
 
 DEPTH = 6
 FILES = ["recipe.yaml", "run.json", "trials.csv", "trials.jsonl", "trials.md", "tune.png"]
@@ -57,8 +57,8 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append(options)
         return [SimpleNamespace(depth=DEPTH, layers=LayerPlan())]
 
-    monkeypatch.setattr(import_module("st_reba.evaluation.tune"), "build", build)
-    monkeypatch.setattr(import_module("st_reba.evaluation.search"), "check_plan", lambda transformer: None)
+    monkeypatch.setattr(import_module("st_reba.evaluation.tuning.tune"), "build", build)
+    monkeypatch.setattr(import_module("st_reba.evaluation.tuning.search"), "check_plan", lambda transformer: None)
     # Drawing takes longer than all the rest.
     monkeypatch.setattr(report_module, "draw_curves", lambda *panels, **options: None)
     monkeypatch.setattr(report_module, "save_figure", lambda figure, path: Path(path).touch())

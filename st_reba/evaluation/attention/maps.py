@@ -13,10 +13,10 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..modules import DecoderTransformer
-from ..modules.capture import Capture
-from ..modules.plan import LayerKind
-from ..modules.state import current
+from ...modules import DecoderTransformer
+from ...modules.capture import Capture
+from ...modules.plan import LayerKind
+from ...modules.state import current
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ..files import whole_file
-from .attention_figure import MAX_NAMED, Scale, attention_figure
-from .attention_maps import LayerMap, Maps, attention_maps, numbered
-from .figures import save_figure
+from ...files import whole_file
+from ..figures import save_figure
+from .figure import MAX_NAMED, Scale, attention_figure
+from .maps import LayerMap, Maps, attention_maps, numbered
 
 
 @dataclass(frozen=True)

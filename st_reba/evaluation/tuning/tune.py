@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from .. import LayerPlan, build
-from ..build import weights_dtype
-from ..version import __version__
-from .optional import required
-from .reading import read_task
+from ... import LayerPlan, build
+from ...build import weights_dtype
+from ...version import __version__
+from ..optional import required
+from ..reading import read_task
+from ..tasks import Task
 from .report import Report, recipe_of, write_report
 from .search import Search
-from .tasks import Task
 from .trials import Ledger, best
 
 # Versions that can move a score by more than rounding.

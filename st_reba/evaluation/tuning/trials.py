@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..files import sync, whole_file
+from ...files import sync, whole_file
 
 Key = tuple[str, int, int | None]
 

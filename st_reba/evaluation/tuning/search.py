@@ -10,11 +10,11 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from .. import LayerPlan, named_plan
-from ..selfcheck import check_plan
-from .tasks import Task
+from ... import LayerPlan, named_plan
+from ...selfcheck import check_plan
+from ..tasks import Task
+from ..vectors import UnusableVectors
 from .trials import Key, Ledger, Trial, best
-from .vectors import UnusableVectors
 
 # What the paper's figures 2 and 4 vary over k; figure 6 adds k0.
 ARCHITECTURES = tuple(

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from ..files import whole_file
-from .figures import Curve, draw_curves, save_figure
+from ...files import whole_file
+from ..figures import Curve, draw_curves, save_figure
 from .search import ARCHITECTURES, COMBINED, MASKS
 from .trials import Trial, best
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from .attention_maps import Maps
-from .figures import save_figure
-from .optional import required
+from ..figures import save_figure
+from ..optional import required
+from .maps import Maps
 
 Scale = Literal["linear", "log"]
 
@@ -56,7 +56,7 @@ def draw(maps: Maps, path: str | os.PathLike[str], *, scale: Scale = "log") -> N
 
     Example:
         >>> import st_reba
-        >>> from st_reba.evaluation.attention_maps import attention_maps
+        >>> from st_reba.evaluation.attention.maps import attention_maps
         >>> draw(attention_maps(st_reba.build("mini"), "天气很好"), "attention.png")
         >>> open("attention.png", "rb").read(4)
         b'\\x89PNG'
