@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,12 +13,10 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
+from .layers import InnerStates, Layers, layer_numbers
 from .modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
-from .modules.alignment import moved, padding_in_front
-from .modules.passes import decoder_layers
 
 Item = tuple[str, tuple[int, int]]
-Layers = Literal["last", "all"] | Sequence[int]
 
 # Texts that are tokenized together only to find their words.
 _LOOKED_AT_TOGETHER = 64
@@ -129,40 +125,6 @@ def encode_word_layers(
     return _encoded(model, items, numbers, normalize, sizes, progress, prompt=prompt, task=task, **fields)
 
 
-def layer_numbers(layers: Layers, depth: int) -> list[int]:
-    """Which layers are meant.
-
-    Args:
-        layers: ``"last"``, ``"all"``, or numbers from −L − 1 to L.
-        depth: The model's number of layers L.
-
-    Returns:
-        Numbers from 0 to L, each once, in their order.
-
-    Raises:
-        ValueError: There is no such layer, or none is named.
-
-    Example:
-        >>> layer_numbers("all", 2), layer_numbers([-1, 0, 2], 2)
-        ([0, 1, 2], [2, 0])
-    """
-    if isinstance(layers, str):
-        if layers not in ("last", "all"):
-            raise ValueError(f"layers={layers!r} is not known: give 'last', 'all', or a list of numbers.")
-        return [depth] if layers == "last" else list(range(depth + 1))
-    numbers = []
-    for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
-            raise ValueError(
-                f"layers={list(layers)}: {layer!r} is no layer of this model, which has 0 (embeddings) to {depth} (the "
-                f"last hidden states), or -1 to {-depth - 1} counted from the end."
-            )
-        numbers.append(layer if layer >= 0 else depth + 1 + layer)
-    if not numbers:
-        raise ValueError("layers=[]: name one at least, or 'last'.")
-    return list(dict.fromkeys(numbers))
-
-
 def unseen_words(
     model: SentenceTransformer,
     items: Sequence[Item],
@@ -185,7 +147,7 @@ def unseen_words(
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", max_seq_length=9)
+        >>> model = st_reba.build("mini", max_seq_length=7)
         >>> unseen_words(model, [("他在银行取钱", (0, 1)), ("他在银行取钱", (5, 6))])
         {1: 'past the cut'}
     """
@@ -239,7 +201,7 @@ def _encoded(
     prompt = _prompt(model, prompt)
     budget = transformer.budget(prompt, task, **fields)
     items = [_checked(index, item) for index, item in enumerate(items)]
-    inner = None if layers is None or layers == [transformer.depth] else _Inner(transformer, layers)
+    inner = None if layers is None or layers == [transformer.depth] else InnerStates(transformer, layers)
     if inner is not None and isinstance(pooling, ChunkedReBAPooling):
         raise ValueError(
             f"layers={layers}: chunk={pooling.chunk} runs each piece of a text by itself, and sums the last hidden "
@@ -266,81 +228,6 @@ def _encoded(
         if progress is not None:
             progress(len(batch))
     return vectors
-
-
-class _Inner:
-    """The hidden states of several layers, out of one pass.
-
-    Hooks on the layers see what enters them. (A backbone's own ``output_hidden_states`` does not come through
-    sentence-transformers, and keeps every layer.)
-    """
-
-    def __init__(self, transformer: RepeatTransformer, layers: list[int]) -> None:
-        self.transformer, self.layers = transformer, layers
-        if transformer.stack.second:
-            raise ValueError(
-                f"layers={layers}: {transformer.layers!r} runs layers twice, so that there is no one hidden state "
-                "between two of them. Use layers='last', or a plan of architecture 'inplace'."
-            )
-        try:
-            self.modules = decoder_layers(transformer.model, transformer.depth)
-        except ValueError:
-            raise ValueError(
-                f"layers={layers}: {type(transformer.model).__name__} has no list of {transformer.depth} layers that "
-                "say their layer_idx, so only its last hidden states can be had. Use layers='last'."
-            ) from None
-
-    def run(self, features: dict[str, Any], **capture: Any) -> Iterator[dict[str, Any]]:
-        """What the transformer gives, with each layer's hidden states for ``token_embeddings`` in turn."""
-        # Padding behind the texts, as the pass itself would move it: what the hooks see then stands where it belongs.
-        start = padding_in_front(features["attention_mask"])
-        if start is not None:
-            features = moved(features, start)
-        with self._watched() as states:
-            output = self.transformer(features, **capture)
-        last = output["token_embeddings"]
-        for layer in self.layers:
-            hidden = last if layer == self.transformer.depth else self._checked(states.pop(layer, None), layer, output)
-            yield {**output, "token_embeddings": hidden}
-
-    @contextmanager
-    def _watched(self) -> Iterator[dict[int, torch.Tensor]]:
-        """What enters the layers that are asked for, inside the ``with`` block; a beginning is not run apart."""
-        states: dict[int, torch.Tensor] = {}
-        thread = threading.get_ident()
-
-        def keep(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            # Another thread may be running the same backbone.
-            if threading.get_ident() == thread:
-                states[self.modules[module]] = arguments[0] if arguments else keywords["hidden_states"]
-
-        wanted = [module for module, layer in self.modules.items() if layer in self.layers]
-        handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in wanted]
-        shares, self.transformer.shares_prefix = self.transformer.shares_prefix, False
-        try:
-            yield states
-        finally:
-            self.transformer.shares_prefix = shares
-            for handle in handles:
-                handle.remove()
-
-    def _checked(self, hidden: torch.Tensor | None, layer: int, output: dict[str, Any]) -> torch.Tensor:
-        last: torch.Tensor = output["token_embeddings"]
-        name = type(self.transformer.model).__name__
-        if not isinstance(hidden, torch.Tensor) or hidden.shape != last.shape:
-            found = f"{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else "nothing"
-            raise ValueError(
-                f"layers={self.layers}: what enters the layer behind layer {layer} of {name} is {found}, not hidden "
-                f"states {list(last.shape)}. Use layers='last'."
-            )
-        hidden = hidden.masked_fill(~output["real_mask"].bool()[:, :, None], 0.0)
-        finite = torch.isfinite(hidden).flatten(1).all(dim=1)
-        if self.transformer.non_finite == "error" and not bool(finite.all()):
-            raise ValueError(
-                f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it with "
-                "dtype='float32' (or 'bfloat16'), or leave this layer out."
-            )
-        return hidden.masked_fill(~finite[:, None, None], 0.0)
 
 
 def _checked(index: int, item: Any) -> Item:

@@ -53,4 +53,4 @@ def report(options: argparse.Namespace) -> None:
         print(made.to_markdown(), end="")
     else:
         drawn = 0 if options.no_figures else len(made.figures)
-        print(f"{path}: {len(made.tables)} tables, {drawn} figures")
+        print(f"{path} (tables: {len(made.tables)}, figures: {drawn})")

@@ -47,7 +47,7 @@ def evaluate_ner(
     """Score methods on named entities: a logistic regression on frozen word vectors, entity F1 as seqeval counts it.
 
     The vectors of all training words are held at once: words × dimension × 4 bytes (CoNLL-2003 with 4,096 dimensions:
-    3.2 GiB). Where the machine has less memory than that, this is said before any text is run.
+    3.1 GiB). Where the machine has less memory than that, this is said before any text is run.
 
     Args:
         base: The base model.

@@ -89,7 +89,7 @@ class Result:
         if not isinstance(values, Mapping) or not isinstance(values.get("format"), int):
             raise ValueError(f"{source}: not a result of st-reba evaluate.")
         if values["format"] > FORMAT:
-            raise ValueError(f"{source}: written by a later st-reba (format {values['format']}). Run: pip install -U")
+            raise ValueError(f"{source}: written by a later st-reba (format {values['format']}). Run: pip install -U st-reba")
         known = {each.name for each in fields(cls)}
         rest = {name: value for name, value in values.items() if name in known}
         try:
@@ -158,7 +158,7 @@ def read_results(folder: str | os.PathLike[str]) -> list[Result]:
     """Read a folder of results without changing it.
 
     Raises:
-        FileNotFoundError: It is not there, or holds none.
+        FileNotFoundError: It is not there, or is no folder of results.
         ValueError: A file in it is no result.
     """
     root = Path(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from st_reba.evaluation.methods import Method, read_methods
 from st_reba.evaluation.results import Result, Results
 
 GPT2 = "ckiplab/gpt2-base-chinese"
+METHODS = ("classical", "echo", "reba", "reba-3", "reba:pooling=mean", "reba-10")
+TASKS = ("AFQMC", "LCQMC", "STSB")
 
 
 def method(words: str) -> Method:
@@ -64,3 +67,22 @@ def parsed(markdown: str) -> list[list[dict[str, str]]]:
             assert len(cells) == len(heads), line
             tables[-1].append(dict(zip(heads, cells, strict=True)))
     return tables
+
+
+def many(seed: int = 0) -> list[Result]:
+    """Two bases, six methods, three tasks, two metrics, with intervals."""
+    draw = random.Random(seed)
+    made = []
+    for base in ("mini", "org/other"):
+        for words in METHODS:
+            for task in TASKS:
+                scores = {"cosine_spearman": draw.random(), "cosine_pearson": draw.random()}
+                bounds = {name: (value - 0.01, value + 0.02) for name, value in scores.items()}
+                texts = draw.randrange(10, 1000)
+                made.append(
+                    result(
+                        task, words, scores, base=base, paper="cosine_pearson", intervals=bounds, texts=texts,
+                        tokens=draw.randrange(100, 100000), seconds=draw.random() * 100,
+                    )
+                )  # fmt: skip
+    return made

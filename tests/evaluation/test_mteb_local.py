@@ -212,6 +212,21 @@ def test_classification_of_one_file(write: Write) -> None:
     assert other.metadata.revision != task.metadata.revision
 
 
+def test_a_test_of_two_labels_of_three(write: Write) -> None:
+    # mteb then computes a score that takes the labels for 0 and 1.
+    test = [row for row in TEXTS if row["label"] != "x"][:20]
+    write("train.jsonl", TEXTS)
+    write("test.jsonl", test)
+    (task,) = read_local(
+        entry(write, name="two", kind="class", train="train.jsonl", test="test.jsonl", n_experiments=1)
+    )
+    encoder = Encoder()
+    for row in TEXTS:
+        encoder.known[row["text"]] = encoder.vector(row["text"]) * 0.01 + np.eye(8)["xyz".index(row["label"])] * 9
+    found = scores(task, encoder)
+    assert found["accuracy"] == found["ap"] == 1.0
+
+
 def test_clustering(write: Write) -> None:
     write("titles.txt", "".join(f"{row['text']}\n" for row in TEXTS))
     write("labels.txt", "".join(f"{row['label']}\n" for row in TEXTS))
@@ -315,17 +330,21 @@ def test_retrieval_from_three_files(write: Write) -> None:
     ]
     write("qrels.tsv", "query-id\tcorpus-id\tscore\n" + "".join(lines))
     files = {"queries": "queries.jsonl", "documents": "corpus.jsonl", "relevance": "qrels.tsv"}
-    (task,) = read_local(entry(write, name="three", kind="Retrieval", files=files))
+    spec = entry(write, name="three", kind="Retrieval", files=files)
+    (task,) = read_local(spec)
     (one,) = read_local(f"Retrieval={write('ranked.json', RANKED)}")
     shown = ("ndcg_at_10", "map_at_1000", "recall_at_20", "mrr_at_10")
     found, wanted = scores(task), scores(one)
     assert [found[name] for name in shown] == pytest.approx([wanted[name] for name in shown])
+    # A folder of these names needs no tasks file.
+    (folder,) = read_local(f"Retrieval={Path(spec).parent}")
+    assert folder.metadata.revision == task.metadata.revision and folder.metadata.name == Path(spec).parent.name
     write("qrels.tsv", "query-id\tcorpus-id\tscore\nq0\t0\t1\nq0\tnone\t0\n")
     with pytest.raises(ValueError, match="line 3: document_id 'none' is not in corpus.jsonl"):
-        read_local(str(write("tasks.yaml", json.dumps([{"name": "three", "kind": "Retrieval", "files": files}]))))
+        read_local(spec)
     write("corpus.jsonl", [*corpus, corpus[1]])
     with pytest.raises(ValueError, match=f"line {len(corpus) + 1}: the document_id '1' stands twice"):
-        read_local(str(write("tasks.yaml", json.dumps([{"name": "three", "kind": "Retrieval", "files": files}]))))
+        read_local(spec)
 
 
 # --- what a task is
@@ -380,12 +399,23 @@ def test_a_limit_caps_what_clustering_embeds(write: Write) -> None:
 
 
 def test_equal_texts_are_one_document(write: Write) -> None:
-    rows = [("q", "same", 0), ("q", "same", 1), ("q", "other", 0), ("q", "other", 0), ("r", "same", 0), ("r", "b", 2)]
+    rows = [
+        ("q", "same", 0),
+        ("q", "same", 1),
+        ("q", "same", 0),
+        ("q", "other", 0),
+        ("q", "other", 0),
+        ("r", "same", 0),
+        ("r", "b", 2),
+    ]
     path = write("r.tsv", "query\tpassage\tlabel\n" + "".join(f"{q}\t{d}\t{s}\n" for q, d, s in rows))
     (task,) = read_local(f"Reranking={path}")
     assert {reason: names for reason, names in task.left_out.items()} == {
-        "the same query and document again, of another relevance: the highest is kept": ["r.tsv, line 3"],
-        "the same query and document again": ["r.tsv, line 5"],
+        "the same query and document again, of another relevance: the highest is kept": [
+            "r.tsv, line 3",
+            "r.tsv, line 4",
+        ],
+        "the same query and document again": ["r.tsv, line 6"],
     }
     task.load_data()
     data = task.dataset["default"]["test"]
@@ -400,8 +430,8 @@ def test_labels_say_what_counts(write: Write) -> None:
     labels = {"entailment": 1, "contradiction": 0, "neutral": None, "-": None}
     (task,) = read_local(entry(write, kind="pair", file=path.name, labels=labels))
     assert {reason: len(names) for reason, names in task.left_out.items()} == {
-        "left out by its label: 'neutral'": 3,
-        "left out by its label: '-'": 1,
+        "label 'neutral'": 3,
+        "label '-'": 1,
     }
     assert scores(task)["cosine_ap"] == scores(read_local(f"pair={write('m.jsonl', MARKED)}")[0])["cosine_ap"]
     del labels["neutral"]

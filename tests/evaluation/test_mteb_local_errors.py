@@ -275,6 +275,8 @@ def test_specifications(write: Write) -> None:
     for spec in ("STS=none.csv", "none.yaml"):
         with pytest.raises(FileNotFoundError, match="none"):
             read_local(spec)
+    with pytest.raises(FileNotFoundError, match="no queries.jsonl; a folder has queries.jsonl, corpus.jsonl and"):
+        read_local("Retrieval=.")
     for kind in ("sts", "STS", "pair", "Pair-Classification", "PAIRCLASSIFICATION"):
         with pytest.raises(ValueError, match="^p.jsonl: |^p.jsonl, line"):
             read_local(f"{kind}={write('p.jsonl', pairs(3))}")

@@ -143,7 +143,8 @@ def test_budgets(tmp_path: Path) -> None:
         for words in ("classical", "echo") for task in ("a", "b", "c", "d") for tokens in budgets
     ]  # fmt: skip
     # Another base under one budget makes no curve, and stays in the heat map.
-    made += [result(task, words, 0.5, base=GPT2, settings={"max_tokens": 512, "budget": "total"}) for words in ("classical", "reba") for task in "ab"]  # fmt: skip
+    one = {"max_tokens": 512, "budget": "total"}
+    made += [result(task, words, 0.5, base=GPT2, settings=one) for words in ("classical", "reba") for task in "ab"]
     figures = drawn(tmp_path / "r", *made)
     assert sorted(figures) == ["STS-main-budgets-mini", "STS-main-heat"]
     panels = figures["STS-main-budgets-mini"].axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,10 @@ def test_what_each_structure_shares(structure: str, language: str) -> None:
     for triple in made:
         q, positive, negative = triple.sentences
         same = {
-            name: (getattr(q, name).lower() == getattr(positive, name).lower(), getattr(q, name) == getattr(negative, name))
+            name: (
+                getattr(q, name).lower() == getattr(positive, name).lower(),
+                getattr(q, name) == getattr(negative, name),
+            )
             for name in ("early", "late")
         }
         # Of (s+, s-), which keeps q's early and late part word by word.
@@ -94,6 +98,14 @@ def test_the_seed_draws_people_and_times() -> None:
     assert hashlib.sha256(content.encode()).hexdigest()[:16] == "4d1d8923254cf1aa"
 
 
+def test_the_word_lists_are_packaged() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    package = Path(st_reba.__file__).parent
+    shipped = {path for each in setup["options.package_data"]["st_reba"].split() for path in package.glob(each)}
+    assert {package / "evaluation" / "structures" / f"{language}.yaml" for language in LANGUAGES} <= shipped
+
+
 @pytest.mark.parametrize(("structure", "language"), [("S4", "en"), ("S1", "de")])
 def test_no_such_set(structure: str, language: str) -> None:
     with pytest.raises(ValueError, match="is not known: choose one of"):
@@ -132,9 +144,10 @@ def loop(made: Sequence[Triple]) -> tuple[float, float, float]:
         q, positive, negative = ([float(value) for value in vector(one.text)] for one in triple.sentences)
 
         def cosine(a: list[float], b: list[float]) -> float:
-            return float(sum(x * y for x, y in zip(a, b, strict=True))) / (
-                sum(x * x for x in a) * sum(y * y for y in b)
-            ) ** 0.5
+            return (
+                float(sum(x * y for x, y in zip(a, b, strict=True)))
+                / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+            )
 
         right += cosine(q, positive) > cosine(q, negative)
         sums = [sums[0] + cosine(q, positive), sums[1] + cosine(q, negative)]

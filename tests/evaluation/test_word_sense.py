@@ -83,6 +83,10 @@ def test_of_several_the_first() -> None:
     found = odd_one_out(groups)
     assert found["cosine"].tolist() == [0, 0, 0, 2, 0]
     assert found["euclidean"].tolist() == [0, 0, 0, 2, 1]
+    # Two directions, in lengths that round: all are equally far by cosine.
+    generator = np.random.default_rng(0)
+    pairs = generator.normal(size=(100, 2, 5)).repeat(2, axis=1) * generator.lognormal(size=(100, 4, 1))
+    assert not odd_one_out(pairs)["cosine"].any()
     # A difference that is no rounding decides.
     near = np.array([[[1.0, 0.0], [1.0, 1e-3], [1.0, 0.0], [1.0, -1.001e-3]]])
     assert odd_one_out(near) == {"euclidean": [3], "cosine": [3]}

@@ -16,7 +16,8 @@ from oracle import assert_close, loaded, oracle
 
 import st_reba
 from st_reba import encode_words
-from st_reba.words import Item, encode_word_layers, layer_numbers, unseen_words
+from st_reba.layers import layer_numbers
+from st_reba.words import Item, encode_word_layers, unseen_words
 
 Base = Callable[..., str]
 SIDES = ["left", "right"]

@@ -42,7 +42,7 @@ def add_mteb(actions: Any) -> None:
         "the set's own: nosink for MTEB-15, none for the others)",
     )
     command.add_argument(
-        "--limit", type=positive, metavar="N", help="use N items of a file of your own, drawn by the seed"
+        "--limit", type=positive, metavar="N", help="use N items of files of your own, drawn by the seed"
     )
     command.add_argument("--seed", type=count, default=SEED, help="of all draws (default: %(default)s, as mteb's)")
     command.add_argument("--stop", action="store_true", help="stop at the first task that fails")

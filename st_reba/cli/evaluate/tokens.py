@@ -20,8 +20,8 @@ def add_ner(commands: Any) -> None:
         "TRAIN holds a word and its columns a line, and a blank line after each sentence (CoNLL-2003). A word's\n"
         "vector is that of its first token (--subtoken): ReBA's e_i, or the hidden state in the last copy; how\n"
         "sentences are pooled changes nothing. The vectors of all training words are in memory at once, words x\n"
-        "dimension x 4 bytes: 3.2 GiB for CoNLL-2003 and 4,096 dimensions. --limit trains on a sample. Every result is\n"
-        "kept: the same command goes on where it was stopped.",
+        "dimension x 4 bytes: 3.1 GiB for CoNLL-2003 and 4,096 dimensions. --limit trains on a sample. Every result\n"
+        "is kept: the same command goes on where it was stopped.",
         "  st-reba evaluate ner train.txt --validation valid.txt --test test.txt --model mini --name CoNLL-2003\n"
         "  st-reba evaluate ner train.txt --model mini --methods nosink:setting=mask0-bidir:k=2 --limit 2000",
         ner,

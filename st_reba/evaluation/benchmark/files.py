@@ -51,7 +51,6 @@ _OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # The role that ``labels`` speaks of: the last.
 MARKED = {kind: list(roles)[-1] for kind, roles in ROLES.items()}
-LEFT_OUT_LABEL = "left out by its {role}"
 LEFT_OUT_LINE = "cannot be read"
 
 
@@ -98,7 +97,7 @@ def read_items(
         >>> _ = Path("pairs.tsv").write_text("s1\\ts2\\tlabel\\na cat\\ta dog\\tno\\na\\tb\\t-\\n")
         >>> found = read_items(Path("pairs.tsv"), "PairClassification", labels={"yes": 1, "no": 0, "-": None})
         >>> found.items, found.left_out
-        ([('a cat', 'a dog', 0)], {"left out by its label: '-'": ['pairs.tsv, line 3']})
+        ([('a cat', 'a dog', 0)], {"label '-'": ['pairs.tsv, line 3']})
     """
     where, rows, names = _rows(source, kind, dict(columns or {}))
     given = None if labels is None else {str(key).strip(): value for key, value in labels.items()}
@@ -116,7 +115,7 @@ def read_items(
             left_out.setdefault(LEFT_OUT_LINE, []).append(f"{Path(where).name}, line {line}")
             continue
         if isinstance(value, str):
-            reason = f"{LEFT_OUT_LABEL.format(role=MARKED[kind])}: {value!r}"
+            reason = f"{MARKED[kind]} {value!r}"
             left_out.setdefault(reason, []).append(f"{Path(where).name}, line {line}")
             continue
         found.append(value)

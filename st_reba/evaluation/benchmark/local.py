@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..labelled import as_label
-from ..optional import required
 from ..reading import divide, shuffled
 from ..tasks import MIN_ITEMS
 from .files import KINDS, Items, merged, read_items
-from .local_ranking import PARTS, Ranking, from_files, from_items
+from .local_ranking import PARTS, Ranking, from_files, from_items, in_folder
 from .local_spec import TEST_FRACTION, Definition, check_name, read_definitions
 from .package import mteb_module
 
@@ -91,7 +92,7 @@ class _Local:
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """As mteb; but every model meets the same draws, where mteb's would go on where the last model's ended."""
         self.rng_state = random.Random(self.seed)
-        self.np_rng = required("numpy").random.default_rng(self.seed)
+        self.np_rng = np.random.default_rng(self.seed)
         return super().evaluate(*arguments, **options)  # type: ignore[misc]
 
 
@@ -200,7 +201,7 @@ def _check_score(definition: Definition, name: str, k_values: Sequence[int]) -> 
 
 def _datasets(parts: Mapping[str, Any]) -> Any:
     """The parts, as mteb's own loaders would leave them."""
-    datasets = required("datasets")
+    datasets = mteb_module("datasets")
     if "queries" not in parts:
         return datasets.DatasetDict({name: datasets.Dataset.from_dict(part) for name, part in parts.items()})
     texts = {
@@ -347,6 +348,8 @@ def _clustering(definition: Definition, limit: int | None, seed: int) -> _Data:
 
 def _ranking(definition: Definition, limit: int | None, seed: int) -> _Data:
     source, kind = definition.sources["all"], definition.kind
+    if isinstance(source, Path) and source.is_dir():
+        source = in_folder(source)
     if not isinstance(source, Path) and set(source) == set(PARTS):
         if definition.labels is not None or definition.bad_lines != "error":
             raise ValueError(f"{definition.where}: labels and bad_lines are not for files of {list(PARTS)}. Drop them.")

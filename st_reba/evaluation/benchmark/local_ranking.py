@@ -26,6 +26,12 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "relevance": ("score", "relevance", "label"),
     },
 }
+_FOLDER = {
+    "queries": ("queries.jsonl",),
+    "documents": ("corpus.jsonl", "documents.jsonl"),
+    "relevance": ("qrels/test.tsv", "qrels.tsv"),
+}
+_FOLDER_WORDS = "queries.jsonl, corpus.jsonl and qrels/test.tsv"
 SAME = "the same query and document again"
 CONTRARY = "the same query and document again, of another relevance: the highest is kept"
 UNJUDGED = {
@@ -122,6 +128,21 @@ def from_items(found: Items) -> Ranking:
             ids.append(key)
         ranking.judge(ids[0], ids[1], relevance, f"{Path(found.where).name}, line {line}")
     return ranking
+
+
+def in_folder(folder: Path) -> dict[str, Path]:
+    """The three files of a folder as BEIR has them.
+
+    Raises:
+        FileNotFoundError: One is missing.
+    """
+    found = {}
+    for part, names in _FOLDER.items():
+        there = [folder / name for name in names if (folder / name).is_file()]
+        if not there:
+            raise FileNotFoundError(f"{folder}: no {' or '.join(names)}; a folder has {_FOLDER_WORDS}")
+        found[part] = there[0]
+    return found
 
 
 def from_files(files: Mapping[str, Path], columns: Mapping[str, str]) -> Ranking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -170,7 +171,8 @@ def _names() -> str:
 
 
 def _name_of(path: Path) -> str:
-    return path.name.removesuffix(path.suffix)
+    whole = Path(os.path.abspath(path))
+    return whole.name.removesuffix(whole.suffix)
 
 
 # --- the keys

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
 from ..methods import Base, Limit, Method, identity
 from ..results import Result, Results
+from .data import NoData, draw_anew, loaded, one_line, quiet
 from .encoder import Encoder, model_meta
 from .metrics import paper_metric, read_scores
 from .package import mteb_module
@@ -98,7 +96,7 @@ def evaluate_mteb(
         ('cosine_spearman', 'cosine_pearson')
     """
     given = read_prompts(prompts) if isinstance(prompts, str) else prompts
-    chosen = read_tasks(tasks)
+    chosen = read_tasks(tasks, seed=seed)
     if given is not None:
         # A task that two suites bring with prompts of their own now stands there twice.
         chosen = list({each.name: each for each in chosen}.values())
@@ -170,7 +168,7 @@ class _Run:
                     try:
                         encoder = self._encoder(method)
                     except Exception as error:
-                        self._fail(f"{method.name}: {_one_line(error)}", error)
+                        self._fail(f"{method.name}: {one_line(error)}", error)
                         bar.update(len(jobs) - jobs.index(job))
                         break
                 result = self._scored(encoder, method, job, key)
@@ -207,14 +205,14 @@ class _Run:
     def _scored(self, encoder: Encoder, method: Method, job: _Job, key: str) -> Result | None:
         task = job.chosen.task
         try:
-            with _loaded(task, self.seed):
+            with loaded(task, self.seed):
                 result = self._result(encoder, method, job, key)
-        except _NoData as error:
+        except NoData as error:
             self._missing[job.chosen.name] = str(error)
             self._fail(f"{job.chosen.name}: {error}", error)
             return None
         except Exception as error:
-            self._fail(f"{job.chosen.name}, {method.name}: {_one_line(error)}", error)
+            self._fail(f"{job.chosen.name}, {method.name}: {one_line(error)}", error)
             return None
         self.results.add(result)
         return result
@@ -224,9 +222,9 @@ class _Run:
         task = job.chosen.task
         encoder.start(self._meta(encoder, method, job.prompts), job.prompts)
         cache = mteb.ResultCache(self.results.folder / "mteb")
-        _draw_anew(task, self.seed)
+        draw_anew(task, self.seed)
         start = time.monotonic()
-        with _quiet():
+        with quiet():
             answer = mteb.evaluate(
                 encoder,
                 task,
@@ -257,7 +255,8 @@ class _Run:
             paper=paper_metric(task, scores),
             settings=settings,
             arguments=dict(method.arguments),
-            items=counts.items // 2 if task.metadata.type in _PAIRS else counts.items,
+            items=getattr(task, "size", counts.items // 2 if task.metadata.type in _PAIRS else counts.items),
+            left_out=getattr(task, "left_out", {}),
             texts=counts.texts,
             tokens=counts.tokens,
             seconds=round(seconds, 3),
@@ -269,44 +268,6 @@ class _Run:
             raise TasksFailed([line], self.found) from error
         self.failures.append(line)
         logger.warning(f"{line} (the other tasks are run)", exc_info=logger.isEnabledFor(logging.DEBUG))
-
-
-class _NoData(ValueError):
-    """A task's data cannot be loaded."""
-
-
-@contextmanager
-def _loaded(task: Any, seed: int) -> Iterator[None]:
-    """A task with its data; what was not in memory before is not afterwards."""
-    before = task.data_loaded
-    # mteb's removal of the data also takes the metadata of a task that is not one of its own.
-    metadata = vars(task).get("metadata")
-    if not before and not task.is_aggregate:
-        _draw_anew(task, seed)
-        try:
-            task.load_data()
-        except Exception as error:
-            raise _NoData(
-                f"its data ({task.metadata.dataset['path']}) cannot be loaded: {_one_line(error)}. Data of mteb is "
-                "downloaded once, and read from its cache from then on"
-            ) from error
-    try:
-        yield
-    finally:
-        if task.data_loaded and not before:
-            task.unload_data()
-            if metadata is not None:
-                task.metadata = metadata
-
-
-def _draw_anew(task: Any, seed: int) -> None:
-    """Put a task's generators to their start: a method's draws must not depend on the methods before it."""
-    for each in {id(each): each for each in (task, *parts(task))}.values():
-        each.seed = seed
-        each.rng_state = random.Random(seed)
-        each.np_rng = np.random.default_rng(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def _strategy(cache: Any, task: Any, meta: Any) -> str:
@@ -323,20 +284,3 @@ def _strategy(cache: Any, task: Any, meta: Any) -> str:
         ):
             return "always"
     return "only-missing"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a bar for each step of preparing data."""
-    bars = mteb_module("datasets.utils.logging")
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500] or type(error).__name__

@@ -80,12 +80,13 @@ def suites() -> dict[str, Suite]:
     return {name: Suite(name, **suite) for name, suite in values.items()}
 
 
-def read_tasks(words: str | Iterable[Any]) -> list[Chosen]:
+def read_tasks(words: str | Iterable[Any], *, seed: int = 42) -> list[Chosen]:
     """Find the tasks that people name.
 
     Args:
         words: Names of suites, of mteb's tasks or of its benchmarks; ``KIND=PATH`` or a task file (.yaml) for data of
             one's own (see :func:`st_reba.evaluation.benchmark.local.read_local`); or mteb's task objects.
+        seed: Of what is drawn from data of one's own.
 
     Returns:
         The tasks in their order, each once.
@@ -96,7 +97,7 @@ def read_tasks(words: str | Iterable[Any]) -> list[Chosen]:
     """
     chosen: dict[tuple[str, str | None], Chosen] = {}
     for word in [words] if isinstance(words, str) else words:
-        for each in _chosen(word):
+        for each in _chosen(word, seed):
             _check(each.task)
             first = chosen.setdefault((each.name, each.prompts), each)
             if fingerprint(first.task) != fingerprint(each.task):
@@ -155,7 +156,7 @@ _PROTOCOL = (
 )
 
 
-def _chosen(word: Any) -> list[Chosen]:
+def _chosen(word: Any, seed: int) -> list[Chosen]:
     if not isinstance(word, str):
         if not hasattr(word, "metadata"):
             raise ValueError(f"tasks: {word!r} is neither a name nor one of mteb's tasks.")
@@ -163,7 +164,7 @@ def _chosen(word: Any) -> list[Chosen]:
     if is_local(word):
         from .local import read_local
 
-        return [Chosen(task) for task in read_local(word)]
+        return [Chosen(task) for task in read_local(word, seed=seed)]
     named = {suite.name.lower(): suite for suite in suites().values()}
     if suite := named.get(word.lower()):
         return [Chosen(suite.task(name), suite.prompts) for name in suite.names]

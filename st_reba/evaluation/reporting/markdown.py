@@ -153,8 +153,12 @@ def _notes(table: Table) -> Iterable[str]:
         yield from _paper_notes(row)
     if items := _items(table):
         yield f"items: {items}."
+    alike: dict[str, list[str]] = {}
     for task, settings in table.constant.items():
-        yield f"{task}: {settings_text(settings)}."
+        alike.setdefault(settings_text(settings), []).append(task)
+    tasks = {column.task for column in table.columns}
+    for text, those in alike.items():
+        yield f"{'all tasks' if set(those) == tasks else ', '.join(those)}: {text}."
     yield from _prompts(table)
     yield from _left_out(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -121,15 +122,15 @@ def paper_rows(base: str, arguments: Mapping[str, Any], settings: Mapping[str, A
         return []
     positions = settings.get("max_tokens", arguments.get("max_seq_length"))
     rows: dict[tuple[str, str, int | None], dict[tuple[str, str], PaperScore]] = {}
-    for each in paper_scores():
+    for each, method in _of_base(base.rpartition("/")[2]):
         if each.fine_tuned or settings.get("prompts") != _PROMPTS.get(each.task):
             continue
-        if base not in (each.base, each.base.rpartition("/")[2]):
+        if "/" in base and base != each.base:
             continue
         if None not in (positions, each.positions) and positions != each.positions:
             continue
-        if _named(_without_open(arguments, each.arguments)) == each.method:
-            row = rows.setdefault((each.source, each.method, each.positions), {})
+        if _named(_without_open(arguments, each.arguments)) == method:
+            row = rows.setdefault((each.source, method, each.positions), {})
             for name in metric_names(each.metric):
                 row[task_name(each.task), name] = each
     return [PaperRow(*key, scores=scores) for key, scores in rows.items()]
@@ -165,7 +166,18 @@ def _named(arguments: Mapping[str, Any]) -> str:
         pooling = rest.get("pooling") or "mean"
         rest = {name: value for name, value in rest.items() if name not in ("setting", "k", "k0", "m")}
         rest |= {"method": "classical", "pooling": pooling}
-    return Method(rest).name
+    return _name(json.dumps(rest, sort_keys=True, default=str))
+
+
+@cache
+def _name(arguments: str) -> str:
+    return Method(json.loads(arguments)).name
+
+
+@cache
+def _of_base(name: str) -> tuple[tuple[PaperScore, str], ...]:
+    """The numbers of bases whose id ends so, each with its method's name."""
+    return tuple((each, each.method) for each in paper_scores() if each.base.rpartition("/")[2] == name)
 
 
 def _without_open(arguments: Mapping[str, Any], of_paper: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def _panel(axes: Any, cosines: Any, result: Result) -> None:
         axes.axvline(float(cosines[:, side].mean()), color=colour, linewidth=1.5)
     axes.text(0.03, 0.95, f"accuracy {result.scores['accuracy']:.2f}", transform=axes.transAxes, va="top", fontsize=7)
     axes.tick_params(labelsize=7)
+    axes.xaxis.set_major_locator(required("matplotlib.ticker").MaxNLocator(3))
     axes.set_yticks([])
 
 

@@ -50,7 +50,7 @@ def draw(word: str, senses: Mapping[str, Iterable[str]], seed: int) -> tuple[lis
 
     Example:
         >>> draw("bank", {"money": ["a", "b", "c"], "river": ["d"]}, seed=0)
-        (['a', 'b', 'd', 'c'], 2)
+        (['c', 'd', 'a', 'b'], 1)
         >>> draw("bank", {"money": ["a", "b"], "river": ["d"]}, seed=0)
         'no sense with 3 sentences that hold the word'
     """
