@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import evaluation, hub, models, onnx, push, report, vectors, zoo
+from . import conversion, hub, models, onnx, push, report, vectors, zoo
 from .evaluate import add_evaluate
 from .options import DTYPES, METHODS, POOLINGS, SPANS
 
@@ -84,6 +84,6 @@ def parser() -> argparse.ArgumentParser:
     onnx.add_export_onnx(commands)
     add_evaluate(commands)
     report.add_report(commands)
-    evaluation.add_tune(commands)
-    evaluation.add_attention(commands)
+    conversion.add_tune(commands)
+    conversion.add_attention(commands)
     return top

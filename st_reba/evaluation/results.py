@@ -89,7 +89,9 @@ class Result:
         if not isinstance(values, Mapping) or not isinstance(values.get("format"), int):
             raise ValueError(f"{source}: not a result of st-reba evaluate.")
         if values["format"] > FORMAT:
-            raise ValueError(f"{source}: written by a later st-reba (format {values['format']}). Run: pip install -U st-reba")
+            raise ValueError(
+                f"{source}: written by a later st-reba (format {values['format']}). Run: pip install -U st-reba"
+            )
         known = {each.name for each in fields(cls)}
         rest = {name: value for name, value in values.items() if name in known}
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 
 import st_reba
+from st_reba.cli import main
 from st_reba.evaluation.benchmark import TasksFailed
 from st_reba.evaluation.benchmark.local import read_local
 from st_reba.evaluation.methods import Base, Method, read_methods
@@ -184,3 +186,38 @@ def spearman(model: Any) -> float:
     first = model.encode([f"{a}{n}" for n, (a, _, _) in enumerate(PAIRS)])
     second = model.encode([f"{b}{n}" for n, (_, b, _) in enumerate(PAIRS)])
     return float(spearmanr((first * second).sum(axis=1), [score for _, _, score in PAIRS]).statistic)
+
+
+def test_the_command(task: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--model", "mini", "--out", str(tmp_path / "out")]
+    tasks = ["--tasks", f"STS={tmp_path / 'some-pairs.tsv'}"]
+    assert main(["evaluate", "sweep", "repeats", "1", "2", "--methods", "echo", "--json", *tasks, *where]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [each["method"] for each in shown] == ["echo-1 last", "echo-2 last"]
+    # A single evaluation of the same takes what the curve has.
+    assert main(["evaluate", "mteb", "--methods", "echo-1", "--json", *tasks, *where]) == 0
+    assert json.loads(capsys.readouterr().out) == shown[:1]
+    # A budget that holds no text fails; the other point is shown.
+    assert main(["evaluate", "sweep", "tokens", "3", "40", "--methods", "prompteol", *tasks, *where]) == 1
+    out, errors = capsys.readouterr()
+    assert "max_tokens 40" in out and "max_seq_length=3" in errors and "1 failed" in errors
+    assert main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report")]) == 0
+    assert (tmp_path / "report" / "figures" / "STS-main-repeats-mini.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tokens", "8", "--max-tokens", "9"], "--max-tokens 9: tokens are what changes here"),
+        (["prompts", "8", "9"], "prompts 8 9: give one number"),
+        (["tokens", "8", "--language", "zh"], "--language zh: only prompts have one"),
+        (["tokens", "8", "--methods", "mean"], "'mean' is not known"),
+        (["tokens", "8", "--methods", "echo,echo-2"], "'echo-2 last' stands twice"),
+    ],
+)
+def test_commands_that_cannot_be_run(
+    words: list[str], told: str, task: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--tasks", f"STS={tmp_path / 'some-pairs.tsv'}", "--model", "mini", "--out", str(tmp_path / "out")]
+    assert main(["evaluate", "sweep", *words, *where]) == 2
+    assert told in capsys.readouterr().err

@@ -12,8 +12,8 @@ def add_evaluate(commands: Any) -> None:
     group = commands.add_parser(
         "evaluate",
         help="Measure methods on tasks: words, mteb, ner, domain, toy, sweep.",
-        description="Measure methods on tasks. Every result is a file in the folder --out, so that a run goes on where it\n"
-        "was stopped, and st-reba report makes tables and figures of one folder or more.",
+        description="Measure methods on tasks. Every result is a file in the folder --out, so that a run goes on\n"
+        "where it was stopped, and st-reba report makes tables and figures of one folder or more.",
         epilog="example:\n  st-reba evaluate mteb --tasks STS=pairs.tsv --model mini\n  st-reba report results",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -116,9 +116,12 @@ def show(results: Sequence[Result], options: argparse.Namespace) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    for each in results:
-        for reason, names in each.left_out.items():
-            print(f"{each.task}, {each.method}: {len(names)} left out, {reason}: {', '.join(names[:5])}")
+    # Layers and settings of a method leave out the same.
+    left_out = {
+        (each.task, each.method, reason): names for each in results for reason, names in each.left_out.items() if names
+    }
+    for (task, method, reason), names in left_out.items():
+        print(f"{task}, {method}: {len(names)} left out, {reason}: {', '.join(names[:5])}{', …' * (len(names) > 5)}")
     print(f"\n{options.out}: st-reba report {shlex.quote(str(options.out))} makes tables and figures")
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..options import count, new_command, positive
 from .common import add_model, add_results, base_of, methods_of, results_of, running, show
+
+if TYPE_CHECKING:
+    from ...evaluation.results import Result
 
 SEED = 42
 
@@ -41,31 +45,39 @@ def add_mteb(actions: Any) -> None:
         help="instructions before the texts: nosink, echo, none, or a YAML file of tasks and instructions (default: "
         "the set's own: nosink for MTEB-15, none for the others)",
     )
-    command.add_argument(
-        "--limit", type=positive, metavar="N", help="use N items of files of your own, drawn by the seed"
-    )
-    command.add_argument("--seed", type=count, default=SEED, help="of all draws (default: %(default)s, as mteb's)")
+    add_drawing(command)
     command.add_argument("--stop", action="store_true", help="stop at the first task that fails")
     add_model(command)
     add_results(command)
 
 
 def mteb(options: argparse.Namespace) -> int:
-    from ...evaluation.benchmark import TasksFailed, evaluate_mteb
+    from ...evaluation.benchmark import evaluate_mteb
 
     base, results = base_of(options), results_of(options)
-    try:
-        found = evaluate_mteb(
+    methods, tasks = methods_of(options, base), tasks_of(options)
+    return scored(
+        options,
+        lambda: evaluate_mteb(
             base,
-            methods_of(options, base),
-            tasks_of(options),
+            methods,
+            tasks,
             results,
             prompts=options.prompts,
             seed=options.seed,
             stop=options.stop,
             show_progress_bar=False if options.json else None,
             **running(options),
-        )
+        ),
+    )
+
+
+def scored(options: argparse.Namespace, run: Callable[[], Sequence[Result]]) -> int:
+    """Run an evaluation of tasks, and show what it gave, even where some failed; returns the exit status."""
+    from ...evaluation.benchmark import TasksFailed
+
+    try:
+        found = run()
     except TasksFailed as error:
         if error.results:
             show(error.results, options)
@@ -78,6 +90,14 @@ def mteb(options: argparse.Namespace) -> int:
         return 1
     show(found, options)
     return 0
+
+
+def add_drawing(command: argparse.ArgumentParser) -> None:
+    """What is drawn from data of one's own, and by which seed."""
+    command.add_argument(
+        "--limit", type=positive, metavar="N", help="use N items of files of your own, drawn by the seed"
+    )
+    command.add_argument("--seed", type=count, default=SEED, help="of all draws (default: %(default)s, as mteb's)")
 
 
 def tasks_of(options: argparse.Namespace) -> list[Any]:

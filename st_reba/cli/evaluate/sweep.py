@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
-from ..options import count, new_command, positive
-from .common import add_model, add_results, base_of, methods_of, results_of, running, show
-from .mteb import SEED
+from ..options import new_command, positive
+from .common import add_model, add_results, base_of, methods_of, results_of, running
+from .mteb import add_drawing, scored, tasks_of
 
 LANGUAGES = ("en", "zh")
 
@@ -29,34 +30,29 @@ def add_sweep(actions: Any) -> None:
     )
     command.add_argument("--tasks", metavar="TASK", nargs="+", required=True, help="as for evaluate mteb")
     command.add_argument("--language", choices=LANGUAGES, default="en", help="of templates (default: %(default)s)")
+    add_drawing(command)
     add_model(command)
-    command.add_argument("--seed", type=count, default=SEED, help="of all draws (default: %(default)s, as mteb's)")
     add_results(command)
 
 
 def sweep(options: argparse.Namespace) -> int:
     from ...evaluation import sweeps
-    from .mteb import tasks_of
 
     base, results = base_of(options), results_of(options)
     methods, tasks = methods_of(options, base), tasks_of(options)
-    rest = running(options)
+    rest = {**running(options), "seed": options.seed, "show_progress_bar": False if options.json else None}
     if options.over != "prompts" and options.language != "en":
         raise ValueError(f"--language {options.language}: only prompts have one. Drop it, or: evaluate sweep prompts …")
-    if options.over == "tokens":
+    if options.over == "repeats":
+        run = partial(sweeps.sweep_repeats, base, methods, tasks, results, options.values, **rest)
+    elif options.over == "tokens":
         if options.max_tokens is not None:
             raise ValueError(f"--max-tokens {options.max_tokens}: tokens are what changes here. Drop the option.")
         del rest["limit"]
-        found = sweeps.sweep_tokens(
-            base, methods, tasks, results, options.values, of=options.budget, seed=options.seed, **rest
-        )
-    elif options.over == "repeats":
-        found = sweeps.sweep_repeats(base, methods, tasks, results, options.values, seed=options.seed, **rest)
+        run = partial(sweeps.sweep_tokens, base, methods, tasks, results, options.values, of=options.budget, **rest)
     else:
         if len(options.values) > 1:
             raise ValueError(f"prompts {' '.join(map(str, options.values))}: give one number, how many templates.")
-        found = sweeps.sweep_prompts(
-            base, methods, tasks, results, options.values[0], seed=options.seed, language=options.language, **rest
-        )
-    show(found, options)
-    return 0
+        (number,) = options.values
+        run = partial(sweeps.sweep_prompts, base, methods, tasks, results, number, language=options.language, **rest)
+    return scored(options, run)

@@ -84,7 +84,7 @@ def _draw(group: str, words: dict[str, Any], repeats: int, purpose: str) -> str:
     gap = words["gap"]
 
     def styled(text: str) -> str:
-        return {"as-is": str, "title": str.title, "upper": str.upper}[capitals](text)
+        return text.title() if capitals == "title" else text.upper() if capitals == "upper" else text
 
     verb = choose("verb", list(words["instructions"][group]))
     instruction = styled(verb + gap + choose("object", words["instructions"][group][verb]))
@@ -100,7 +100,7 @@ def _draw(group: str, words: dict[str, Any], repeats: int, purpose: str) -> str:
 
     template: str = instruction + separator + after + prefix(0) + "{text}"
     if group == "prompteol":
-        return template + gap + styled(choose("one word", words["one_word"])) + separator.rstrip("\n")
+        template += gap + styled(choose("one word", words["one_word"])) + separator.rstrip("\n")
     if group == "repeating":
         for copy in range(1, repeats):
             template += separator + after + prefix(copy) + "{text}"

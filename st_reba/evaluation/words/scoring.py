@@ -7,13 +7,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..resampling import resampled
+
 # Sums that differ by less than this share of the largest are tied: that is rounding.
 TIE = 1e-9
 RESAMPLES = 10_000
 # Of the resamples, whatever is evaluated: intervals of two methods rest on the same ones.
 _SEED = 0
-# Numbers drawn at a time.
-_DRAWN_TOGETHER = 1 << 22
 
 
 def odd_one_out(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp]]:
@@ -69,19 +69,8 @@ def bootstrap_intervals(
         >>> bootstrap_intervals(np.array([[True], [False]] * 50))
         [(0.4, 0.6)]
     """
-    questions = len(right)
-    generator = np.random.default_rng(seed)
-    values = right.astype(np.float64)
-    shares = []
-    together = max(1, _DRAWN_TOGETHER // questions)
-    for start in range(0, resamples, together):
-        rows = min(together, resamples - start)
-        drawn = generator.integers(questions, size=(rows, questions))
-        # How often each resample holds each question: one product then serves all ways of answering.
-        flat = (drawn + questions * np.arange(rows)[:, None]).ravel()
-        times = np.bincount(flat, minlength=rows * questions).reshape(rows, questions)
-        shares.append(times @ values / questions)
-    bounds = np.percentile(np.concatenate(shares), [2.5, 97.5], axis=0)
+    shares = resampled(right.astype(np.float64), resamples, seed) / len(right)
+    bounds = np.percentile(shares, [2.5, 97.5], axis=0)
     return [(float(low), float(high)) for low, high in bounds.T]
 
 
