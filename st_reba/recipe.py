@@ -82,7 +82,7 @@ def read_recipe(path: str | os.PathLike[str], function: Callable[..., Any]) -> t
     """
     file = os.fspath(path)
     with open(path, encoding="utf-8") as stream:
-        recipe = _parse(stream, file)
+        recipe = read_yaml(stream, file)
     if not isinstance(recipe, Mapping) or not isinstance(recipe.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
     arguments = {name: value for name, value in recipe.items() if name != "about"}
@@ -112,7 +112,16 @@ def with_recipe(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[
     return {**read_recipe(given["base"], function)[0], **changed}
 
 
-def _parse(stream: IO[str], file: str) -> Any:
+def read_yaml(stream: IO[str], file: str) -> Any:
+    """Read YAML without tags, in which no key stands twice.
+
+    Args:
+        stream: The open file.
+        file: What messages call it.
+
+    Raises:
+        ValueError: It is not YAML, or a key stands twice.
+    """
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
@@ -181,10 +190,10 @@ _SCORE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _about(given: object, file: str) -> About:
-    values = _checked(given, "about", _ABOUT, file)
+    values = checked_values(given, "about", _ABOUT, file)
     scores = []
     for number, each in enumerate(values.get("scores", []), 1):
-        score = _checked(each, f"about.scores, number {number}", _SCORE, file)
+        score = checked_values(each, f"about.scores, number {number}", _SCORE, file)
         if missing := [field.name for field in fields(Score) if field.name not in score]:
             raise ValueError(f"{file!r}: about.scores, number {number} has no {missing[0]!r}; it needs {list(_SCORE)}.")
         scores.append(Score(**{**score, "value": float(score["value"])}))
@@ -195,9 +204,20 @@ def _about(given: object, file: str) -> About:
     return About(**{**values, "scores": tuple(scores), "language": tuple(values.get("language", ()))})
 
 
-def _checked(
+def checked_values(
     given: object, place: str, known: Mapping[str, tuple[Callable[[Any], Any], str]], file: str
 ) -> dict[str, Any]:
+    """A mapping of known keys whose values fit.
+
+    Args:
+        given: What stood there.
+        place: Where, for messages.
+        known: Of each key: what its value must be, in code and in words.
+        file: What messages call the file.
+
+    Raises:
+        ValueError: It is no mapping, or a key or a value does not fit.
+    """
     if not isinstance(given, Mapping):
         raise ValueError(f"{file!r}: {place}={given!r} must be a mapping with keys of {list(known)}.")
     for key, value in given.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from ...recipe import _checked, _parse
+from ...recipe import checked_values, read_yaml
 from ..labelled import BadLines
 from .files import KINDS, ROLES, Source
 from .local_ranking import PARTS
@@ -80,7 +80,7 @@ def read_definitions(spec: str) -> list[Definition]:
     if not file.is_file():
         raise FileNotFoundError(f"{spec}: {'not a file' if file.exists() else 'no such tasks file'}")
     with file.open(encoding="utf-8") as stream:
-        entries = _parse(stream, spec)
+        entries = read_yaml(stream, spec)
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{spec}: a tasks file is a list of tasks, as '- {{kind: STS, file: pairs.csv}}'.")
     found = [_entry(entry, f"task {number}", file) for number, entry in enumerate(entries, 1)]
@@ -101,7 +101,7 @@ def check_name(name: str, where: str) -> None:
 
 def _entry(given: object, place: str, file: Path) -> Definition:
     where = f"{file}, {place}"
-    values = _checked(given, place, _KEYS, str(file))
+    values = checked_values(given, place, _KEYS, str(file))
     if "kind" not in values:
         raise ValueError(f"{where} has no kind; give one of {_names()}.")
     kind = _KINDS[_plain(values["kind"])]
