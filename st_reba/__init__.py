@@ -25,7 +25,7 @@ from .modules import (
 )
 from .registration import register
 from .version import __version__
-from .words import encode_words
+from .words import encode_word_layers, encode_words
 
 if TYPE_CHECKING:
     from . import index as index
@@ -43,6 +43,7 @@ __all__ = [
     "RepeatTransformer",
     "__version__",
     "build",
+    "encode_word_layers",
     "encode_words",
     "index",
     "named_plan",

@@ -28,12 +28,19 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     Path("corpus.jsonl").write_text('{"text": "猫在窗台上睡着了。"}\n{"text": "股票大跌。"}\n', encoding="utf-8")
     pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(40)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
-    hub = ("Qwen/", "push llama2-chinese-reba")
+    words = [
+        f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)
+    ]
+    Path("SLPWC_v1.csv").write_text("word,sentence1,sentence2,sentence3,sentence4,answer\n" + "".join(words))
+    reviews = [f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}\n" for n in range(60)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(reviews))
+    hub = ("Qwen/", "push llama2-chinese-reba", "C-MTEB")
     commands = re.findall(r"^st-reba .*$", README, re.MULTILINE)
     commands = [line for line in commands if not any(word in line for word in hub)]
-    assert len(commands) == 14
+    assert len(commands) == 17
     for command in commands:
         assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     assert '"rank": 1' in out and "Chosen (*)" in out
-    assert Path("maps/attention.png").is_file()
+    assert "accuracy cosine" in out and "cosine_spearman" in out
+    assert Path("maps/attention.png").is_file() and Path("report/report.md").is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ def new_command(commands: Any, name: str, summary: str, example: str, run: Any) 
     """A command's parser, with an example in its help."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=summary.partition("\n")[0],
+        help=re.split(r"(?<=[.?!])\s", summary, maxsplit=1)[0].replace("\n", " "),
         description=summary,
         epilog=f"example:\n{example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
