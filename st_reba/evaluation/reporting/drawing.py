@@ -59,7 +59,7 @@ def draw_bars(
         for label, height in lines.items():
             axes.axhline(height, color=_GREY, linestyle="--", linewidth=1, label=readable(label))
         axes.set_xticks(range(len(tasks)), [readable(task) for task in tasks], parse_math=False)
-        _finish(axes, name, "", y_label, legend=True)
+        _finish(axes, name, "", y_label, legend="beside")
     return figure
 
 
@@ -105,7 +105,7 @@ def draw_lines(
         if len(places) <= 12:
             axes.set_xticks(places, [names.get(place, f"{place:g}") for place in places])
             axes.minorticks_off()
-        _finish(axes, name, x_label, y_label, legend=True)
+        _finish(axes, name, x_label, y_label, legend="inside")
     return figure
 
 
@@ -145,7 +145,7 @@ def draw_spread(panels: Mapping[str, Mapping[str, Sequence[float]]], *, title: s
         labels = [readable(method) for method in boxes]
         axes.set_xticks(range(len(boxes)), labels, rotation=20, ha="right", fontsize=8, parse_math=False)
         axes.set_xlim(-0.6, len(boxes) - 0.4)
-        _finish(axes, name, "", y_label, legend=False)
+        _finish(axes, name, "", y_label)
     return figure
 
 
@@ -217,12 +217,15 @@ def _figure(count: int, columns: int, size: tuple[float, float], title: str) -> 
     return figure, grid
 
 
-def _finish(axes: Any, name: str, x_label: str, y_label: str, *, legend: bool) -> None:
+def _finish(axes: Any, name: str, x_label: str, y_label: str, *, legend: str = "") -> None:
     axes.set_title(readable(name), fontsize=10, parse_math=False)
     axes.set_xlabel(readable(x_label))
     axes.set_ylabel(readable(y_label), parse_math=False)
     axes.grid(alpha=0.3, axis="y")
-    if legend:
+    if legend == "beside":
+        # Bars leave no room.
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    elif legend:
         axes.legend(fontsize=7, framealpha=0.7)
 
 
