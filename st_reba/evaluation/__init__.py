@@ -1,4 +1,4 @@
-"""Score models on labelled files, and find NoSink's k and k0. Needs the extra ``evaluation``."""
+"""Measure methods on tasks, compare what was found, find NoSink's k. Needs the extra ``evaluation``, or ``mteb``."""
 
 from __future__ import annotations
 
