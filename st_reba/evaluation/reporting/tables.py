@@ -246,7 +246,8 @@ def _split(group: Sequence[Entry], folders: Sequence[str]) -> list[tuple[str | N
 
 
 def _order(row: Row, folders: Sequence[str]) -> tuple[Any, ...]:
-    settings = tuple((name, natural(str(value))) for name, value in row.settings.items())
+    # Numbers first: prompts in the order in which they are numbered.
+    settings = sorted((isinstance(value, str), name, natural(str(value))) for name, value in row.settings.items())
     folder = -1 if row.folder is None else folders.index(row.folder)
     return natural(row.base), _place(_METHODS, family(row.method)), natural(row.method), settings, folder
 
