@@ -22,7 +22,7 @@ from .optional import required
 from .resampling import interval
 from .results import Result, Results
 from .tasks import ClassTask, TagTask, logistic_regression
-from .vectors import sentence_vectors, word_vectors
+from .vectors import sentence_vectors, unread_sentences, word_vectors
 
 NER, DOMAIN = "NER", "Domain"
 NO_LIMIT = Limit()
@@ -55,7 +55,8 @@ def evaluate_ner(
             the sentence pooling changes nothing.
         task: The sentences, as :func:`st_reba.evaluation.read_task` reads them.
         results: Where the results go, and are found again.
-        limit: How much of a sentence a method reads; it must be all of it.
+        limit: How much of a sentence a method reads. One that it does not read whole is not trained on, and nothing is
+            found in it; it is named in the result.
         prompt: In front of every sentence.
         batch_size: Sentences a forward pass. Excludes ``batch_tokens``.
         batch_tokens: Positions a forward pass.
@@ -68,7 +69,7 @@ def evaluate_ner(
         part's F1. The interval is that of other sentences.
 
     Raises:
-        ValueError: A sentence is longer than a method reads, a word has no token, or the vectors do not fit.
+        ValueError: A word has no token, a method reads too few sentences whole to train on, or the vectors do not fit.
         ImportError: The extra ``evaluation`` is not installed.
 
     Source:
@@ -94,16 +95,23 @@ def evaluate_ner(
             "progress": progress,
             **sizes,
         }
-        check_memory(sum(len(tags) for _, tags in task.train), _dimension(model))
-        vectors = word_vectors(model, [one for one, _ in task.train], **words)  # type: ignore[arg-type]
-        classifier = logistic_regression(vectors, [tag for _, tags in task.train for tag in tags])
+        unread = {part: _unread(model, sentences, words) for part, sentences in task.parts.items()}
+        train = [each for place, each in enumerate(task.train) if place not in unread["train"]]
+        if len({tag for _, tags in train for tag in tags}) < 2:
+            raise ValueError(
+                f"{task.name}: max_seq_length={model.max_seq_length} leaves {len(train)} of {len(task.train)} sentences "
+                "to train on, with fewer than two tags. Raise --max-tokens."
+            )
+        check_memory(sum(len(tags) for _, tags in train), _dimension(model))
+        vectors = word_vectors(model, [one for one, _ in train], **words)  # type: ignore[arg-type]
+        classifier = logistic_regression(vectors, [tag for _, tags in train for tag in tags])
         del vectors
         found = {}
         for part in ("validation", "heldout"):
             sentences: Sequence[Sentence] = getattr(task, part)
-            found[part] = entity_counts(
-                [tags for _, tags in sentences], list(_tagged(model, classifier, sentences, words))
-            )
+            tagged = _tagged(model, classifier, sentences, unread[part], words)
+            found[part] = entity_counts([tags for _, tags in sentences], list(tagged))
+        progress(sum(map(len, unread.values())))
         counts, types = found["heldout"]
         scores = entity_scores(counts, types)
         scores["validation F1"] = entity_scores(*found["validation"])["entity F1"]
@@ -113,6 +121,7 @@ def evaluate_ner(
             "scores": scores,
             "intervals": {"entity F1": interval(overall, f1)},
             "items": len(task.heldout),
+            "left_out": _named(task, unread),
         }
 
     texts = [task.separator.join(words) for part in task.parts.values() for words, _ in part]
@@ -304,14 +313,43 @@ def _pieces(task: TagTask) -> Iterator[Sequence[Sentence]]:
 
 
 def _tagged(
-    model: SentenceTransformer, classifier: Any, sentences: Sequence[Sentence], options: Mapping[str, Any]
-) -> Iterator[list[str]]:
-    """The tags that a classifier gives."""
+    model: SentenceTransformer,
+    classifier: Any,
+    sentences: Sequence[Sentence],
+    unread: set[int],
+    options: Mapping[str, Any],
+) -> Iterator[Sequence[str]]:
+    """The tags that a classifier gives; in a sentence that the method does not read whole it finds nothing."""
     for start in range(0, len(sentences), _TOGETHER):
-        words = [one for one, _ in sentences[start : start + _TOGETHER]]
-        predicted = iter(classifier.predict(word_vectors(model, words, **options)).tolist())
-        for one in words:
-            yield [next(predicted) for _ in one]
+        places = range(start, min(start + _TOGETHER, len(sentences)))
+        words = [sentences[place][0] for place in places if place not in unread]
+        predicted = iter(classifier.predict(word_vectors(model, words, **options)).tolist() if words else ())
+        for place in places:
+            size = len(sentences[place][0])
+            yield ["O"] * size if place in unread else [next(predicted) for _ in range(size)]
+
+
+def _unread(model: SentenceTransformer, sentences: Sequence[Sentence], options: Mapping[str, Any]) -> set[int]:
+    if not hasattr(model[0], "content"):
+        return set()  # Refused with the first vectors.
+    words = [one for one, _ in sentences]
+    return unread_sentences(model, words, separator=options["separator"], prompt=options["prompt"])
+
+
+def _named(task: TagTask, unread: Mapping[str, set[int]]) -> dict[str, list[str]]:
+    """The sentences that a method does not read whole, by what that means for each part."""
+    meaning = {
+        "train": "longer than the method reads: not trained on",
+        "validation": "longer than the method reads: nothing found in it (validation)",
+        "heldout": "longer than the method reads: nothing found in it",
+    }
+    return {
+        meaning[part]: [
+            f"{place + 1}: {task.separator.join(task.parts[part][place][0])[:40]}" for place in sorted(places)
+        ]
+        for part, places in unread.items()
+        if places
+    }
 
 
 def _dimension(model: SentenceTransformer) -> int:

@@ -156,6 +156,36 @@ def word_vectors(
     return repeated
 
 
+def unread_sentences(
+    model: SentenceTransformer, sentences: Sequence[Sequence[str]], *, separator: str = " ", prompt: str | None = None
+) -> set[int]:
+    """Which sentences :func:`word_vectors` would refuse as longer than the model takes.
+
+    Args:
+        model: As for :func:`word_vectors`.
+        sentences: As there.
+        separator: As there.
+        prompt: As there.
+
+    Returns:
+        Their places.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", max_seq_length=9)
+        >>> unread_sentences(model, [["He", "sleeps"], ["He"] * 9])
+        {1}
+    """
+    transformer: Any = model[0]
+    if prompt is None and model.default_prompt_name is not None:
+        prompt = model.prompts.get(model.default_prompt_name)
+    budget = transformer.budget(prompt)
+    if budget is None:
+        return set()
+    lengths = map(len, transformer.content([separator.join(words) for words in sentences])["input_ids"])
+    return {place for place, length in enumerate(lengths) if length > budget}
+
+
 def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
     """What turns features into the vectors of each text's content tokens, a tensor [n or more, d] a text."""
     transformer: Any = model[0]

@@ -273,9 +273,33 @@ def test_a_prompt_a_limit_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     check_memory(200_000, 4096)
     with pytest.raises(ValueError, match=r"1000000000 training words of 4096 dimensions take 15258.8 GiB.*\(--limit\)"):
         check_memory(10**9, 4096)
-    with pytest.raises(ValueError, match="max_seq_length=6 leaves"):
+    with pytest.raises(ValueError, match="max_seq_length=6 leaves 0 of .* sentences to train on"):
         evaluate_ner(BASE, read_methods("echo"), TASK, Results(tmp_path / "out"), limit=Limit(6))
     assert Results(tmp_path / "out").all() == []
+
+
+def test_sentences_that_a_method_does_not_read_whole(tmp_path: Path) -> None:
+    """They are not trained on, their entities are missed, and they are named; other methods are not touched."""
+    long = (("Berlin", *["and", "so", "on"] * 12, "Rome"), ("B-LOC", *["O"] * 36, "B-LOC"))
+    parts = {part: (*sentences, long) for part, sentences in TASK.parts.items()}
+    task = TagTask("towns", **parts)
+    classical, echo = evaluate_ner(
+        BASE, read_methods("classical,echo"), task, Results(tmp_path / "out"), limit=Limit(50)
+    )
+    assert not classical.left_out and classical.items == echo.items == len(task.heldout)
+    place = len(TASK.train) + 1, len(TASK.validation) + 1, len(TASK.heldout) + 1
+    assert echo.left_out == {
+        "longer than the method reads: not trained on": [f"{place[0]}: Berlin and so on and so on and so on and"],
+        "longer than the method reads: nothing found in it (validation)": [
+            f"{place[1]}: Berlin and so on and so on and so on and"
+        ],
+        "longer than the method reads: nothing found in it": [f"{place[2]}: Berlin and so on and so on and so on and"],
+    }
+    # What is trained and found is what it is without such a sentence, but for two entities that are missed.
+    (short,) = evaluate_ner(BASE, read_methods("echo"), TASK, Results(tmp_path / "short"), limit=Limit(50))
+    assert echo.scores["precision"] == short.scores["precision"]
+    wanted = sum(tag.startswith("B-") for _, tags in TASK.heldout for tag in tags)
+    assert echo.scores["recall"] == pytest.approx(short.scores["recall"] * wanted / (wanted + 2))
 
 
 @pytest.mark.parametrize(
