@@ -99,8 +99,8 @@ def evaluate_ner(
         train = [each for place, each in enumerate(task.train) if place not in unread["train"]]
         if len({tag for _, tags in train for tag in tags}) < 2:
             raise ValueError(
-                f"{task.name}: max_seq_length={model.max_seq_length} leaves {len(train)} of {len(task.train)} sentences "
-                "to train on, with fewer than two tags. Raise --max-tokens."
+                f"{task.name}: max_seq_length={model.max_seq_length} leaves {len(train)} of {len(task.train)} "
+                "sentences to train on, with fewer than two tags. Raise --max-tokens."
             )
         check_memory(sum(len(tags) for _, tags in train), _dimension(model))
         vectors = word_vectors(model, [one for one, _ in train], **words)  # type: ignore[arg-type]

@@ -172,7 +172,7 @@ def unread_sentences(
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", "echo", max_seq_length=9)
+        >>> model = st_reba.build("mini", "echo", max_seq_length=15)
         >>> unread_sentences(model, [["He", "sleeps"], ["He"] * 9])
         {1}
     """
