@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, quantize_embeddings
 from tqdm.auto import tqdm
 
-from .batches import DEFAULT_BATCH_TOKENS, check_sizes, position_counts, token_batches
+from .batches import DEFAULT_BATCH_TOKENS, check_sizes, position_counts, sized_batches, token_batches
 from .files import whole_file
 
 Task = Literal["query", "document"]
@@ -122,7 +122,6 @@ def encode_texts(
             f"output_value={kwargs['output_value']!r}: one vector a text is all that fits an array. Call the model's "
             "encode for others."
         )
-    encode: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     if kwargs.get("pool") is not None or isinstance(kwargs.get("device"), list):
         # One call a batch would give the processes nothing to share.
         if batch_tokens is not None:
@@ -132,7 +131,8 @@ def encode_texts(
             )
         batch_size = batch_size or _SHARED_BATCH_SIZE
     if batch_size is not None:
-        vectors = _float32(encode(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
+        encoded = _method(model, task)(texts, batch_size=batch_size, show_progress_bar=False, **kwargs)
+        vectors = _float32(encoded)
         if progress is not None:
             progress(len(texts))
         return vectors
@@ -140,23 +140,78 @@ def encode_texts(
     ranged = kwargs["precision"] if kwargs.get("precision") in ("int8", "uint8") else None
     if ranged is not None:
         kwargs["precision"] = "float32"
-    budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-    counts = _counts(model, texts, task, kwargs)
-    if counts is None:
-        # Without padding, short texts may run with long ones, and characters measure the work as well as any.
-        batches = token_batches([len(text) for text in texts], budget, max_padding=1)
-    else:
-        batches = token_batches(counts, budget)
+    batches, _ = planned_batches(model, texts, task=task, batch_tokens=batch_tokens, **kwargs)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
-        # One call a batch costs a millisecond more than one for all, and every option stays the model's own.
-        encoded = encode([texts[index] for index in batch], batch_size=len(batch), show_progress_bar=False, **kwargs)
-        rows.append(_float32(encoded))
+        rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **kwargs))
         if progress is not None:
             progress(len(batch))
-    places = np.argsort([index for batch in batches for index in batch])
-    vectors = np.concatenate(rows)[places]
+    vectors = in_order(rows, batches)
     return vectors if ranged is None else _float32(quantize_embeddings(vectors, precision=ranged))
+
+
+def planned_batches(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    task: Task | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    **kwargs: Any,
+) -> tuple[list[list[int]], list[int] | None]:
+    """Which texts run together, the longest first, and how many positions each takes.
+
+    Args:
+        model: Any SentenceTransformer.
+        texts: The texts.
+        task: As for :func:`encode_stream`.
+        batch_size: As for :func:`encode_stream`.
+        batch_tokens: As for :func:`encode_stream`.
+        **kwargs: As for :func:`encode_stream`.
+
+    Returns:
+        Indices into the texts, a list a batch; and the positions, or None of a model that pads nothing.
+
+    Example:
+        >>> import st_reba
+        >>> planned_batches(st_reba.build("mini", repeats=3), ["你好", "", "Hello"], batch_size=2)
+        ([[2, 0], [1]], [7, 4, 10])
+    """
+    counts = _counts(model, texts, task, kwargs)
+    # Without padding, characters measure the work as well as any, and short texts may run with long ones.
+    lengths = [len(text) for text in texts] if counts is None else counts
+    if counts is None and batch_size is None:
+        check_sizes(batch_size, batch_tokens)
+        budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
+        return token_batches(lengths, budget, max_padding=1), None
+    return sized_batches(lengths, batch_size, batch_tokens), counts
+
+
+def encode_batch(
+    model: SentenceTransformer, texts: list[str], *, task: Task | None = None, **kwargs: Any
+) -> NDArray[np.float32]:
+    """Encode texts in one forward pass, [texts, d] float32; arguments as for :func:`encode_stream`."""
+    # One call a batch costs a millisecond more than one for all, and every option stays the model's own.
+    return _float32(_method(model, task)(texts, batch_size=len(texts), show_progress_bar=False, **kwargs))
+
+
+def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    """The vectors of batches, in the order of the texts.
+
+    Args:
+        rows: The vectors of each batch.
+        batches: The indices of its texts.
+
+    Returns:
+        [texts, d] float32.
+    """
+    places = np.argsort([index for batch in batches for index in batch])
+    vectors: NDArray[np.float32] = np.concatenate(rows)[places]
+    return vectors
+
+
+def _method(model: SentenceTransformer, task: Task | None) -> Any:
+    return {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
 
 
 def _counts(

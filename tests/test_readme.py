@@ -26,6 +26,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("猫在窗台上睡着了。\n股票大跌。\n", encoding="utf-8")
     Path("corpus.jsonl").write_text('{"text": "猫在窗台上睡着了。"}\n{"text": "股票大跌。"}\n', encoding="utf-8")
+    Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
     pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(40)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
     words = [
@@ -37,7 +38,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     hub = ("Qwen/", "push llama2-chinese-reba", "C-MTEB")
     commands = re.findall(r"^st-reba .*$", README, re.MULTILINE)
     commands = [line for line in commands if not any(word in line for word in hub)]
-    assert len(commands) == 17
+    assert len(commands) == 20
     for command in commands:
         assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import conversion, hub, models, onnx, push, report, vectors, zoo
+from . import conversion, corpus, hub, life, models, onnx, push, report, vectors, zoo
 from .evaluate import add_evaluate
 from .options import DTYPES, METHODS, POOLINGS, SPANS
 
@@ -76,8 +76,10 @@ def parser() -> argparse.ArgumentParser:
     models.add_build(commands)
     zoo.add_zoo(commands)
     vectors.add_encode(commands)
+    corpus.add_encode_corpus(commands)
     vectors.add_index(commands)
     vectors.add_search(commands)
+    life.add_life(commands)
     models.add_info(commands)
     hub.add_verify(commands)
     push.add_push(commands)

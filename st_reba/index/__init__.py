@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from st_reba.index.documents import Document, read_documents
-from st_reba.index.index import Index, SearchResult
+from ..corpus.documents import Document
+from ..corpus.readers import read_documents
+from .changes import Change, add, delete
+from .compaction import compact
+from .exporting import export
+from .generation import SearchResult
+from .index import Index
 
-__all__ = ["Document", "Index", "SearchResult", "read_documents"]
+__all__ = ["Change", "Document", "Index", "SearchResult", "add", "compact", "delete", "export", "read_documents"]

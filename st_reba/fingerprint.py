@@ -1,4 +1,4 @@
-"""What identifies the model that made the vectors of an index."""
+"""What identifies the model that made the vectors of an index or an encoded corpus."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ _VOLATILE = {
     "output_attentions",
     "output_hidden_states",
 }
+# Settings that are alike in nearly all models, or said elsewhere.
+_UNTOLD = {
+    "base_model",
+    "embedding_dimension",
+    "module_input_name",
+    "module_output_name",
+    "non_finite",
+    "transformer_task",
+}
 _CACHE_FOLDER = re.compile(r"models--(?:.+--)?([^/\\]+)[/\\]snapshots[/\\]")
 
 
@@ -53,6 +62,7 @@ class ModelFingerprint:
         config_hash: SHA-256 over the modules, their settings and the configuration of the backbone.
         dimension: The number of values in a vector.
         probe: The document vectors of two fixed short texts.
+        method: The modules with their settings, for people to read; not compared.
 
     Example:
         >>> mark = ModelFingerprint("mini", None, "00ff", 2, ((1.0, 0.0), (0.0, 1.0)))
@@ -65,6 +75,20 @@ class ModelFingerprint:
     config_hash: str
     dimension: int
     probe: tuple[tuple[float, ...], ...] = field(repr=False)
+    method: str | None = None
+
+    def __str__(self) -> str:
+        revision = f"revision {self.revision}, " if self.revision else ""
+        method = f"{self.method}, " if self.method else ""
+        return (
+            f"{self.name or 'unnamed'} ({revision}{method}dimension {self.dimension}, configuration "
+            f"{self.config_hash[:12]}, probe {self.probe_hash})"
+        )
+
+    @property
+    def probe_hash(self) -> str:
+        """A few digits that differ where the probe's vectors do."""
+        return hashlib.sha256(np.asarray(self.probe, dtype="<f4").tobytes()).hexdigest()[:8]
 
     def to_json(self) -> dict[str, Any]:
         """Give the fingerprint as values that JSON can hold; the probe becomes base64 of little-endian float32."""
@@ -75,6 +99,7 @@ class ModelFingerprint:
             "config_hash": self.config_hash,
             "dimension": self.dimension,
             "probe": probe,
+            "method": self.method,
         }
 
     @classmethod
@@ -95,8 +120,8 @@ class ModelFingerprint:
         for key in ("name", "revision", "config_hash", "dimension", "probe"):
             if key not in value:
                 raise ValueError(f"{key}: missing")
-        for key in ("name", "revision"):
-            if value[key] is not None and not isinstance(value[key], str):
+        for key in ("name", "revision", "method"):
+            if value.get(key) is not None and not isinstance(value[key], str):
                 raise ValueError(f"{key}: expected a string or null, found {type(value[key]).__name__}")
         config_hash, dimension, probe = value["config_hash"], value["dimension"], value["probe"]
         if not isinstance(config_hash, str):
@@ -106,7 +131,12 @@ class ModelFingerprint:
         if not isinstance(probe, list) or len(probe) != len(PROBES):
             raise ValueError(f"probe: expected a list of {len(PROBES)} strings")
         return cls(
-            value["name"], value["revision"], config_hash, dimension, tuple(_probe(item, dimension) for item in probe)
+            value["name"],
+            value["revision"],
+            config_hash,
+            dimension,
+            tuple(_probe(item, dimension) for item in probe),
+            value.get("method"),
         )
 
 
@@ -147,15 +177,17 @@ def fingerprint(model: SentenceTransformer) -> ModelFingerprint:
         config_hash=_config_hash(model, config),
         dimension=int(vectors.shape[1]),
         probe=tuple(tuple(vector) for vector in vectors.tolist()),
+        method=_method(model),
     )
 
 
-def check(stored: ModelFingerprint, model: SentenceTransformer) -> None:
+def check(stored: ModelFingerprint, model: SentenceTransformer, what: str = "the index") -> None:
     """Refuse a model that did not make the stored vectors.
 
     Args:
         stored: The fingerprint of the model that did.
         model: The model to be used now, in any dtype.
+        what: What holds the vectors, for the message.
 
     Raises:
         ValueError: The dimension, the revision, the configuration or the weights differ; the message says which.
@@ -166,28 +198,47 @@ def check(stored: ModelFingerprint, model: SentenceTransformer) -> None:
         >>> check(fingerprint(model), model)
     """
     now = fingerprint(model)
-    remedy = "load the model the index was built with, or build the index again with this one"
-    if stored.dimension != now.dimension:
-        differs = f"dimension: {stored.dimension} in the index, {now.dimension} from this model"
-    elif stored.revision and now.revision and stored.revision != now.revision:
-        differs = f"revision: {stored.revision} in the index, {now.revision} now"
-        remedy = f"load the model with revision={stored.revision!r}, or build the index again with this one"
-    elif stored.config_hash != now.config_hash:
-        differs = (
+    differs = difference(stored, now)
+    if differs is None:
+        return
+    pinned = f"with revision={stored.revision!r}" if differs.startswith("revision") else f"that {what} was built with"
+    raise ValueError(
+        f"{what} was built with {stored.name or 'an unnamed model'} and cannot be used with "
+        f"{now.name or 'an unnamed model'}: they differ in {differs}. Fingerprint of {what}: {stored}; of this model: "
+        f"{now}. To go on, load the model {pinned}, or build {what} again with this one"
+    )
+
+
+def difference(first: ModelFingerprint, second: ModelFingerprint) -> str | None:
+    """What tells two models apart.
+
+    Args:
+        first: One fingerprint, as that of an index.
+        second: Another, as that of a model that is to search it.
+
+    Returns:
+        What differs, the first one's value first; None: their vectors can be compared.
+
+    Example:
+        >>> mark = ModelFingerprint("mini", None, "00ff", 2, ((1.0, 0.0), (0.0, 1.0)))
+        >>> difference(mark, ModelFingerprint("mini", None, "00ff", 3, ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0))))
+        'dimension: 2 there, 3 here'
+    """
+    if first.dimension != second.dimension:
+        return f"dimension: {first.dimension} there, {second.dimension} here"
+    if first.revision and second.revision and first.revision != second.revision:
+        return f"revision: {first.revision} there, {second.revision} here"
+    if first.config_hash != second.config_hash:
+        return (
             "configuration: the modules, their settings (such as the pooling), the similarity, truncate_dim or the "
             "backbone's configuration, which another version of a library can change as well"
         )
-    else:
-        cosine = _lowest_cosine(stored.probe, now.probe)
-        if cosine >= MIN_PROBE_COSINE:
-            return
-        differs = (
-            f"weights or document prompt: the vectors of the probe texts have a cosine of only {cosine:.4f} "
-            f"(at least {MIN_PROBE_COSINE} is needed)"
-        )
-    raise ValueError(
-        f"the index was built with {stored.name or 'an unnamed model'} and cannot be searched with "
-        f"{now.name or 'an unnamed model'}: they differ in {differs}. To go on, {remedy}"
+    cosine = _lowest_cosine(first.probe, second.probe)
+    if cosine >= MIN_PROBE_COSINE:
+        return None
+    return (
+        f"weights or document prompt: the vectors of the probe texts have a cosine of only {cosine:.4f} "
+        f"(at least {MIN_PROBE_COSINE} is needed)"
     )
 
 
@@ -221,6 +272,22 @@ def _revision(model: SentenceTransformer, config: Any) -> str | None:
         if isinstance(value, str) and value:
             return value
     return None
+
+
+def _method(model: SentenceTransformer) -> str:
+    """The modules and those of their settings that fit on a line."""
+    parts = []
+    for module in model.children():
+        get_config = getattr(module, "get_config_dict", None)
+        config = _plain(get_config()) if callable(get_config) else {}
+        shown = [
+            f"{key}={value}"
+            for key, value in config.items()
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool) and 0 < len(str(value)) <= 40
+            if key not in _UNTOLD
+        ]
+        parts.append(f"{type(module).__name__}({', '.join(shown)})")
+    return " → ".join(parts)
 
 
 def _config_hash(model: SentenceTransformer, config: Any) -> str:

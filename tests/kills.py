@@ -1,0 +1,201 @@
+"""Kill a process that writes, look at what a reader sees, run the same again, and compare with the undisturbed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# What a process does to files, as Python's audit hooks tell it just before.
+EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "sqlite3.connect")
+KILLED = -signal.SIGKILL
+
+State = Any
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that writes into a folder.
+
+    Args:
+        name: For messages.
+        prepare: Makes what is there before, in an empty folder.
+        run: The operation; repeated after a kill. It may refuse a repetition with an error in `refusals`.
+        state: All that a reader can see, comparable; None: nothing is there yet.
+        refusals: Errors by which a repetition says that all is done already.
+        renumbered: A repetition after the operation took effect may give files other numbers.
+    """
+
+    name: str
+    prepare: Callable[[Path], None]
+    run: Callable[[Path], None]
+    state: Callable[[Path], State]
+    refusals: tuple[type[Exception], ...] = ()
+    renumbered: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one kill came to.
+
+    Args:
+        killed: Whether it was; else the operation was faster.
+        after: Whether a reader then saw the new state.
+        problem: What was wrong; None: nothing.
+    """
+
+    killed: bool
+    after: bool
+    problem: str | None
+
+
+class Trial:
+    """One operation, with its undisturbed result to compare with.
+
+    Args:
+        operation: The operation.
+        folder: A scratch folder.
+    """
+
+    def __init__(self, operation: Operation, folder: Path) -> None:
+        self.operation = operation
+        self._folder = folder
+        self._before = folder / "before"
+        self._before.mkdir(parents=True)
+        operation.prepare(self._before)
+        self.old = operation.state(self._before)
+        with self._copy("undisturbed") as copy:
+            began = time.perf_counter()
+            status, said, self.events = run_child(lambda: operation.run(copy))
+            self.seconds = time.perf_counter() - began
+            assert status == 0, f"{operation.name}: {said}"
+            self.new = operation.state(copy)
+            self.files = self._listed(copy)
+        assert self.new is not None and self.new != self.old, f"{operation.name} changes nothing"
+
+    def kill(self, *, event: int | None = None, delay: float | None = None) -> Outcome:
+        """Kill the operation before its n-th event, from 1, or after a time in seconds, and go on as a user would."""
+        operation = self.operation
+        with self._copy("disturbed") as copy:
+            status, said, _ = run_child(lambda: operation.run(copy), event=event, delay=delay)
+            if status == 0:  # who called has been told, and does not call again
+                return Outcome(False, True, None)
+            if status != KILLED:
+                return Outcome(False, False, f"it failed: {said}")
+            try:
+                seen = operation.state(copy)
+            except Exception:
+                return Outcome(True, False, f"a reader failed: {traceback.format_exc()}")
+            after = seen == self.new
+            if not after and seen != self.old:
+                return Outcome(True, after, f"a reader saw neither the old nor the new: {difference(seen, self.new)}")
+            try:
+                operation.run(copy)
+            except operation.refusals as error:
+                if not after:
+                    return Outcome(True, after, f"run again, it refused: {error}")
+            except Exception:
+                return Outcome(True, after, f"run again, it failed: {traceback.format_exc()}")
+            try:
+                result = operation.state(copy)
+            except Exception:
+                return Outcome(True, after, f"at last, a reader failed: {traceback.format_exc()}")
+            if result != self.new:
+                return Outcome(True, after, f"at last, it differs: {difference(result, self.new)}")
+            if (files := self._listed(copy)) != self.files:
+                return Outcome(True, after, f"at last, other files: {sorted(files ^ self.files)}")
+            return Outcome(True, after, None)
+
+    def _listed(self, folder: Path) -> frozenset[str]:
+        """All files and folders below a folder."""
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+        return frozenset(re.sub(r"-\d+", "", name) if self.operation.renumbered else name for name in names)
+
+    @contextmanager
+    def _copy(self, name: str) -> Iterator[Path]:
+        # Always the same path, as some files tell it.
+        copy = self._folder / "work"
+        shutil.copytree(self._before, copy)
+        try:
+            yield copy
+        finally:
+            shutil.rmtree(copy)
+
+
+def run_child(
+    work: Callable[[], object], *, event: int | None = None, delay: float | None = None
+) -> tuple[int, str, int]:
+    """Run something in a fork of this process, which is killed before its n-th event or after a time.
+
+    Returns:
+        Its status, negative if it was killed; the error that it ended with, as "Kind: message"; its number of events.
+    """
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.close(reading)
+            # What it says goes nowhere.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            seen = count_events(event)
+            try:
+                work()
+                said, status = "", 0
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"[:2000]
+            os.write(writing, f"{seen[0]}\n{said}".encode(errors="replace"))
+        finally:
+            os._exit(status)
+    os.close(writing)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    with os.fdopen(reading, "rb") as stream:
+        text = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    number, _, said = text.partition("\n")
+    if number and not said:  # a kill between the end of the work and that of the process comes too late
+        return 0, said, int(number)
+    return os.waitstatus_to_exitcode(status), said, int(number or 0)
+
+
+def count_events(last: int | None) -> list[int]:
+    """Count what this process does to files; it kills itself before the event with this number."""
+    seen = [0]
+
+    def hook(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "open":
+            _, mode, flags = arguments
+            writes = any(letter in mode for letter in "wxa+") if isinstance(mode, str) else False
+            if not writes and not (flags or 0) & (os.O_WRONLY | os.O_RDWR):
+                return
+        elif name not in EVENTS:
+            return
+        seen[0] += 1
+        if seen[0] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    return seen
+
+
+def difference(found: State, expected: State) -> str:
+    """Where two states differ, for people."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+        return "; ".join(f"{key}: {difference(found.get(key), expected.get(key))}" for key in keys)
+    return f"{str(found)[:300]} in place of {str(expected)[:300]}"
