@@ -8,17 +8,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import add_reading, add_running, load_model, new_command, positive
+from .options import (
+    CORPUS_FILES,
+    add_corpus,
+    add_engine,
+    add_running,
+    corpus_settings,
+    engine_settings,
+    load_model,
+    new_command,
+    positive,
+)
 
 if TYPE_CHECKING:
     from ..corpus import Corpus
     from ..corpus.progress import RunProgress
 
 # Written out, so that parsing needs no library; the tests hold them against the package.
-ENGINES = ("single", "local", "ray")
 STORE_DTYPES = ("float32", "float16")
 SHARD_SIZE = 16_384
-MAX_CHARS = 1_000_000
 
 
 def add_encode_corpus(commands: Any) -> None:
@@ -34,23 +42,10 @@ def add_encode_corpus(commands: Any) -> None:
     command.add_argument(
         "input",
         metavar="INPUT",
-        help="the texts: .txt (one a line), .jsonl, .csv, .tsv, each also .gz, .parquet, a folder of such files, or "
-        "one that datasets' save_to_disk wrote; -: lines from standard input, which must be the same to go on",
+        help=f"the texts: {CORPUS_FILES}; -: lines from standard input, which must be the same to go on",
     )
     command.add_argument("out", metavar="OUT", type=Path, help="the folder to write, or to go on with")
-    command.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="single",
-        help="where it runs: in this process, in several on this machine, on a Ray cluster (default: %(default)s)",
-    )
-    command.add_argument(
-        "--workers",
-        metavar="N",
-        type=positive,
-        help="processes of local and ray (default: one a GPU, or what suits)",
-    )
-    command.add_argument("--devices", metavar="D,D", help="where the processes of local run, as cuda:0,cuda:1")
+    add_engine(command)
     command.add_argument(
         "--shard-size",
         metavar="N",
@@ -64,24 +59,13 @@ def add_encode_corpus(commands: Any) -> None:
         default="float32",
         help="of the stored vectors; float16: half the disk, three digits (default: %(default)s)",
     )
-    command.add_argument("--id-column", default="id", help="column or key of the id (default: %(default)s)")
-    command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
-    command.add_argument("--split", help="of a folder of several datasets")
-    command.add_argument(
-        "--max-chars",
-        metavar="N",
-        type=positive,
-        default=MAX_CHARS,
-        help="the longest text; longer ones are set aside (default: %(default)s)",
-    )
-    command.add_argument("--strict", action="store_true", help="stop at the first record that would be set aside")
+    add_corpus(command)
     command.add_argument(
         "--overwrite",
         action="store_true",
         help="replace a corpus that is complete, or does not fit; go on with others",
     )
     command.add_argument("--json", action="store_true", help="print what was done as JSON")
-    add_reading(command)
     add_running(command)
 
 
@@ -95,22 +79,13 @@ def encode_corpus(options: argparse.Namespace) -> int:
             load_model(options),
             (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if options.input == "-" else options.input,
             options.out,
-            engine=options.engine,
-            workers=options.workers,
-            devices=None if options.devices is None else [name for name in options.devices.split(",") if name],
             shard_size=options.shard_size,
             dtype=options.store_dtype,
-            batch_size=options.batch_size,
-            batch_tokens=options.batch_tokens,
-            text_column=options.text_column,
-            id_column=options.id_column,
-            encoding=options.encoding,
-            split=options.split,
-            max_chars=options.max_chars,
-            strict=options.strict,
             overwrite=options.overwrite,
             model_source=options.model,
             progress=progress,
+            **engine_settings(options),
+            **corpus_settings(options),
         )
     except KeyboardInterrupt:
         print(f"st-reba: interrupted; {_so_far(progress)}", file=sys.stderr)

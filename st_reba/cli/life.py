@@ -9,7 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import add_reading, add_running, count, load_model, new_command, positive
+from .options import (
+    CORPUS_FILES,
+    add_corpus,
+    add_engine,
+    add_running,
+    corpus_settings,
+    count,
+    engine_settings,
+    load_model,
+    new_command,
+)
 
 if TYPE_CHECKING:
     from ..index import Change
@@ -44,19 +54,13 @@ def add_life(commands: Any) -> None:
 def _add_addition(commands: Any, name: str, summary: str, example: str) -> None:
     command = new_command(commands, name, summary, example, _addition)
     command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument(
-        "input", metavar="INPUT", help=".txt, .csv, .tsv, .jsonl (each also .gz), .parquet, or a folder of them"
-    )
+    command.add_argument("input", metavar="INPUT", help=f"the texts: {CORPUS_FILES}")
     command.add_argument("--model", help="the model, where it is no longer where the index was built with it")
-    command.add_argument("--id-column", default="id", help="column or key of the id (default: %(default)s)")
-    command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
-    command.add_argument("--split", help="of a folder that DatasetDict.save_to_disk wrote")
-    command.add_argument("--max-chars", metavar="N", type=positive, help="the longest text; longer ones are set aside")
-    command.add_argument("--strict", action="store_true", help="stop at the first record that would be set aside")
+    add_corpus(command)
+    add_engine(command)
     command.add_argument("--again", action="store_true", help="add a file once more that the last command added")
     command.add_argument("--json", action="store_true", help="print what was done as JSON")
     command.set_defaults(upsert=name == "upsert")
-    add_reading(command)
     add_running(command)
 
 
@@ -66,21 +70,14 @@ def _addition(options: argparse.Namespace) -> None:
     if options.model is None:
         with Index.open(options.index, verify=False) as index:
             options.model = index.find_model()
-    given = {"max_chars": options.max_chars} if options.max_chars is not None else {}
     change = add(
         options.index,
         load_model(options),
         options.input,
         upsert=options.upsert,
-        text_column=options.text_column,
-        id_column=options.id_column,
-        encoding=options.encoding,
-        split=options.split,
-        strict=options.strict,
         again=options.again,
-        batch_size=options.batch_size,
-        batch_tokens=options.batch_tokens,
-        **given,
+        **engine_settings(options),
+        **corpus_settings(options),
     )
     _print(options, change)
 

@@ -17,6 +17,13 @@ POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 BATCH_TOKENS = 4096
+ENGINES = ("single", "local", "ray")
+MAX_CHARS = 1_000_000
+# What a corpus is read from.
+CORPUS_FILES = (
+    ".txt (one text a line), .jsonl, .csv, .tsv, each also .gz, .parquet, a folder of such files, or one that "
+    "datasets' save_to_disk wrote"
+)
 _PLAN = """'{"k": 4, "k0": 2}', or '{"layers": {"backward": [-1, -2]}}'"""
 
 
@@ -56,6 +63,57 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--batch-size", metavar="N", type=positive, help="a fixed number of texts a forward pass, in place of that"
     )
+
+
+def add_corpus(command: argparse.ArgumentParser) -> None:
+    """How a corpus is read: as files of texts are, and more."""
+    add_reading(command)
+    command.add_argument("--id-column", default="id", help="column or key of the id (default: %(default)s)")
+    command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
+    command.add_argument("--split", help="of a folder of several datasets")
+    command.add_argument(
+        "--max-chars",
+        metavar="N",
+        type=positive,
+        default=MAX_CHARS,
+        help="the longest text; longer ones are set aside (default: %(default)s)",
+    )
+    command.add_argument("--strict", action="store_true", help="stop at the first record that would be set aside")
+
+
+def corpus_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_corpus` asked for, as `encode_corpus` takes it."""
+    names = (
+        "text_column",
+        "id_column",
+        "encoding",
+        "split",
+        "max_chars",
+        "strict",
+        "batch_size",
+        "batch_tokens",
+    )
+    return {name: getattr(options, name) for name in names}
+
+
+def add_engine(command: argparse.ArgumentParser) -> None:
+    """Where a corpus is encoded."""
+    command.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="single",
+        help="where it runs: in this process, in several on this machine, on a Ray cluster (default: %(default)s)",
+    )
+    command.add_argument(
+        "--workers", metavar="N", type=positive, help="processes of local and ray (default: one a GPU, or what suits)"
+    )
+    command.add_argument("--devices", metavar="D,D", help="where the processes of local run, as cuda:0,cuda:1")
+
+
+def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_engine` asked for, as `encode_corpus` takes it."""
+    devices = None if options.devices is None else [name for name in options.devices.split(",") if name]
+    return {"engine": options.engine, "workers": options.workers, "devices": devices}
 
 
 def print_description(description: Any, as_json: bool) -> None:

@@ -10,13 +10,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import add_reading, add_running, count, load_model, new_command, positive
+from .options import (
+    CORPUS_FILES,
+    add_corpus,
+    add_engine,
+    add_reading,
+    add_running,
+    corpus_settings,
+    count,
+    engine_settings,
+    load_model,
+    new_command,
+    positive,
+)
 
 if TYPE_CHECKING:
     from ..index import Index
-
-# Written out, so that parsing needs no library; the tests hold them against the package.
-ENGINES = ("single", "local", "ray")
 
 
 def add_encode(commands: Any) -> None:
@@ -85,8 +94,7 @@ def add_index(commands: Any) -> None:
     command.add_argument(
         "file",
         metavar="INPUT",
-        help="texts: .txt (one a line), .jsonl, .csv, .tsv, each also .gz, .parquet, a folder of such files, or one "
-        "that datasets' save_to_disk wrote; or a folder that st-reba encode-corpus wrote",
+        help=f"texts: {CORPUS_FILES}; or a folder that st-reba encode-corpus wrote",
     )
     command.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
     kind = command.add_mutually_exclusive_group()
@@ -111,21 +119,10 @@ def add_index(commands: Any) -> None:
         "--train-size", metavar="N", type=positive, help="vectors to train on (default: by the factory)"
     )
     command.add_argument("--seed", metavar="N", type=count, default=0, help="of that sample (default: %(default)s)")
-    command.add_argument("--id-column", default="id", help="column or key of the id (default: %(default)s)")
-    command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
-    command.add_argument("--split", help="of a folder of several datasets")
-    command.add_argument("--strict", action="store_true", help="stop at the first record that would be set aside")
-    command.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="single",
-        help="where texts are encoded: in this process, in several on this machine, on a Ray cluster (default: "
-        "%(default)s)",
-    )
-    command.add_argument("--workers", metavar="N", type=positive, help="processes of local and ray")
+    add_corpus(command)
+    add_engine(command)
     command.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     command.add_argument("--json", action="store_true", help="print what was built as JSON")
-    add_reading(command)
     add_running(command)
 
 
@@ -150,15 +147,8 @@ def index(options: argparse.Namespace) -> None:
             model,
             options.file,
             options.out,
-            batch_size=options.batch_size,
-            batch_tokens=options.batch_tokens,
-            text_column=options.text_column,
-            id_column=options.id_column,
-            encoding=options.encoding,
-            split=options.split,
-            strict=options.strict,
-            engine=options.engine,
-            workers=options.workers,
+            **engine_settings(options),
+            **corpus_settings(options),
             **settings,
         )
     with built:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..corpus.engines import Engine
 
 logger = logging.getLogger(__name__)
-
 Kind = Literal["add", "upsert", "delete", "compact"]
 _AT_A_TIME = 500
 
@@ -135,8 +134,8 @@ def add(
     """
     from ..corpus import encode_corpus
 
-    reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding, "split": split}
-    source = open_source(input, ids=ids, max_chars=max_chars, **reading)  # type: ignore[arg-type]
+    reading: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "encoding": encoding, "split": split}
+    source = open_source(input, ids=ids, max_chars=max_chars, **reading)
     kind: Kind = "upsert" if upsert else "add"
     with writing_change(folder) as (target, manifest, pending):
         check(manifest.model, model)

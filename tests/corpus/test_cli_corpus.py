@@ -16,6 +16,7 @@ import pytest
 import st_reba
 from st_reba import cli
 from st_reba.cli import corpus as command
+from st_reba.cli import options
 from st_reba.corpus import Corpus, documents, encode, engines, settings, shard
 from st_reba.persistence import load
 
@@ -160,7 +161,7 @@ def test_other_settings_are_refused(run: Run, saved: Path, tmp_path: Path) -> No
 
 
 def test_names_are_those_of_the_package() -> None:
-    assert command.ENGINES == engines.ENGINES
+    assert options.ENGINES == engines.ENGINES
     assert command.STORE_DTYPES == settings.DTYPES
     assert command.SHARD_SIZE == encode.SHARD_SIZE
-    assert command.MAX_CHARS == documents.MAX_CHARS
+    assert options.MAX_CHARS == documents.MAX_CHARS
