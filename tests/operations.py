@@ -18,8 +18,8 @@ import st_reba
 from st_reba.corpus import encode_corpus
 from st_reba.corpus.folder import Corpus
 from st_reba.index import Document, Index, add, compact, delete, export
-from st_reba.index.flat import load_faiss
-from st_reba.index.generation import Generation
+from st_reba.index.folder.generation import Generation
+from st_reba.index.vectors.flat import load_faiss
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
 # Where and when; and numbers that a second overwriting raises.

@@ -15,7 +15,7 @@ import pytest
 from st_reba.corpus.documents import Document
 from st_reba.corpus.encode import SHARD_SIZE
 from st_reba.corpus.store import DocumentStore
-from st_reba.index.factory import auto_factory, make_index, sample_rows
+from st_reba.index.vectors.factory import auto_factory, make_index, sample_rows
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))

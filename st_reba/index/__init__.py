@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..corpus.documents import Document
 from ..corpus.readers import read_documents
-from .changes import Change, add, delete
-from .compaction import compact
+from .changing.changes import Change, add, delete
+from .changing.compaction import compact
 from .exporting import export
-from .generation import SearchResult
+from .folder.generation import SearchResult
 from .index import Index
 
 __all__ = ["Change", "Document", "Index", "SearchResult", "add", "compact", "delete", "export", "read_documents"]

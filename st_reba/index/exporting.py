@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ..corpus.arrays import npy_writer
 from ..files import whole_file, whole_path
-from .generation import Generation
-from .manifest import Manifest
-from .merging import bar
-from .rows import Piece, Rows
+from .changing.merging import bar
+from .changing.rows import Piece, Rows
+from .folder.generation import Generation
+from .folder.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batches import check_sizes
-from .build import BuildReport, IndexSettings
-from .generation import Generation
-from .where import relative
+from .building.build import BuildReport, IndexSettings
+from .folder.generation import Generation
+from .folder.model_source import relative
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Index(Writer):
             >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine, built with 'mini')
         """
-        from .making import build_index
+        from .building.making import build_index
 
         check_sizes(batch_size, batch_tokens)
         target = Path(os.path.realpath(path))
@@ -171,7 +171,7 @@ class Index(Writer):
             >>> Index.from_corpus("my_corpus", "my_index", model).search("Cats sleep", k=1)[0].text
             'Cats sleep.'
         """
-        from .making import index_corpora
+        from .building.making import index_corpora
 
         target = Path(os.path.realpath(path))
         folders = [corpus] if isinstance(corpus, (str, PathLike)) else corpus

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from ..corpus.documents import clean_text
 from ..fingerprint import check
-from .build import BuildReport
-from .generation import Generation, SearchResult
-from .manifest import Manifest
-from .vectors import ready_queries
-from .where import located
+from .building.build import BuildReport
+from .folder.generation import Generation, SearchResult
+from .folder.manifest import Manifest
+from .folder.model_source import located
+from .vectors.scaling import ready_queries
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from ..corpus.source import Input
-    from .changes import Change
+    from .changing.changes import Change
 
 
 class Writer(Reader):
@@ -48,7 +48,7 @@ class Writer(Reader):
             >>> index.add(["Bread rises."]).added, index.search("Bread rises.", k=1)[0].id
             (1, '2')
         """
-        from .changes import add
+        from .changing.changes import add
 
         return self._changed(add(self.path, self._writing_model(model), texts, ids=ids, **options))
 
@@ -82,7 +82,7 @@ class Writer(Reader):
             >>> index.upsert(["Cats run."], ids=["0"]).replaced, index.search("Cats run.", k=1)[0].text
             (1, 'Cats run.')
         """
-        from .changes import add
+        from .changing.changes import add
 
         return self._changed(add(self.path, self._writing_model(model), texts, upsert=True, ids=ids, **options))
 
@@ -107,7 +107,7 @@ class Writer(Reader):
             >>> index.delete(["0"]).deleted, len(index)
             (1, 1)
         """
-        from .changes import delete
+        from .changing.changes import delete
 
         return self._changed(delete(self.path, ids, missing=missing))
 
@@ -131,7 +131,7 @@ class Writer(Reader):
             >>> index.delete(["1"]).count, index.compact().deleted
             (2, 1)
         """
-        from .compaction import compact
+        from .changing.compaction import compact
 
         return self._changed(compact(self.path, **options))
 

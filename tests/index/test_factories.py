@@ -13,9 +13,9 @@ from indexes import clustered, make_corpus, mark
 from numpy.typing import NDArray
 
 from st_reba.index import Index
-from st_reba.index.build import IndexSettings
-from st_reba.index.factory import auto_factory, centroids, make_index, sample_rows
-from st_reba.index.shards import Shards
+from st_reba.index.building.build import IndexSettings
+from st_reba.index.building.shards import Shards
+from st_reba.index.vectors.factory import auto_factory, centroids, make_index, sample_rows
 
 FACTORIES = [
     "Flat",
@@ -109,7 +109,7 @@ def test_many_read_in_one_process(vectors: NDArray[np.float32], tmp_path: Path) 
 def test_shards_by_blocks(
     vectors: NDArray[np.float32], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("st_reba.index.shards.BLOCK_BYTES", 8 * DIM * 70)
+    monkeypatch.setattr("st_reba.index.building.shards.BLOCK_BYTES", 8 * DIM * 70)
     other = make_corpus(tmp_path / "more", vectors[:90] * 2, ids=[f"m{row}" for row in range(90)], unusable=[5])
     shards = Shards([corpus, other], DIM, "dot")
     kept = np.setdiff1d(np.arange(COUNT), UNUSABLE)
@@ -214,7 +214,7 @@ def test_auto(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert auto_factory(10**9, dim)[0] == f"IVF65536,PQ{m}"
         make_index(f"IVF16,PQ{m}", dim)
     assert "few enough" in auto_factory(5, 8)[1]
-    monkeypatch.setattr("st_reba.index.factory.FLAT_UP_TO", 500)
+    monkeypatch.setattr("st_reba.index.vectors.factory.FLAT_UP_TO", 500)
     index = Index.from_corpus(corpus, tmp_path / "index", factory="auto")
     assert index.manifest.factory == "IVF120,Flat"
     assert index.report is not None and index.report.why is not None and "896" in index.report.why

@@ -18,11 +18,11 @@ from tiny import DIM, WORDS, cosines, tiny_model
 
 from st_reba.cli import main
 from st_reba.index import Document, Index, add, compact, delete
-from st_reba.index.flat import load_faiss
-from st_reba.index.keeping import keep_rows, reconstructed
-from st_reba.index.manifest import Manifest
-from st_reba.index.marks import MARK_FILE
-from st_reba.index.merging import Part, plan
+from st_reba.index.changing.merging import Part, plan
+from st_reba.index.folder.manifest import Manifest
+from st_reba.index.folder.marks import MARK_FILE
+from st_reba.index.vectors.flat import load_faiss
+from st_reba.index.vectors.keeping import keep_rows, reconstructed
 from st_reba.lock import writers_lock
 
 MODEL = tiny_model()
@@ -144,7 +144,7 @@ def test_files_without_ids_are_not_added_twice(path: Path) -> None:
 
 
 def test_a_killed_addition_of_a_list_is_not_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import st_reba.index.changes as changes
+    import st_reba.index.changing.changes as changes
 
     def killed(folder: Path) -> None:
         raise SystemExit

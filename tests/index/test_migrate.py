@@ -16,8 +16,8 @@ from tiny import tiny_model
 
 from st_reba.fingerprint import fingerprint
 from st_reba.index import Index, add
-from st_reba.index.flat import load_faiss
-from st_reba.index.manifest import FORMAT_VERSION, Manifest
+from st_reba.index.folder.manifest import FORMAT_VERSION, Manifest
+from st_reba.index.vectors.flat import load_faiss
 
 MODEL = tiny_model()
 TEXTS = ["cat", "dog ship", "moon", "gold"]

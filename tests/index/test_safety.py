@@ -19,8 +19,8 @@ from sentence_transformers import SentenceTransformer
 from st_reba.corpus.folder import Corpus
 from st_reba.fingerprint import fingerprint
 from st_reba.index import Index
-from st_reba.index.commit import commit
-from st_reba.index.manifest import Manifest
+from st_reba.index.folder.commit import commit
+from st_reba.index.folder.manifest import Manifest
 
 FILES = ["documents-1.sqlite", "manifest.json", "vectors-1.faiss"]
 DIM = 16
@@ -317,7 +317,7 @@ def test_two_writers(copy: Path, built: Path) -> None:
 
 def test_a_killed_build_goes_on(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between shards, after encoding and before the commit; with the same input nothing is encoded twice."""
-    import st_reba.index.making as making
+    import st_reba.index.building.making as making
 
     encoded: list[str] = []
     real = model.encode_document
@@ -352,7 +352,7 @@ def test_a_killed_build_goes_on(model: SentenceTransformer, tmp_path: Path, monk
 def test_what_does_not_fit_is_begun_anew(
     model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import st_reba.index.making as making
+    import st_reba.index.building.making as making
 
     with monkeypatch.context() as patch:
         patch.setattr(making, "make_generation", lambda *arguments, **options: 1 / 0)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from st_reba.files import StoredFile
 from st_reba.index import Index
-from st_reba.index.commit import commit, free_number, sweep
-from st_reba.index.factory import make_index
-from st_reba.index.generation import Generation
-from st_reba.index.manifest import Manifest, Segment
-from st_reba.index.segments import OpenSegment, segment_record, write_documents, write_flat_segment
+from st_reba.index.folder.commit import commit, free_number, sweep
+from st_reba.index.folder.generation import Generation
+from st_reba.index.folder.manifest import Manifest, Segment
+from st_reba.index.folder.segments import OpenSegment, segment_record, write_documents, write_flat_segment
+from st_reba.index.vectors.factory import make_index
 
 DIM = 8
 

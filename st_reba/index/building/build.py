@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..corpus.clock import Clock
-from ..corpus.folder import REJECTS_FILE, Corpus
-from ..corpus.store import DocumentStore
-from ..files import whole_file, whole_path
-from ..fingerprint import ModelFingerprint
-from ..lock import LOCK_FILE, writers_lock
-from .commit import commit, free_number, is_part, sweep
-from .factory import auto_factory, check_size, make_index, sample_rows, seed_training
-from .flat import load_faiss, write_flat
-from .manifest import BUILDING, MANIFEST_FILE, Manifest, Segment, now
-from .marks import MARK_FILE, unacknowledged, write_mark
-from .recall import Recall, measure_recall
-from .segments import segment_paths, segment_record, set_parameters, write_documents
+from ...corpus.clock import Clock
+from ...corpus.folder import REJECTS_FILE, Corpus
+from ...corpus.store import DocumentStore
+from ...files import whole_file, whole_path
+from ...fingerprint import ModelFingerprint
+from ...lock import LOCK_FILE, writers_lock
+from ..folder.commit import commit, free_number, is_part, sweep
+from ..folder.manifest import BUILDING, MANIFEST_FILE, Manifest, Segment, now
+from ..folder.marks import MARK_FILE, unacknowledged, write_mark
+from ..folder.segments import segment_paths, segment_record, set_parameters, write_documents
+from ..vectors.factory import auto_factory, check_size, make_index, sample_rows, seed_training
+from ..vectors.flat import load_faiss, write_flat
+from ..vectors.recall import Recall, measure_recall
 from .shards import Shards
 
 logger = logging.getLogger(__name__)

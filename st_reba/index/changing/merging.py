@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import StoredFile, whole_file
-from .commit import free_number
-from .manifest import Manifest, Segment
+from ...files import StoredFile, whole_file
+from ..building.shards import Shards
+from ..folder.commit import free_number
+from ..folder.manifest import Manifest, Segment
+from ..folder.segments import OpenSegment, write_flat_segment
 from .rows import Piece, Rows
-from .segments import OpenSegment, write_flat_segment
-from .shards import Shards
 
 FLAT = "Flat"
 

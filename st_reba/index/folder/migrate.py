@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..corpus.store import DocumentStore
-from ..files import StoredFile
+from ...corpus.store import DocumentStore
+from ...files import StoredFile
 
 _AGAIN = "build the index again"
 

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.documents import MAX_CHARS, Document, Reject, beginning
-from ..corpus.folder import REJECTS_FILE, Corpus
-from ..corpus.source import Input, Source, open_source
-from ..files import whole_file
-from ..fingerprint import check
-from ..lock import writers_lock
-from .commit import commit, sweep
-from .making import reopen
-from .manifest import BUILDING, Manifest
-from .marks import Digest, abandon, addition_of, clean_up, free_number, repeats, unacknowledged, write_mark
+from ...corpus.documents import MAX_CHARS, Document, Reject, beginning
+from ...corpus.folder import REJECTS_FILE, Corpus
+from ...corpus.source import Input, Source, open_source
+from ...files import whole_file
+from ...fingerprint import check
+from ...lock import writers_lock
+from ..building.making import reopen
+from ..building.shards import Shards
+from ..folder.commit import commit, sweep
+from ..folder.manifest import BUILDING, Manifest
+from ..folder.marks import Digest, abandon, addition_of, clean_up, free_number, repeats, unacknowledged, write_mark
+from ..folder.segments import OpenSegment
 from .merging import rearranged
 from .rows import Piece
-from .segments import OpenSegment
-from .shards import Shards
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from ..corpus.engines import Engine
+    from ...corpus.engines import Engine
 
 logger = logging.getLogger(__name__)
 Kind = Literal["add", "upsert", "delete", "compact"]
@@ -132,7 +132,7 @@ def add(
         >>> add("my_index", model, ["Cats sleep a lot."], ids=["0"], upsert=True).replaced
         1
     """
-    from ..corpus import encode_corpus
+    from ...corpus import encode_corpus
 
     reading: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "encoding": encoding, "split": split}
     source = open_source(input, ids=ids, max_chars=max_chars, **reading)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.folder import Corpus
-from .vectors import ready_vectors
+from ...corpus.folder import Corpus
+from ..vectors.scaling import ready_vectors
 
 # Rows that are held in memory at once, in float64 on the way.
 BLOCK_BYTES = 2**25

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import whole_path
+from ...files import whole_path
 
 
 def load_faiss() -> Any:

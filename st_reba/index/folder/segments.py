@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.store import DocumentStore
-from ..files import StoredFile, whole_path
-from .flat import load_faiss, read_faiss, write_flat
+from ...corpus.store import DocumentStore
+from ...files import StoredFile, whole_path
+from ..vectors.flat import load_faiss, read_faiss, write_flat
 from .manifest import MANIFEST_FILE, Segment
 
 _REMEDY = "build the index again"

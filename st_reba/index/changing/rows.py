@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .segments import OpenSegment
-from .shards import Shards
+from ..building.shards import Shards
+from ..folder.segments import OpenSegment
 
 
 @dataclass(frozen=True)

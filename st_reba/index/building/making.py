@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..corpus.folder import Corpus
-from ..fingerprint import ModelFingerprint, check, difference, fingerprint
+from ...corpus.folder import Corpus
+from ...fingerprint import ModelFingerprint, check, difference, fingerprint
+from ..folder.manifest import BUILDING, METRICS
+from ..folder.marks import clean_up
+from ..folder.model_source import moved
 from .build import BuildReport, IndexSettings, make_generation, writing
-from .manifest import BUILDING, METRICS
-from .marks import clean_up
-from .where import moved
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from ..corpus.source import Input
+    from ...corpus.source import Input
 
 
 def build_index(
@@ -32,7 +32,7 @@ def build_index(
     **corpus_options: Any,
 ) -> BuildReport:
     """Encode documents into ``.building`` in the index folder, then index them; see `Index.build`."""
-    from ..corpus import encode_corpus
+    from ...corpus import encode_corpus
 
     metric = _checked_metric(model.similarity_fn_name)
     mark = fingerprint(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..files import remove_leftovers
+from ...files import remove_leftovers
 from .manifest import Manifest
 
 _OWN = re.compile(r"(vectors|documents|deleted)(-\d+)*\.(faiss|sqlite|npy)")

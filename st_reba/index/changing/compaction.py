@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ..corpus.clock import Clock
-from .build import AUTO, IndexSettings, write_faiss, write_segment
+from ...corpus.clock import Clock
+from ..building.build import AUTO, IndexSettings, write_faiss, write_segment
+from ..folder.commit import commit, free_number
+from ..folder.segments import OpenSegment, segment_paths, segment_record, set_parameters, write_documents
+from ..vectors.factory import auto_factory
+from ..vectors.flat import read_faiss
+from ..vectors.keeping import keep_rows
+from ..vectors.recall import Recall, measure_recall
 from .changes import Change, opened, writing_change
-from .commit import commit, free_number
-from .factory import auto_factory
-from .flat import read_faiss
-from .keeping import keep_rows
 from .merging import FLAT, bar, merged
-from .recall import Recall, measure_recall
 from .rows import Piece, Rows
-from .segments import OpenSegment, segment_paths, segment_record, set_parameters, write_documents
 
 
 def compact(
@@ -59,7 +59,7 @@ def compact(
     Example:
         >>> import st_reba
         >>> from st_reba.index import Index
-        >>> from st_reba.index.changes import delete
+        >>> from st_reba.index import delete
         >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail.", "Bread rises."], "my_index").close()
         >>> change = delete("my_index", ["1"])
         >>> compact("my_index").deleted

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..building.shards import Shards
+from ..folder.segments import set_parameters
 from .factory import parts
 from .flat import load_faiss
-from .segments import set_parameters
-from .shards import Shards
 
 QUERIES = 256
 K = 10

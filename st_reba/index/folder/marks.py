@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..corpus.documents import Document, Reject
-from ..corpus.folder import Corpus
-from ..corpus.source import Source
-from ..files import whole_file
+from ...corpus.documents import Document, Reject
+from ...corpus.folder import Corpus
+from ...corpus.source import Source
+from ...files import whole_file
 from .manifest import BUILDING, Manifest
 
 MARK_FILE = ".addition.json"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.documents import Document
+from ...corpus.documents import Document
 from .manifest import Manifest
 from .segments import OpenSegment
 

@@ -15,9 +15,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..files import StoredFile, whole_file
-from ..fingerprint import ModelFingerprint
-from ..version import __version__
+from ...files import StoredFile, whole_file
+from ...fingerprint import ModelFingerprint
+from ...version import __version__
 from .migrate import migrated
 
 FORMAT_VERSION = 2

@@ -1,0 +1,1 @@
+"""From documents or encoded corpora to an index folder."""

@@ -1,0 +1,1 @@
+"""Documents added, replaced and deleted, segments merged and compacted."""

@@ -1,0 +1,1 @@
+"""What lies in an index folder: the manifest, its segments, how a change takes effect."""
