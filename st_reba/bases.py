@@ -185,7 +185,7 @@ def check_loaded(
                 "rounded anew. Load them unquantized."
             )
         _check_adapter(model, path, name, hub or {})
-        _merge(model)
+        merge_adapter(model)
 
 
 def check_padding(transformer: DecoderTransformer, name: str) -> None:
@@ -240,8 +240,12 @@ def _check_adapter(model: PreTrainedModel, path: str, name: str, hub: Mapping[st
             raise ValueError(f"base={name!r}: transformers did not load the adapter's {key!r}. {_MERGE}")
 
 
-def _merge(model: PreTrainedModel) -> None:
-    """Make the adapter part of the weights: what is saved is then a model that needs neither peft nor its base."""
+def merge_adapter(model: PreTrainedModel) -> None:
+    """Make an adapter part of the weights: what is saved is then a model that needs neither peft nor its base.
+
+    Args:
+        model: A backbone with an adapter, loaded or trained: ``model[0].model``.
+    """
     for place, module in list(model.named_modules()):
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)

@@ -292,8 +292,11 @@ def metadata(
         place = about.licence_link or (f"https://huggingface.co/{facts.base}" if on_hub else None)
         licence |= {"license_name": "as-base-model", "license_link": place}
     # The Hub's relations (finetune, adapter, merge, quantized) each say that weights were changed: here none is, but
-    # where the weights are quantized.
-    relation: dict[str, Any] = {"base_model_relation": "quantized"} if on_hub and facts.quantized else {}
+    # where the weights are quantized or the model was trained.
+    changed = "adapter" if facts.adapter else "finetune" if facts.training else "quantized" if facts.quantized else None
+    relation: dict[str, Any] = {"base_model_relation": changed} if on_hub and changed else {}
+    if facts.datasets:
+        relation["datasets"] = list(facts.datasets)
     return ModelCardData(
         language=list(about.language) or None,
         **licence,

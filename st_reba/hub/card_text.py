@@ -85,9 +85,10 @@ def summary(facts: Facts, about: About) -> str:
     base = f"`{facts.base}`" if is_embedded(facts) else _base(facts)
     dimension = f" of {facts.dimension} dimensions" if facts.dimension else ""
     if facts.templates is None:
+        weights = "The weights were fine-tuned (see Training)" if facts.training else "No weight was trained or changed"
         return (
             f"Text embeddings{dimension} by {base}, which is an embedder already, its layers converted as in NoSink. "
-            "No weight was trained or changed: what differs from the base is what its layers see."
+            f"{weights}: what {'else ' if facts.training else ''}differs from the base is what its layers see."
         )
     converted = facts.plan is not None or facts.setting is not None
     also = ", with NoSink's layers" if converted and facts.method != "nosink" else ""
@@ -97,9 +98,11 @@ def summary(facts: Facts, about: About) -> str:
     weights = (
         "The weights are quantized, but none was trained" if facts.quantized else "No weight was trained or changed"
     )
+    if facts.training:
+        weights = "The weights were fine-tuned (see Training)"
     return (
         f"Text embeddings{dimension} from the hidden states of {base}, by {_METHODS[facts.method]}{also}. {weights}: "
-        f"what differs from the base is {changed}how the hidden states are pooled."
+        f"what {'else ' if facts.training else ''}differs from the base is {changed}how the hidden states are pooled."
     )
 
 
@@ -125,11 +128,17 @@ def properties(facts: Facts, about: About) -> list[tuple[str, str]]:
         ("length of a vector", "1" if facts.normalized else "not scaled"),
         ("positions", facts.positions),
         ("tokens of a text that are read", facts.budget),
-        ("weights", "none here: the base's are loaded" if facts.from_base else facts.dtype),
+        ("weights", _weights(facts)),
         ("languages of the base", ", ".join(about.language)),
         ("modules", " → ".join(f"`{name}`" for name in facts.modules) if facts.templates is not None else None),
     ]
     return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
+
+
+def _weights(facts: Facts) -> str | None:
+    if facts.adapter:
+        return f"an adapter (PEFT) of the base's, which are loaded in {facts.dtype}"
+    return "none here: the base's are loaded" if facts.from_base else facts.dtype
 
 
 def equation(facts: Facts) -> str:
@@ -221,7 +230,7 @@ def costs(facts: Facts) -> list[str]:
 def limits(facts: Facts, about: About, *, recipe_only: bool, measured: bool) -> list[str]:
     """What the model cannot do, and what nobody has seen it do."""
     lines = []
-    if facts.templates is not None:
+    if facts.templates is not None and not facts.training:
         lines.append(
             "Nothing was trained for embedding: a trained embedder of like size may well be better. Measure both on "
             "your own data."

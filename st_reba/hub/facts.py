@@ -25,10 +25,12 @@ from ..modules import (
     RepeatTransformer,
     named_plan,
 )
+from ..modules.adapters import has_adapter
 from ..modules.templates import TEMPLATES, task_templates
 from ..modules.tokens import frame, position_limit
 from ..recipe import About
 from ..zoo import Recipe
+from .training import datasets_of, training_of
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _POOLED = {"lasttoken": "last"}
@@ -69,6 +71,9 @@ class Facts:
         remote_code: The backbone needs code of its own.
         quantized: The weights are quantized.
         built: Whether all this was read from a model.
+        training: What its card says of training, Markdown; None: nothing tells that it was trained.
+        datasets: Hub ids of what it was trained on.
+        adapter: The repository holds an adapter of the base's weights.
     """
 
     base: str | None
@@ -99,6 +104,9 @@ class Facts:
     remote_code: bool = False
     quantized: bool = False
     built: bool = False
+    training: str | None = None
+    datasets: tuple[str, ...] = ()
+    adapter: bool = False
 
     @property
     def published(self) -> bool:
@@ -144,6 +152,7 @@ class Facts:
         rest |= {} if self.plan is None or self.setting else {"plan": self.plan.to_dict()}
         rest |= {} if self.normalized else {"normalized": False}
         rest |= {"prompts": self.prompts} if self.prompts else {}
+        rest |= {"training": self.training} if self.training else {}
         if rest:
             parts.append(hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6])
         return re.sub(r"[^\w.]+", "-", "-".join(parts))
@@ -223,6 +232,9 @@ def facts_of_model(model: SentenceTransformer) -> Facts:
         remote_code=bool(getattr(backbone.config, "auto_map", None)),
         quantized=getattr(backbone, "hf_quantizer", None) is not None,
         built=True,
+        training=training_of(model),
+        datasets=datasets_of(model),
+        adapter=has_adapter(backbone),
     )
 
 

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from ..bases import EMBEDDED, adapted_model
 from ..files import check_folder, whole_folder
 from ..modules import DecoderTransformer
+from ..modules.adapters import has_adapter
 from ..modules.stored import left_at_base
 from ..persistence import load
 from .golden import FILE as GOLDEN
@@ -68,6 +69,7 @@ def save(
     with whole_folder(folder, overwrite=overwrite, kind="a saved model", is_kind=_is_model) as temporary:
         with _left(model, source):
             model.save_pretrained(str(temporary))
+        _warn_of_local_base(model)
         if golden or source is not None:
             write_golden(model, temporary)
         if source is not None:
@@ -80,6 +82,17 @@ def save(
 def check_out(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Raise what :func:`save` would raise, before the work of building is done."""
     check_folder(Path(folder), overwrite=overwrite, kind="a saved model", is_kind=_is_model)
+
+
+def _warn_of_local_base(model: SentenceTransformer) -> None:
+    """An adapter says where its base is, which a folder of this machine is to nobody else."""
+    backbone: Any = model[0].model if isinstance(model[0], DecoderTransformer) else None
+    if has_adapter(backbone) and os.path.isdir(backbone.name_or_path):
+        warnings.warn(
+            f"The adapter's base is the folder {backbone.name_or_path!r}: the saved model loads on this machine only. "
+            "Build from a Hub id, or save all weights: st_reba.bases.merge_adapter(model[0].model) before.",
+            stacklevel=3,
+        )
 
 
 def _is_model(folder: Path) -> bool:
@@ -113,6 +126,11 @@ def _source(model: SentenceTransformer, base: str | None, revision: str | None) 
     if getattr(backbone, "hf_quantizer", None) is not None:
         raise ValueError(
             f"weights=False: the weights are quantized, which the base of that name need not be. {_WEIGHTS}."
+        )
+    if has_adapter(backbone):
+        raise ValueError(
+            "weights=False: the model has an adapter, which no base holds. Save it as it is: the adapter alone is "
+            "written, or, after st_reba.bases.merge_adapter(model[0].model), all weights."
         )
     if others := [type(module).__name__ for module in list(model)[1:] if any(True for _ in module.parameters())]:
         raise ValueError(f"weights=False: {others[0]} has weights of its own, which no base holds. {_WEIGHTS}.")

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from .backbone import text_decoder
 from .blocked import blocked_attention
-from .capture import BackwardAttention
+from .capture import AnchorCapture, BackwardAttention
 from .fused import fused_attention, fused_with_totals
 from .masks import additive, selected
 from .scores import Scores
@@ -89,7 +89,7 @@ def attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if capture is not None:
         # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
-        defined = causal or backward is None or (state is not None and state.stack is not None)
+        defined = causal or not isinstance(capture, AnchorCapture) or (state is not None and state.stack is not None)
         known = 0 if state is None else state.prefix
         _check_capturable(module, causal=defined, square=query.shape[2] + known == key.shape[2])
         capture.begin()
@@ -124,6 +124,8 @@ def attend(
     if backward is not None:
         shown = Scores(query, key, mask, False, scaling, softcap, position_bias)
         backward.update_layer(shown, totals, both_ways=not (causal and kind == "forward"))
+    elif capture is not None:
+        capture.end()
     return output, None
 
 
@@ -200,10 +202,11 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == shape:
-            if isinstance(state.capture, BackwardAttention):
+            if isinstance(state.capture, AnchorCapture):
                 _check_capturable(module, causal=_is_triangular(value, state.real), square=True)
             state.capture.begin()
             state.capture.update(value, 0)
+            state.capture.end()
             kept.append(None)
         else:
             kept.append(value)

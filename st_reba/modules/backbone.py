@@ -117,3 +117,9 @@ def found_to_look_back(model: PreTrainedModel, inputs: dict[str, Any]) -> bool:
         model.train(training)
     tolerance = 1e-2 * float(hidden.abs().max())
     return torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=tolerance, rtol=0)
+
+
+def is_trained(model: torch.nn.Module) -> bool:
+    """Whether a backbone has weights to learn; a replica of torch's DataParallel, which hides its weights, has."""
+    weights = list(model.parameters())
+    return not weights or any(each.requires_grad for each in weights)

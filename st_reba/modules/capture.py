@@ -95,6 +95,9 @@ class Capture(ABC):
         """A layer begins."""
         self.layers += 1
 
+    def end(self) -> None:  # noqa: B027 - most captures need to know of no end
+        """A layer has shown all of its attention."""
+
     @abstractmethod
     def update(self, probabilities: Tensor, first_query: int) -> None:
         """See one block of a layer's attention.
@@ -106,7 +109,36 @@ class Capture(ABC):
         """
 
 
-class BackwardAttention(Capture):
+class AnchorCapture(Capture):
+    """Keeps the anchors' rows of A^new.
+
+    Args:
+        first: First anchor position of each text, [B] int64.
+        count: Number of anchors of each text, [B] int64.
+        length: Sequence length T, padding included.
+        both: Whether columns before the anchor are kept too.
+    """
+
+    def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
+        super().__init__()
+        self.first, self.count, self.length, self.both = first, count, length, both
+        self._counts: list[int] = count.tolist()
+        self.rows = max(self._counts)
+        offsets = torch.arange(self.rows, device=first.device)
+        self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
+        self._valid = offsets < count[:, None]
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """The anchors' rows of A^new, once all layers ran.
+
+        Returns:
+            [B, R, T], R the largest number of anchors; zero beyond a text's own anchors, and left of the anchor unless
+            ``both``.
+        """
+
+
+class BackwardAttention(AnchorCapture):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
     The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), and where only the largest is wanted, no
@@ -120,14 +152,8 @@ class BackwardAttention(Capture):
     """
 
     def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
-        super().__init__()
-        self.first, self.count, self.length, self.both = first, count, length, both
+        super().__init__(first, count, length, both=both)
         self._firsts: list[int] = first.tolist()
-        self._counts: list[int] = count.tolist()
-        self.rows = max(self._counts)
-        offsets = torch.arange(self.rows, device=first.device)
-        self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
-        self._valid = offsets < count[:, None]
         # From an anchor on. Two anchors' own number, A[r, r'], is here as well: only the columns in front of the first
         # anchor are kept by themselves.
         self._later = first.new_full((len(first), length, self.rows), -torch.inf, dtype=torch.float32)
@@ -251,12 +277,7 @@ class BackwardAttention(Capture):
         return self._scratch[dtype][:size]
 
     def matrix(self) -> Tensor:
-        """The anchors' rows of A^new. They take the place of what was accumulated, which is complete then.
-
-        Returns:
-            [B, R, T] float32, R the largest number of anchors; zero beyond a text's own anchors, and left of the
-            anchor unless ``both``.
-        """
+        """The anchors' rows, float32. They take the place of what was accumulated, which is complete then."""
         if not self._finished:
             self._finish()
             self._finished = True

@@ -209,7 +209,8 @@ class ChunkedReBAPooling(Module):
         finite = _finite(hidden)
         for run in self._runs(features, share != 0, capture, normalize=normalize):
             part = (share[run.row[:, None], run.token] * run.valid).to(run.later.dtype)
-            result = result.index_add(0, run.row, run.combined(part, hidden))
+            # Autocast multiplies in a narrower type.
+            result = result.index_add(0, run.row, run.combined(part, hidden).to(result.dtype))
             finite = finite.index_fill(0, run.row[~_finite(run.hidden)], False)
         return result.masked_fill(~finite[:, None], 0.0).to(hidden.dtype)
 

@@ -22,14 +22,19 @@ class LazyFeatures(dict[str, Any]):
 
     A sentence vector needs one row of A^new (or the sum of n), the token vectors e_i need all n; whoever wants only
     sentences shall not pay for them.
+
+    Args:
+        features: All other features.
+        token_embeddings: Computes them; None in copies that others make of such a dictionary, as accelerate does of
+            what a model gives in mixed precision: these hold what had been computed.
     """
 
-    def __init__(self, features: dict[str, Any], token_embeddings: Callable[[], Tensor]) -> None:
+    def __init__(self, features: Any = (), token_embeddings: Callable[[], Tensor] | None = None) -> None:
         super().__init__(features)
         self._token_embeddings = token_embeddings
 
     def __missing__(self, key: str) -> Any:
-        if key != "token_embeddings":
+        if key != "token_embeddings" or self._token_embeddings is None:
             raise KeyError(key)
         self[key] = self._token_embeddings()
         return self[key]

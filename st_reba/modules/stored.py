@@ -12,6 +12,7 @@ from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
 
+from .adapters import complete_adapter, has_adapter
 from .limits import shown
 from .vendoring import leave_code
 
@@ -57,6 +58,8 @@ class StoredTransformer(Transformer):
             raise ValueError(f"from_base={from_base!r} must be True or False.")
         if not from_base:
             super().__init__(model_name_or_path, **kwargs)
+            if has_adapter(self.model):
+                complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
             return
         check_base(base_model, base_revision, here=os.path.isdir(model_name_or_path))
         assert isinstance(base_model, str)
@@ -137,6 +140,9 @@ class StoredTransformer(Transformer):
     def get_config_dict(self) -> dict[str, Any]:
         """The module's configuration, JSON-serializable."""
         config: dict[str, Any] = super().get_config_dict()
+        if has_adapter(self.model):
+            # Saved alone, without the configuration that would tell it.
+            config["model_kwargs"] = {"dtype": str(self.model.dtype).removeprefix("torch.")}
         if self._left_at is not None:
             base, revision = self._left_at
             # What a saved tokenizer and saved weights would tell.

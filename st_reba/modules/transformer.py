@@ -17,6 +17,7 @@ from .backbone import (
     forward_parameters,
     found_to_look_back,
     is_marked,
+    is_trained,
     layer_kinds,
     limit_length,
     probe,
@@ -24,7 +25,9 @@ from .backbone import (
     text_decoder,
     turns_by_length,
 )
-from .capture import BackwardAttention, Capture, CaptureSpec
+from .capture import AnchorCapture, BackwardAttention, Capture, CaptureSpec
+from .checkpointing import prepare_checkpointing
+from .differentiable import DifferentiableAttention
 from .passes import decoder_layers, install
 from .plan import LayerPlan, Stack
 from .prefix import WORTHWHILE, common_prefix, is_exact, run_prefix
@@ -234,12 +237,14 @@ class DecoderTransformer(StoredTransformer):
         given = features if start is None else moved(features, start)
         attention_mask: Tensor = given["attention_mask"]
         accumulator = None
+        learning = torch.is_grad_enabled() and is_trained(self.model)
         if spec is not None:
             first, count = spec.anchors(given["copy_ids"], attention_mask)
-            observer = accumulator = BackwardAttention(first, count, attention_mask.shape[1], both=spec.both)
+            kind = DifferentiableAttention if learning else BackwardAttention
+            observer = accumulator = kind(first, count, attention_mask.shape[1], both=spec.both)
         stack = None if self._stack.is_plain else self._stack
-        if stack is not None and self.training and torch.is_grad_enabled():
-            self._check_checkpointing()
+        if learning and self.model.training and (stack is not None or observer is not None):
+            prepare_checkpointing(self.model, twice=bool(self._stack.second))
         state = ForwardState(attention_mask, capture=observer, stack=stack)
         hidden = self._run(given["input_ids"], state, unmasked)
         hidden = hidden.masked_fill(~attention_mask.bool()[:, :, None], 0.0)
@@ -251,7 +256,8 @@ class DecoderTransformer(StoredTransformer):
         result = {**features, "token_embeddings": hidden if start is None else shifted(hidden, -start, 1)}
         if accumulator is not None:
             matrix = accumulator.matrix()
-            matrix[~finite] = 0.0
+            if not bool(finite.all()):
+                matrix = matrix.masked_fill(~finite[:, None, None], 0.0)
             result["backward_attention"] = matrix if start is None else shifted(matrix, -start, 2)
             result["captured"] = spec
         return result
@@ -292,7 +298,7 @@ class DecoderTransformer(StoredTransformer):
         if torch.is_grad_enabled() or not known or self.shares_prefix is False or state.stack is not None:
             return 0
         shared = common_prefix(input_ids, state.real)
-        if isinstance(state.capture, BackwardAttention):
+        if isinstance(state.capture, AnchorCapture):
             # Anchors and all that may follow them are run with their text.
             shared = min(shared, int(state.capture.first.min()))
         if shared * (len(input_ids) - 1) < WORTHWHILE:
@@ -357,17 +363,6 @@ class DecoderTransformer(StoredTransformer):
             "Load it with dtype='float32' (or 'bfloat16', whose range is wider than float16's), or build with "
             "non_finite='zeros' to give such texts a zero vector."
         )
-
-    def _check_checkpointing(self) -> None:
-        # The older name warns where the newer one is there.
-        names = ("is_activation_checkpointing", "is_gradient_checkpointing")
-        name = next((name for name in names if hasattr(type(self.model), name)), None)
-        if name is not None and getattr(self.model, name):
-            raise ValueError(
-                f"layers={self._plan!r}: gradient checkpointing runs layers again after the forward pass, when nothing "
-                "tells them what to see, so the gradients would be wrong. Call "
-                "model[0].model.gradient_checkpointing_disable(), or set model[0].layers = None."
-            )
 
     def _check_obeyed(self, stack: Stack, state: ForwardState) -> None:
         """A plan that silently does nothing would give the vectors of another model."""

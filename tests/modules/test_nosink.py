@@ -148,19 +148,24 @@ def test_a_plan_that_was_switched_off() -> None:
         np.testing.assert_array_equal(model.encode(list(TEXTS)), wanted)
 
 
-def test_gradient_checkpointing_is_refused() -> None:
-    """Layers that run again after the forward pass would see something else."""
-    model = st_reba.build("mini", "nosink", layers=LayerPlan(k=2))
+@pytest.mark.parametrize("setting", ["mask0-bidir", "inter-back"])
+def test_gradient_checkpointing(setting: str) -> None:
+    """Layers that run again for their gradient see what they saw; layers that run twice anyway cannot be run again."""
+    model = st_reba.build("mini", "nosink", setting=setting, k=2)
+    features = model[0].preprocess(["天气"])
+    weight = model[0].model.layers[0].self_attn.q_proj.weight
+    model(features)["sentence_embedding"].sum().backward()
+    wanted, weight.grad = weight.grad.clone(), None
     enable = getattr(model[0].model, "activation_checkpointing_enable", model[0].model.gradient_checkpointing_enable)
     enable()
     model.train()
-    features = model[0].preprocess(["天气"])
-    with pytest.raises(ValueError, match="gradient checkpointing runs layers again.*gradient_checkpointing_disable"):
-        model(features)
-    model[0].model = st_reba.build("mini")[0].model
-    model[0].layers = LayerPlan(k=2)
-    model.train()
-    assert model(features)["sentence_embedding"].requires_grad
+    if setting == "inter-back":
+        with pytest.raises(ValueError, match="layers that run twice.*gradient_checkpointing_disable"):
+            model(features)
+        return
+    model(features)["sentence_embedding"].sum().backward()
+    assert wanted.abs().max() > 0
+    np.testing.assert_allclose(weight.grad, wanted, atol=1e-6 * float(wanted.abs().max()), rtol=0)
 
 
 def test_modules_by_hand() -> None:

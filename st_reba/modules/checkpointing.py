@@ -1,0 +1,70 @@
+"""Gradient checkpointing: a layer that runs once more, for its gradient, must see what it saw the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import nn
+
+from .state import current, running
+
+# transformers' own name; there is no public one.
+_FUNCTION = "_gradient_checkpointing_func"
+
+
+class Remembering:
+    """transformers' checkpointing function, which runs a layer in the state of the pass that it belongs to.
+
+    The second run comes with the backward pass, when that state is no longer the current one.
+
+    Args:
+        checkpoint: ``torch.utils.checkpoint.checkpoint`` with its options, as transformers set it.
+    """
+
+    def __init__(self, checkpoint: Callable[..., Any]) -> None:
+        self.checkpoint = checkpoint
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None:
+            return self.checkpoint(function, *arguments, **kwargs)
+
+        def again(*arguments: Any) -> Any:
+            with running(state):
+                return function(*arguments)
+
+        return self.checkpoint(again, *arguments, **kwargs)
+
+
+def prepare_checkpointing(model: nn.Module, *, twice: bool) -> None:
+    """Make a backbone's gradient checkpointing, if it is on, run layers in their pass's state.
+
+    Args:
+        model: The backbone.
+        twice: Whether the plan runs layers twice in a pass.
+
+    Raises:
+        ValueError: It is on, and its gradients would be wrong.
+    """
+    for module in model.modules():
+        if not getattr(module, "gradient_checkpointing", False):
+            continue
+        function = getattr(module, _FUNCTION, None)
+        known = isinstance(function, Remembering)
+        if twice:
+            _refuse("the plan's layers that run twice hand streams on, which a run for the gradient would change")
+        elif function is None:
+            _refuse(f"{type(module).__name__} does it in a way that is not known")
+        elif not known and getattr(function, "keywords", {}).get("use_reentrant", True):
+            _refuse("with use_reentrant=True no gradient leaves a layer but by its hidden states")
+        elif not known:
+            setattr(module, _FUNCTION, Remembering(function))
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(
+        f"Gradient checkpointing cannot be used with this plan or pooling: {reason}. Enable it with "
+        'gradient_checkpointing_kwargs={"use_reentrant": False} where that is the reason, else call '
+        "model[0].model.gradient_checkpointing_disable()."
+    )

@@ -1,0 +1,63 @@
+"""ReBA's maxima of attention with a gradient: the twin of :class:`BackwardAttention` for training.
+
+It needs whole probabilities, since each row's sum has a gradient too, and one layer's are held for every layer that is
+not checkpointed; so it runs only where something is to be learned. A maximum's subgradient goes to the layer and head
+that gave it, and is shared where several did.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .capture import AnchorCapture
+from .scores import pick
+
+
+class DifferentiableAttention(AnchorCapture):
+    """Collects the anchors' rows of every layer's symmetrized attention, and takes their maximum at the end.
+
+    A layer's rows depend on nothing but that layer, so that gradient checkpointing may run it once more.
+
+    Args:
+        first: First anchor position of each text, [B] int64.
+        count: Number of anchors of each text, [B] int64.
+        length: Sequence length T, padding included.
+        both: Whether columns before the anchor are kept too.
+    """
+
+    def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
+        super().__init__(first, count, length, both=both)
+        self._blocks: list[Tensor] = []
+        self._rows: list[Tensor] = []
+        self._matrix: Tensor | None = None
+
+    def begin(self) -> None:
+        super().begin()
+        self._blocks = []
+
+    def update(self, probabilities: Tensor, first_query: int) -> None:
+        """Keep a block until its layer ends; see :meth:`Capture.update`."""
+        self._blocks.append(nn.functional.pad(probabilities, (0, self.length - probabilities.shape[3])))
+
+    def end(self) -> None:
+        """(A[r, t] + A[t, r]) / 2 of the layer's heads, their maximum: [B, R, T]."""
+        layer, self._blocks = torch.cat(self._blocks, dim=2), []
+        rows = pick(layer, self._anchors, 2)
+        columns = pick(layer, self._anchors, 3).transpose(2, 3)
+        largest = ((rows + columns) / 2).amax(dim=1)
+        # A layer that runs once more for its gradient has been counted.
+        if self._matrix is None:
+            self._rows.append(largest)
+
+    def matrix(self) -> Tensor:
+        if self._matrix is None:
+            matrix = self._rows[0]
+            for rows in self._rows[1:]:
+                matrix = torch.maximum(matrix, rows)
+            positions = torch.arange(self.length, device=matrix.device)
+            kept = self._valid[:, :, None]
+            if not self.both:
+                kept = kept & (positions >= self._anchors[:, :, None])
+            self._matrix, self._rows = matrix.masked_fill(~kept, 0.0), []
+        return self._matrix

@@ -1,0 +1,456 @@
+"""Gradients through every pipeline: against finite differences in float64, and the fast path's values."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate.utils import convert_outputs_to_fp32
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+from torch import Tensor
+
+import st_reba
+from st_reba.modules import capture as capturing
+from st_reba.modules import transformer as transforming
+from st_reba.modules.backbone import is_trained
+from st_reba.modules.checkpointing import Remembering
+from st_reba.modules.differentiable import DifferentiableAttention
+
+Base = Callable[..., str]
+Features = dict[str, Any]
+
+TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
+PLAN = {"layers": {"bidirectional": [0], "nosink-forward": [1]}}
+PIPELINES: dict[str, dict[str, Any]] = {
+    "classical-last": {"method": "classical"},
+    "classical-mean": {"method": "classical", "pooling": "mean"},
+    "classical-cls": {
+        "method": "classical",
+        "pooling": "cls",
+        "separator": "",
+        "layers": {"kind": "bidirectional", "k": 2},
+    },
+    "echo-last": {"method": "echo"},
+    "echo-end": {"method": "echo", "span": "last_copy_and_end"},
+    "echo-mean-plan": {"method": "echo", "pooling": "mean", "layers": PLAN},
+    "prompteol": {"method": "prompteol"},
+    "inplace": {"method": "nosink", "setting": "inplace-back", "k": 1},
+    "mask0": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "pooling": "last"},
+    "inter": {"method": "nosink", "setting": "inter-bidir", "k": 1},
+    "inter-published": {"method": "nosink", "setting": "inter-back", "k": 2, "variant": "published"},
+    "extra": {"method": "nosink", "setting": "extra-bidir", "k": 1},
+    "extra-published": {"method": "nosink", "setting": "extra-back", "k": 2, "variant": "published"},
+    "extend": {"method": "nosink", "setting": "extend-bidir", "k": 2},
+    "reba-last": {"method": "reba"},
+    "reba-mean": {"method": "reba", "pooling": "mean", "repeats": 3},
+    "reba-special": {"method": "reba", "pooling": "mean", "include_special": True},
+    "reba-normalized": {"method": "reba", "pooling": "mean", "normalize_weights": True},
+    "published-last": {"method": "reba", "variant": "published"},
+    "published-mean": {"method": "reba", "variant": "published", "pooling": "mean"},
+    "chunked-last": {"method": "reba", "chunk": 4},
+    "chunked-mean": {"method": "reba", "chunk": 4, "pooling": "mean", "normalize_weights": True},
+    "reba-plan": {"method": "reba", "pooling": "mean", "layers": PLAN},
+    "reba-inter": {"method": "reba", "setting": "inter-bidir", "k": 1},
+    "chunked-plan": {"method": "reba", "chunk": 4, "setting": "mask0-bidir", "k": 1},
+}
+REBA = [name for name, options in PIPELINES.items() if options["method"] == "reba"]
+TWICE = [name for name, options in PIPELINES.items() if options.get("setting", "")[:4] in ("inte", "extr", "exte")]
+# Bases with learned positions and dropout, a soft cap, sinks, and hooks in place of the interface.
+BASES = ("gpt2", "gemma2", "gpt_oss", "falcon", "bloom")
+
+
+def build(base: str, name: str, side: str = "right", **options: Any) -> SentenceTransformer:
+    return st_reba.build(base, **PIPELINES[name], padding_side=side, check=False, **options)
+
+
+def features_of(model: SentenceTransformer, texts: list[str] = TEXTS) -> Features:
+    return dict(model[0].preprocess(texts))
+
+
+def sentences(model: SentenceTransformer, features: Features) -> Tensor:
+    vectors: Tensor = model(features)["sentence_embedding"]
+    return vectors
+
+
+def tokens(model: SentenceTransformer, features: Features) -> Tensor:
+    """The e_i."""
+    vectors: Tensor = model[1](model[0](features))["token_embeddings"]
+    return vectors
+
+
+def words(model: SentenceTransformer, features: Features) -> Tensor:
+    """The vector of each text's first two tokens, or of its only one."""
+    pooling: Any = model[1]
+    count = (features["copy_ids"] == 1).sum(dim=1)
+    spans = torch.arange(int(count.max())) < count.clamp(max=2)[:, None]
+    given = model[0](features, capture=pooling.token_capture)
+    vectors: Tensor = pooling.span_embeddings(given, spans)
+    return vectors
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backbones go through float32 in their norms and softmaxes, whose rounding no finite difference survives."""
+    to, single, softmax = Tensor.to, Tensor.float, torch.nn.functional.softmax
+
+    def kept(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        rounds = tensor.dtype == torch.float64 and torch.float32 in (*arguments, options.get("dtype"))
+        return tensor if rounds else to(tensor, *arguments, **options)
+
+    def weights(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return softmax(tensor, *arguments, **{**options, "dtype": tensor.dtype})
+
+    monkeypatch.setattr(Tensor, "to", kept)
+    monkeypatch.setattr(Tensor, "float", lambda tensor: tensor if tensor.dtype == torch.float64 else single(tensor))
+    monkeypatch.setattr(torch.nn.functional, "softmax", weights)
+
+
+def check_gradient(
+    model: SentenceTransformer,
+    output: Callable[[SentenceTransformer, Features], Tensor],
+    relative: float = 2e-5,
+) -> None:
+    """With respect to what enters the backbone, and to all of its weights."""
+    features = features_of(model)
+    backbone: Any = model[0].model
+    generator = torch.Generator().manual_seed(3)
+
+    def added(shift: Tensor) -> Tensor:
+        hook = backbone.get_input_embeddings().register_forward_hook(lambda module, given, out: out + shift)
+        try:
+            return output(model, features)
+        finally:
+            hook.remove()
+
+    shift = torch.zeros(backbone.get_input_embeddings().weight.shape[1], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(added, (shift,), eps=1e-7, atol=1e-5, rtol=1e-5, fast_mode=True)
+
+    weights = [each for each in model.parameters() if each.requires_grad]
+    directions = [torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in weights]
+    with torch.no_grad():
+        projection = torch.randn(output(model, features).shape, generator=generator, dtype=torch.float64)
+
+    def value() -> Tensor:
+        return (output(model, features) * projection).sum()
+
+    found = torch.autograd.grad(value(), weights, allow_unused=True)
+    along = sum(
+        float((gradient * each).sum()) for gradient, each in zip(found, directions, strict=True) if gradient is not None
+    )
+    size, values = 1e-6, []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for weight, each in zip(weights, directions, strict=True):
+                weight.add_(each, alpha=sign * size)
+        # Without a gradient, maxima are kept in float32.
+        values.append(float(value().detach()))
+    assert abs(along) > 1e-3
+    assert along == pytest.approx((values[0] - values[1]) / (2 * size), rel=relative)
+
+
+def gradients(model: SentenceTransformer, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """Of everything that has one, the model's random numbers the same each time."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    loss().backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert set(found) == set(wanted)
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    for name, each in wanted.items():
+        torch.testing.assert_close(found[name], each, rtol=0, atol=tolerance * largest, msg=name)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.usefixtures("in_float64")
+def test_pipelines(base: Base, name: str, side: str) -> None:
+    check_gradient(build(base("llama"), name, side, dtype="float64"), sentences)
+
+
+@pytest.mark.parametrize("name", ["reba-last", "reba-plan", "published-mean", "chunked-last"])
+@pytest.mark.parametrize("output", [tokens, words])
+@pytest.mark.usefixtures("in_float64")
+def test_tokens_and_words(base: Base, name: str, output: Any) -> None:
+    if output is tokens and name == "reba-last":
+        name = "reba-normalized"
+    check_gradient(build(base("llama", "bos_eos"), name, "left", dtype="float64"), output)
+
+
+@pytest.mark.parametrize("architecture", BASES)
+@pytest.mark.parametrize("name", ["echo-last", "reba-mean", "published-last", "reba-plan"])
+@pytest.mark.usefixtures("in_float64")
+def test_bases(base: Base, architecture: str, name: str) -> None:
+    if name == "reba-plan" and architecture in ("falcon", "bloom"):
+        pytest.skip("what layers see cannot be changed there")
+    options = {"layers": {"kind": "nosink-bidirectional", "k": 1}} if name == "reba-plan" else {}
+    given = {**PIPELINES[name], **options, "padding_side": "left", "dtype": "float64", "check": False}
+    if architecture == "gpt_oss":
+        # The grouped kernel of experts knows no float64.
+        given["model_kwargs"] = {"experts_implementation": "eager"}
+    # Experts of the oldest version go through float32 in a way of their own.
+    rounded = architecture == "gpt_oss" and transformers.__version__.startswith("5.0.")
+    check_gradient(st_reba.build(base(architecture), **given), sentences, 5e-3 if rounded else 2e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_values_of_both_paths(base: Base, name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(base("llama"), name, side)
+    features = features_of(model)
+    with torch.no_grad():
+        fast = sentences(model, features)
+    monkeypatch.setattr(capturing.BackwardAttention, "matrix", lambda self: pytest.fail("this is the fast path"))
+    learning = sentences(model, features)
+    assert learning.requires_grad and not fast.requires_grad
+    torch.testing.assert_close(learning.detach(), fast, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", BASES)
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_values_of_bases(base: Base, architecture: str, pooling: str) -> None:
+    model = st_reba.build(base(architecture), pooling=pooling, padding_side="left")
+    features = features_of(model)
+    with torch.no_grad():
+        fast = sentences(model, features)
+    torch.testing.assert_close(sentences(model, features).detach(), fast, rtol=0, atol=1e-6)
+
+
+def test_nothing_to_learn(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen backbone runs as fast as without gradients; one weight that is not frozen is enough to learn."""
+    model = build(base("llama"), "reba-last")
+    model.requires_grad_(False)
+    monkeypatch.setattr(transforming, "DifferentiableAttention", lambda *arguments, **options: pytest.fail("the twin"))
+    assert not sentences(model, features_of(model)).requires_grad
+    next(model.parameters()).requires_grad_(True)
+    with pytest.raises(pytest.fail.Exception, match="the twin"):
+        sentences(model, features_of(model))
+    # DataParallel's replicas hold their weights in another way.
+    assert is_trained(torch.nn.Module())
+
+
+# Gradient checkpointing
+
+
+def enable(model: SentenceTransformer, **options: Any) -> None:
+    backbone: Any = model[0].model
+    if hasattr(backbone, "activation_checkpointing_enable"):
+        backbone.activation_checkpointing_enable(*([options] if options else []))
+    else:
+        backbone.gradient_checkpointing_enable(*([options] if options else []))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "gpt_oss", "falcon"])
+@pytest.mark.parametrize("name", ["reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"])
+def test_checkpointing(base: Base, architecture: str, name: str) -> None:
+    if architecture == "falcon" and name in ("reba-plan", "mask0"):
+        pytest.skip("what layers see cannot be changed there")
+    options = dict(PIPELINES[name])
+    if name == "reba-plan":
+        options["layers"] = {"kind": "bidirectional", "k": 1}
+    model = st_reba.build(base(architecture), **options, check=False)
+    model.train()
+
+    def loss() -> Tensor:
+        # Two passes before one backward pass: each layer has to find its own.
+        first, second = (sentences(model, features_of(model, texts)) for texts in (TEXTS, TEXTS[::-1][:2]))
+        return (first[:2] * second).sum()
+
+    wanted = gradients(model, loss)
+    enable(model)
+    assert_close(gradients(model, loss), wanted)
+    remembered = [
+        m for m in model.modules() if isinstance(getattr(m, "_gradient_checkpointing_func", None), Remembering)
+    ]
+    assert remembered
+    # Again, and after it was switched off and on.
+    model[0].model.gradient_checkpointing_disable()
+    enable(model)
+    assert_close(gradients(model, loss), wanted)
+
+
+def test_a_run_for_the_gradient_leaves_nothing(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[DifferentiableAttention] = []
+
+    def recorded(*arguments: Any, **options: Any) -> DifferentiableAttention:
+        made.append(DifferentiableAttention(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(transforming, "DifferentiableAttention", recorded)
+    model = build(base("llama"), "reba-mean")
+    enable(model)
+    model.train()
+    vectors = sentences(model, features_of(model))
+    (capture,) = made
+    matrix, layers = capture.matrix(), capture.layers
+    vectors.sum().backward()
+    assert capture.layers == 2 * layers and capture.matrix() is matrix and not capture._rows
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_checkpointing_of_second_passes_is_refused(base: Base, name: str) -> None:
+    model = build(base("llama"), name)
+    enable(model)
+    model.train()
+    with pytest.raises(ValueError, match=r"layers that run twice.*gradient_checkpointing_disable"):
+        model(features_of(model))
+    # Without a gradient nothing is checkpointed.
+    with torch.no_grad():
+        model(features_of(model))
+    model.eval()
+    sentences(model, features_of(model)).sum().backward()
+
+
+def test_reentrant_checkpointing_is_refused(base: Base) -> None:
+    model = build(base("llama"), "reba-last")
+    enable(model, use_reentrant=True)
+    model.train()
+    with pytest.raises(ValueError, match=r'use_reentrant=True no gradient.*"use_reentrant": False'):
+        model(features_of(model))
+    for module in model.modules():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            del module._gradient_checkpointing_func
+    with pytest.raises(ValueError, match=r"in a way that is not known.*disable"):
+        model(features_of(model))
+
+
+# Mixed precision
+
+
+@pytest.mark.parametrize("name", ["echo-last", "mask0", "reba-last", "reba-mean", "chunked-last", "reba-plan"])
+def test_autocast(base: Base, name: str) -> None:
+    model = build(base("llama"), name)
+    features = features_of(model)
+    with torch.no_grad():
+        aim = torch.randn(len(TEXTS), 32, generator=torch.Generator().manual_seed(1))
+
+    def loss() -> Tensor:
+        return (sentences(model, features).float() * aim).sum()
+
+    wanted = gradients(model, loss)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(model, loss)
+    assert set(found) == set(wanted)
+    flat, exact = (torch.cat([each[name].flatten() for name in wanted]) for each in (found, wanted))
+    assert bool(torch.isfinite(flat).all())
+    assert float(torch.cosine_similarity(flat, exact, dim=0)) > 0.97
+
+
+def test_copies_of_what_a_model_gives(base: Base) -> None:
+    """accelerate makes dictionaries of the same class anew."""
+    model = build(base("llama"), "reba-last")
+    converted = convert_outputs_to_fp32(model.forward)(features_of(model))
+    torch.testing.assert_close(converted["sentence_embedding"], sentences(model, features_of(model)))
+    with pytest.raises(KeyError, match="token_embeddings"):
+        converted["token_embeddings"]
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", ["echo-last", "mask0", "inter", "reba-mean", "chunked-last"])
+def test_gradcache(base: Base, name: str) -> None:
+    """A loss that runs every text twice, in parts, has the gradient of one that runs all at once."""
+    model = build(base("llama"), name)
+    pairs = [features_of(model, TEXTS), features_of(model, [text + " again" for text in TEXTS])]
+
+    def loss(kind: Any, **options: Any) -> Callable[[], Tensor]:
+        return lambda: kind(model, scale=20.0, **options)([dict(each) for each in pairs], None)
+
+    wanted = gradients(model, loss(MultipleNegativesRankingLoss))
+    assert_close(gradients(model, loss(CachedMultipleNegativesRankingLoss, mini_batch_size=2)), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["echo-last", "mask0", "reba-mean", "chunked-mean"])
+def test_after_a_step(base: Base, name: str, tmp_path: Path) -> None:
+    """A model that has learned is copied, pickled, saved and loaded as any other."""
+    model = build(base("llama"), name)
+    before = model.encode(TEXTS)
+    model.train()
+    aim = torch.randn(len(TEXTS), 32, generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = -(sentences(model, features_of(model)) * aim).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[2] < losses[1] < losses[0]
+    model.eval()
+    after = model.encode(TEXTS)
+    assert np.abs(after - before).max() > 1e-3
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    model.save_pretrained(str(tmp_path))
+    for each in (model, copied, pickled, SentenceTransformer(str(tmp_path), device="cpu")):
+        np.testing.assert_array_equal(each.encode(TEXTS), after)
+        # Nothing of the passes before is left in it.
+        again = sentences(each, features_of(each)).detach()
+        np.testing.assert_allclose(again.numpy(), after, atol=1e-6)
+
+
+WORKER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import st_reba
+
+rank, folder, base, texts = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+found = {}
+for name, options in {"reba": {"pooling": "mean"}, "nosink": {"setting": "mask0-bidir", "k": 1}}.items():
+    model = st_reba.build(base, name, check=False, **options)
+    parallel = DistributedDataParallel(model)
+    aim = torch.randn(len(texts), 32, generator=torch.Generator().manual_seed(1))
+    part = slice(rank, None, 2)
+    vectors = parallel(dict(model[0].preprocess(texts[part])))["sentence_embedding"]
+    (vectors * aim[part]).sum(dim=1).mean().backward()
+    found |= {f"{name} {key}": each.grad for key, each in model.named_parameters() if each.grad is not None}
+torch.save(found, f"{folder}/{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes(base: Base, tmp_path: Path) -> None:
+    """DistributedDataParallel's gradient is that of both processes' texts together."""
+    texts = [*TEXTS, "A cat sleeps."]
+    path = os.pathsep.join([str(Path(st_reba.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(tmp_path), base("llama"), *texts],
+            env=environment,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for rank in range(2)
+    ]
+    errors = [worker.communicate(timeout=300)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], errors
+    wanted = {}
+    aim = torch.randn(len(texts), 32, generator=torch.Generator().manual_seed(1))
+    for name, options in {"reba": {"pooling": "mean"}, "nosink": {"setting": "mask0-bidir", "k": 1}}.items():
+        model = st_reba.build(base("llama"), name, check=False, **options)
+        (sentences(model, features_of(model, texts)) * aim).sum(dim=1).mean().backward()
+        wanted |= {f"{name} {key}": each.grad for key, each in model.named_parameters() if each.grad is not None}
+    for rank in range(2):
+        assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), wanted)

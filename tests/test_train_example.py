@@ -1,0 +1,242 @@
+"""The example that trains: what it learns, how it goes on after a stop, and how what it saves is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, LlamaConfig
+
+import st_reba
+from st_reba import cli
+from st_reba.hub.golden import compare, read_golden
+from st_reba.hub.saving import save
+from st_reba.persistence import load
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+import train_echo  # noqa: E402
+
+Base = Callable[..., str]
+TEXTS = ["The bank is closed.", "今天的天气很好。"]
+WORDS = ["river", "mill", "bridge", "dog", "house", "boat", "weather", "book", "train", "tea", "student", "rice"]
+FAST = ["--batch-size", "4", "--rank", "4", "--save-steps", "3", "--lr", "0.01", "--max-seq-length", "200"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs with scores: two sentences on one thing, or on two."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = ["sentence1\tsentence2\tscore"]
+    for number, word in enumerate(WORDS):
+        lines.append(f"The {word} is near.\tI can see the {word}.\t5")
+        lines.append(f"The {word} is near.\tI can see the {WORDS[number - 1]}.\t{number % 2}")
+    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [
+        {"anchor": f"Where is the {word}?", "positive": f"The {word} is here.", "negative": f"No {WORDS[number - 2]}."}
+        for number, word in enumerate(WORDS)
+    ]
+    (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(base: Base) -> str:
+    return base("llama", "bos")
+
+
+def train(*arguments: str) -> dict[str, Any]:
+    return train_echo.main([*map(str, arguments), *FAST])
+
+
+@pytest.fixture(scope="module")
+def echo(llama: str, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Trained for nine steps, in parts as GradCache does."""
+    out = tmp_path_factory.mktemp("trained") / "echo"
+    pairs = str(data / "pairs.tsv")
+    return out, train(llama, pairs, str(out), "--dev", pairs, "--steps", "9", "--mini-batch-size", "3")
+
+
+def test_it_learns(echo: tuple[Path, dict[str, Any]]) -> None:
+    out, report = echo
+    assert report["pairs"] == len(WORDS) and report["steps"] == 9 and len(report["losses"]) == 9
+    assert np.mean(report["losses"][-3:]) < 0.7 * np.mean(report["losses"][:3])
+    assert report["after"]["dev_spearman_cosine"] > report["before"]["dev_spearman_cosine"] + 0.05
+
+
+def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, tmp_path: Path) -> None:
+    """From a checkpoint to the same losses and the same vectors."""
+    out, report = echo
+    again = tmp_path / "echo"
+    shutil.copytree(out.with_name("echo-checkpoints") / "checkpoint-6", tmp_path / "echo-checkpoints" / "checkpoint-6")
+    pairs = str(data / "pairs.tsv")
+    resumed = train(llama, pairs, str(again), "--dev", pairs, "--steps", "9", "--mini-batch-size", "3", "--resume")
+    assert resumed["losses"] == pytest.approx(report["losses"], abs=1e-6)
+    np.testing.assert_allclose(load(again).encode(TEXTS), load(out).encode(TEXTS), atol=1e-6)
+
+
+def test_killed(llama: str, data: Path, tmp_path: Path, echo: tuple[Path, dict[str, Any]]) -> None:
+    """A process that dies between two checkpoints, and the same command with --resume."""
+    arguments = [llama, str(data / "pairs.tsv"), str(tmp_path / "echo"), "--dev", str(data / "pairs.tsv"), *FAST]
+    arguments += ["--steps", "9", "--mini-batch-size", "3"]
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import train_echo\n"
+        "from transformers import TrainerCallback\n"
+        "class Death(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        if state.global_step == 5: os._exit(9)\n"
+        "made = train_echo.SentenceTransformerTrainer.__init__\n"
+        "train_echo.SentenceTransformerTrainer.__init__ = "
+        "lambda self, *a, **k: made(self, *a, callbacks=[Death()], **k)\n"
+        "train_echo.main(sys.argv[1:])\n"
+    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT / "examples"), *arguments],
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 9, done.stderr[-2000:]
+    assert [each.name for each in (tmp_path / "echo-checkpoints").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert not (tmp_path / "echo").exists()
+    resumed = train_echo.main([*arguments, "--resume"])
+    assert resumed["losses"] == pytest.approx(echo[1]["losses"], abs=1e-6)
+
+
+def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, _ = echo
+    assert not list(out.glob("model*.safetensors")) and (out / "adapter_model.safetensors").is_file()
+    model = load(out)
+    assert compare(model, read_golden(out / "golden.json")).ok
+    wanted = model.encode_query(TEXTS)
+    plain = SentenceTransformer(str(out), device="cpu")
+    np.testing.assert_array_equal(plain.encode_query(TEXTS), wanted)
+    plain.save_pretrained(str(tmp_path / "again"))
+    np.testing.assert_array_equal(SentenceTransformer(str(tmp_path / "again")).encode_query(TEXTS), wanted)
+    script = (
+        "import json, sys; sys.modules['st_reba'] = None\n"
+        "from sentence_transformers import SentenceTransformer\n"
+        "model = SentenceTransformer(sys.argv[1], device='cpu', trust_remote_code=True)\n"
+        "print(json.dumps(model.encode_query(json.loads(sys.argv[2])).tolist()))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(out), json.dumps(TEXTS)],
+        env={**environment, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
+    # As a base: its weights are merged.
+    built = st_reba.build(str(out), "echo", pooling="mean")
+    untrained = st_reba.build(model[0].model.name_or_path, "echo", pooling="mean")
+    assert np.abs(built.encode(TEXTS) - untrained.encode(TEXTS)).max() > 1e-3
+
+
+def test_its_card(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, _ = echo
+    card = (out / "README.md").read_text(encoding="utf-8")
+    training = card.split("## Training\n")[1].split("\n## ")[0]
+    assert "| pairs.tsv | 12 | query, positive | CachedMultipleNegativesRankingLoss(scale=50.0" in training
+    assert "`learning_rate=0.01`" in training and "`max_steps=9`" in training
+    assert "No weight was trained" not in card and "The weights were fine-tuned" in card
+    assert "an adapter (PEFT) of the base's" in card
+    assert str(out.parent) not in card
+    # What a card says of training stays.
+    save(load(out), tmp_path / "again", golden=False)
+    again = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert again.split("## Training\n")[1].split("\n## ")[0].strip() == training.strip()
+
+
+def test_an_adapter_is_not_left_at_its_base(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weights=False: the model has an adapter.*merge_adapter"):
+        save(load(echo[0]), tmp_path / "recipe", weights=False, base="org/name")
+    with pytest.warns(UserWarning, match="loads on this machine only"):
+        save(load(echo[0]), tmp_path / "adapter", golden=False)
+
+
+@pytest.mark.parametrize("method", ["classical", "bidirectional", "reba"])
+def test_methods(method: str, llama: str, data: Path, tmp_path: Path) -> None:
+    """Each of the comparison, merged, on triplets, with half the steps."""
+    triplets = str(data / "triplets.jsonl")
+    more = ["--merge", "--compute-matched", "--steps", "8", "--method", method, "--dev", triplets]
+    report = train(llama, triplets, str(tmp_path / "out"), *more)
+    assert report["steps"] == 4 and len(report["losses"]) == 4 and "dev_cosine_accuracy" in report["after"]
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    model = load(tmp_path / "out")
+    first: Any = model[0]
+    assert first.compute_matched and first.repeats == (2 if method == "reba" else 1)
+    assert first.stack.is_plain == (method != "bidirectional")
+    features = first.preprocess(TEXTS, task="query")
+    end = first.text_tokenizer.eos_token_id
+    last = [row[mask.bool()][-1] for row, mask in zip(features["input_ids"], features["attention_mask"], strict=True)]
+    assert all((int(each) == end) == (method != "reba") for each in last)
+    assert compare(model, read_golden(tmp_path / "out" / "golden.json")).ok
+    # The weights are those that were trained.
+    assert cli.main(["info", str(tmp_path / "out")]) == 0
+
+
+def test_bf16_and_checkpointing(llama: str, data: Path, tmp_path: Path) -> None:
+    more = ["--bf16", "--gradient-checkpointing", "--steps", "3", "--method", "reba", "--mini-batch-size", "2"]
+    report = train(llama, str(data / "pairs.tsv"), str(tmp_path / "out"), *more)
+    assert len(report["losses"]) == 3 and np.isfinite(report["losses"]).all()
+
+
+def test_data(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "sts.txt").write_text("1||a||b||5\n2||c||d||3.5\n3||e||f||4\n", encoding="utf-8")
+    rows = train_echo.read(str(tmp_path / "sts.txt"), "0/2")
+    assert rows.to_dict() == {"query": ["a", "e"], "positive": ["b", "f"], "score": [5.0, 4.0]}
+    every = train_echo.read(str(tmp_path / "sts.txt"), "0/1")
+    assert train_echo.positives(every, None).to_dict() == {"query": ["a", "e"], "positive": ["b", "f"]}
+    assert train_echo.positives(every, 5).num_rows == 1
+    triplets = train_echo.read(str(data / "triplets.jsonl"), "1/6")
+    assert triplets.column_names == ["query", "positive", "negative"] and len(triplets) == 2
+    for name, text, part, message in (
+        ("a.csv", "text,label\na,1\n", "0/1", "query and positive are needed"),
+        ("b.csv", "query,positive\na,b\n", "2/2", "is no part"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(SystemExit, match=message):
+            train_echo.read(str(tmp_path / name), part)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"), [((4096, 14336, 32, 32, 8, 32000), 0.02), ((2048, 8192, 16, 32, 8, 128256), 0.02)]
+)
+def test_size_of_an_adapter(sizes: tuple[int, ...], share: float) -> None:
+    """In float32, as it is saved, beside the base's weights in bfloat16: 7B and 1.2B parameters, none of them real."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    config = LlamaConfig(**dict(zip((*names, "vocab_size"), sizes, strict=True)))
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+        weights = sum(each.numel() for each in model.parameters())
+        options = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="FEATURE_EXTRACTION")
+        adapted = inject_adapter_in_model(options, model)
+    learned = sum(each.numel() for name, each in adapted.named_parameters() if "lora_" in name)
+    assert 0.001 < 4 * learned / (2 * weights) < share
+
+
+def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    assert any("lora_B" in name and bool(each.abs().sum() > 0) for name, each in names["model"].named_parameters())
+    # Every option that the page names is one.
+    options = {each for action in train_echo.parser()._actions for each in action.option_strings}
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= options | {"--nproc-per-node"}
