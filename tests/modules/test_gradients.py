@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from accelerate.utils import convert_outputs_to_fp32
+from pipelines import PIPELINES, TEXTS, TWICE, Features, assert_close, build, features_of, gradients, sentences
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import (
-    CachedMultipleNegativesRankingLoss,
-    MultipleNegativesRankingLoss,
-)
 from torch import Tensor
 
 import st_reba
@@ -31,59 +21,9 @@ from st_reba.modules.checkpointing import Remembering
 from st_reba.modules.differentiable import DifferentiableAttention
 
 Base = Callable[..., str]
-Features = dict[str, Any]
 
-TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
-PLAN = {"layers": {"bidirectional": [0], "nosink-forward": [1]}}
-PIPELINES: dict[str, dict[str, Any]] = {
-    "classical-last": {"method": "classical"},
-    "classical-mean": {"method": "classical", "pooling": "mean"},
-    "classical-cls": {
-        "method": "classical",
-        "pooling": "cls",
-        "separator": "",
-        "layers": {"kind": "bidirectional", "k": 2},
-    },
-    "echo-last": {"method": "echo"},
-    "echo-end": {"method": "echo", "span": "last_copy_and_end"},
-    "echo-mean-plan": {"method": "echo", "pooling": "mean", "layers": PLAN},
-    "prompteol": {"method": "prompteol"},
-    "inplace": {"method": "nosink", "setting": "inplace-back", "k": 1},
-    "mask0": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "pooling": "last"},
-    "inter": {"method": "nosink", "setting": "inter-bidir", "k": 1},
-    "inter-published": {"method": "nosink", "setting": "inter-back", "k": 2, "variant": "published"},
-    "extra": {"method": "nosink", "setting": "extra-bidir", "k": 1},
-    "extra-published": {"method": "nosink", "setting": "extra-back", "k": 2, "variant": "published"},
-    "extend": {"method": "nosink", "setting": "extend-bidir", "k": 2},
-    "reba-last": {"method": "reba"},
-    "reba-mean": {"method": "reba", "pooling": "mean", "repeats": 3},
-    "reba-special": {"method": "reba", "pooling": "mean", "include_special": True},
-    "reba-normalized": {"method": "reba", "pooling": "mean", "normalize_weights": True},
-    "published-last": {"method": "reba", "variant": "published"},
-    "published-mean": {"method": "reba", "variant": "published", "pooling": "mean"},
-    "chunked-last": {"method": "reba", "chunk": 4},
-    "chunked-mean": {"method": "reba", "chunk": 4, "pooling": "mean", "normalize_weights": True},
-    "reba-plan": {"method": "reba", "pooling": "mean", "layers": PLAN},
-    "reba-inter": {"method": "reba", "setting": "inter-bidir", "k": 1},
-    "chunked-plan": {"method": "reba", "chunk": 4, "setting": "mask0-bidir", "k": 1},
-}
-REBA = [name for name, options in PIPELINES.items() if options["method"] == "reba"]
-TWICE = [name for name, options in PIPELINES.items() if options.get("setting", "")[:4] in ("inte", "extr", "exte")]
 # Bases with learned positions and dropout, a soft cap, sinks, and hooks in place of the interface.
 BASES = ("gpt2", "gemma2", "gpt_oss", "falcon", "bloom")
-
-
-def build(base: str, name: str, side: str = "right", **options: Any) -> SentenceTransformer:
-    return st_reba.build(base, **PIPELINES[name], padding_side=side, check=False, **options)
-
-
-def features_of(model: SentenceTransformer, texts: list[str] = TEXTS) -> Features:
-    return dict(model[0].preprocess(texts))
-
-
-def sentences(model: SentenceTransformer, features: Features) -> Tensor:
-    vectors: Tensor = model(features)["sentence_embedding"]
-    return vectors
 
 
 def tokens(model: SentenceTransformer, features: Features) -> Tensor:
@@ -160,21 +100,6 @@ def check_gradient(
         values.append(float(value().detach()))
     assert abs(along) > 1e-3
     assert along == pytest.approx((values[0] - values[1]) / (2 * size), rel=relative)
-
-
-def gradients(model: SentenceTransformer, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """Of everything that has one, the model's random numbers the same each time."""
-    model.zero_grad()
-    torch.manual_seed(0)
-    loss().backward()
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
-
-
-def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert set(found) == set(wanted)
-    largest = max(float(each.abs().max()) for each in wanted.values())
-    for name, each in wanted.items():
-        torch.testing.assert_close(found[name], each, rtol=0, atol=tolerance * largest, msg=name)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -359,98 +284,3 @@ def test_copies_of_what_a_model_gives(base: Base) -> None:
     torch.testing.assert_close(converted["sentence_embedding"], sentences(model, features_of(model)))
     with pytest.raises(KeyError, match="token_embeddings"):
         converted["token_embeddings"]
-
-
-# Training
-
-
-@pytest.mark.parametrize("name", ["echo-last", "mask0", "inter", "reba-mean", "chunked-last"])
-def test_gradcache(base: Base, name: str) -> None:
-    """A loss that runs every text twice, in parts, has the gradient of one that runs all at once."""
-    model = build(base("llama"), name)
-    pairs = [features_of(model, TEXTS), features_of(model, [text + " again" for text in TEXTS])]
-
-    def loss(kind: Any, **options: Any) -> Callable[[], Tensor]:
-        return lambda: kind(model, scale=20.0, **options)([dict(each) for each in pairs], None)
-
-    wanted = gradients(model, loss(MultipleNegativesRankingLoss))
-    assert_close(gradients(model, loss(CachedMultipleNegativesRankingLoss, mini_batch_size=2)), wanted, 1e-4)
-
-
-@pytest.mark.parametrize("name", ["echo-last", "mask0", "reba-mean", "chunked-mean"])
-def test_after_a_step(base: Base, name: str, tmp_path: Path) -> None:
-    """A model that has learned is copied, pickled, saved and loaded as any other."""
-    model = build(base("llama"), name)
-    before = model.encode(TEXTS)
-    model.train()
-    aim = torch.randn(len(TEXTS), 32, generator=torch.Generator().manual_seed(1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = -(sentences(model, features_of(model)) * aim).sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    assert losses[2] < losses[1] < losses[0]
-    model.eval()
-    after = model.encode(TEXTS)
-    assert np.abs(after - before).max() > 1e-3
-    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    model.save_pretrained(str(tmp_path))
-    for each in (model, copied, pickled, SentenceTransformer(str(tmp_path), device="cpu")):
-        np.testing.assert_array_equal(each.encode(TEXTS), after)
-        # Nothing of the passes before is left in it.
-        again = sentences(each, features_of(each)).detach()
-        np.testing.assert_allclose(again.numpy(), after, atol=1e-6)
-
-
-WORKER = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-import st_reba
-
-rank, folder, base, texts = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-found = {}
-for name, options in {"reba": {"pooling": "mean"}, "nosink": {"setting": "mask0-bidir", "k": 1}}.items():
-    model = st_reba.build(base, name, check=False, **options)
-    parallel = DistributedDataParallel(model)
-    aim = torch.randn(len(texts), 32, generator=torch.Generator().manual_seed(1))
-    part = slice(rank, None, 2)
-    vectors = parallel(dict(model[0].preprocess(texts[part])))["sentence_embedding"]
-    (vectors * aim[part]).sum(dim=1).mean().backward()
-    found |= {f"{name} {key}": each.grad for key, each in model.named_parameters() if each.grad is not None}
-torch.save(found, f"{folder}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes(base: Base, tmp_path: Path) -> None:
-    """DistributedDataParallel's gradient is that of both processes' texts together."""
-    texts = [*TEXTS, "A cat sleeps."]
-    path = os.pathsep.join([str(Path(st_reba.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), str(tmp_path), base("llama"), *texts],
-            env=environment,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        for rank in range(2)
-    ]
-    errors = [worker.communicate(timeout=300)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], errors
-    wanted = {}
-    aim = torch.randn(len(texts), 32, generator=torch.Generator().manual_seed(1))
-    for name, options in {"reba": {"pooling": "mean"}, "nosink": {"setting": "mask0-bidir", "k": 1}}.items():
-        model = st_reba.build(base("llama"), name, check=False, **options)
-        (sentences(model, features_of(model, texts)) * aim).sum(dim=1).mean().backward()
-        wanted |= {f"{name} {key}": each.grad for key, each in model.named_parameters() if each.grad is not None}
-    for rank in range(2):
-        assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), wanted)
