@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
+
+# By default processes that fork share the lock of progress bars: one that is killed while it holds it keeps it.
+tqdm.set_lock(threading.RLock())
+tqdm.monitor_interval = 0
 
 # What a process does to files, as Python's audit hooks tell it just before.
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "sqlite3.connect")
