@@ -516,7 +516,7 @@ def test_bad_files(
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     before = sorted(tmp_path.iterdir())
     for arguments in (["encode", "--out", tmp_path / "v.npy"], ["index"]):
-        rest = [tmp_path / "index"] if arguments == ["index"] else arguments[1:]
+        rest = [tmp_path / "index", "--strict"] if arguments == ["index"] else arguments[1:]
         message = refused(arguments[0], saved / "model", tmp_path / name, *rest)
         assert [word for word in words if not any(part in message for part in word.split("|"))] == []
         assert sorted(tmp_path.iterdir()) == before
@@ -524,7 +524,16 @@ def test_bad_files(
 
 def test_ids_used_twice(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": "1"}\n{"text": "b", "id": "1"}\n')
-    assert "'1' is used twice" in refused("index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index")
+    arguments = ["index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index"]
+    assert "'1' is used twice" in refused(*arguments, "--strict")
+
+
+def test_bad_records_are_set_aside(run: Run, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\nnot json\n{"text": "b", "id": "0"}\n{"text": "c"}\n')
+    status, out, _ = run("index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index")
+    assert status == 0 and "2 vectors" in out and "set aside: 2 records" in out
+    rejects = [json.loads(line) for line in (tmp_path / "index" / "rejects.jsonl").read_text().splitlines()]
+    assert [each["place"] for each in rejects] == ["a.jsonl, line 2", "record 2"]
 
 
 def test_bad_options_of_encode(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:

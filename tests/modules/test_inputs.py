@@ -292,8 +292,8 @@ def test_features_are_not_changed(base: Base, name: str, method: str) -> None:
         first = model(features)
         tokens = first["token_embeddings"].clone()
         second = model(features)
-    assert torch.equal(first["sentence_embedding"], second["sentence_embedding"])
-    assert torch.equal(tokens, second["token_embeddings"])
+        assert torch.equal(first["sentence_embedding"], second["sentence_embedding"])
+        assert torch.equal(tokens, second["token_embeddings"])
     assert set(features) == set(before)
     assert all(torch.equal(features[key], before[key]) for key in before)
 
