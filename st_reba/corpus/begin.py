@@ -15,6 +15,7 @@ from ..files import check_folder
 from ..fingerprint import ModelFingerprint, check, fingerprint
 from ..lock import LOCK_FILE
 from .folder import GATHERED_FILE, HEADER_FILE, REJECTS_FILE, Corpus, is_corpus
+from .model_source import relative
 from .settings import EncodeSettings
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def begin(
             if not overwrite:
                 raise
         clear(corpus)
-    source = None if model_source is None else _relative(model_source, corpus.path)
+    source = None if model_source is None else relative(model_source, Path(os.path.realpath(corpus.path)))
     header = {
         "status": "encoding",
         "model": fingerprint(model).to_json(),
@@ -165,12 +166,3 @@ def _model_dtype(model: SentenceTransformer) -> str | None:
     """Of the weights, as "float32"; None of a model without weights."""
     weight = next(iter(model.parameters()), None)
     return None if weight is None else str(weight.dtype).removeprefix("torch.")
-
-
-def _relative(source: str | PathLike[str], target: Path) -> str:
-    """A folder as seen from the corpus, beginning with a dot; anything else, as a Hub id, as it is."""
-    source = os.fspath(source)
-    if not os.path.isdir(source):
-        return source
-    relative = os.path.relpath(os.path.realpath(source), os.path.realpath(target))
-    return relative if relative.startswith(".") else os.path.join(".", relative)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..batches import check_sizes
+from ..corpus.model_source import relative
 from .building.build import BuildReport, IndexSettings
 from .folder.generation import Generation
-from .folder.model_source import relative
 from .writer import Writer
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.documents import clean_text
+from ..corpus.model_source import located
 from ..fingerprint import check
 from .building.build import BuildReport
 from .folder.generation import Generation, SearchResult
 from .folder.manifest import Manifest
-from .folder.model_source import located
 from .vectors.scaling import ready_queries
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...corpus.folder import Corpus
+from ...corpus.model_source import moved
 from ...fingerprint import ModelFingerprint, check, difference, fingerprint
 from ..folder.manifest import BUILDING, METRICS
 from ..folder.marks import clean_up
-from ..folder.model_source import moved
 from .build import BuildReport, IndexSettings, make_generation, writing
 
 if TYPE_CHECKING:

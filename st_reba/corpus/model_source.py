@@ -1,4 +1,4 @@
-"""Where the model of an index is: a Hub id, or a folder that may be moved together with the index."""
+"""Where the model of a corpus or an index is: a Hub id, or a folder that may be moved together with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def relative(source: str | PathLike[str], folder: Path) -> str:
-    """A model's folder as seen from the index, beginning with a dot; anything else, as a Hub id, as it is."""
+    """A model's folder as seen from another, beginning with a dot; anything else, as a Hub id, as it is."""
     source = os.fspath(source)
     if not os.path.isdir(source):
         return source
