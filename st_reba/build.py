@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -37,11 +37,13 @@ from .modules import (
     ChunkedReBAPooling,
     LayerPlan,
     NoSinkTransformer,
+    PromptEnsemble,
     ReBAPooling,
     RepeatTransformer,
     named_plan,
 )
 from .modules.capture import CaptureSpec
+from .modules.ensemble import ensemble_weights
 from .recipe import is_recipe, with_recipe
 from .repository import convert_repository, is_repository
 from .selfcheck import check_capture, check_plan, hidden_states
@@ -66,7 +68,9 @@ def build(
     *,
     repeats: int = 2,
     pooling: str | None = None,
-    template: str | Mapping[str, str] | None = None,
+    template: str | Mapping[str, str] | Sequence[str | Mapping[str, str]] | None = None,
+    weights: Sequence[float] | None = None,
+    equal_norms: bool = True,
     separator: str = "",
     normalize: bool = True,
     variant: str = "paper",
@@ -79,11 +83,14 @@ def build(
     instruction: str = "",
     span: Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"] | None = None,
     compute_matched: bool = False,
+    prepend: int = 0,
     include_special: bool = False,
     normalize_weights: bool = False,
     chunk: int | None = None,
     non_finite: Literal["error", "zeros"] | None = None,
     layers: LayerPlan | Mapping[str, Any] | None = None,
+    layer: int | Sequence[int] | None = None,
+    final_norm: bool = True,
     setting: str | None = None,
     k: int | Literal["all"] | None = None,
     k0: int | None = None,
@@ -105,7 +112,11 @@ def build(
         repeats: Number of copies k (reba, echo). A template's own number of slots wins over the default.
         pooling: ``"last"`` or ``"mean"``; for classical and nosink also ``"cls"``; None: ``"mean"`` for nosink, else
             ``"last"``. (nosink on a sentence-transformers model, None: the model's own input, prompts and pooling.)
-        template: Text with ``{text}`` slots, a template's name, or a mapping with ``query`` and ``document``.
+        template: Text with ``{text}`` slots, a template's name, or a mapping with ``query`` and ``document``. A list of
+            such, or an ensemble's name (``"metaeol"``, ``"contrastive"``; both also with ``-zh``): every text runs in
+            all of them, and its vectors are added (see :class:`PromptEnsemble`).
+        weights: What they are multiplied by, one a template; None: the named ensemble's, or the average.
+        equal_norms: Each of them is divided by its length before.
         separator: Literal text between the copies, without a template.
         normalize: Append ST's ``Normalize``: vectors of length 1.
         variant: ``"paper"``, or ``"published"``: what the authors' code computes (reba; INTER and EXTRA in nosink).
@@ -118,12 +129,18 @@ def build(
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         span: Which positions echo, classical and prompteol pool; None: the method's own (see RepeatTransformer).
         compute_matched: Halve the content budget (echo, reba).
+        prepend: Token Prepending in the first so many layers, with any method: a placeholder in front of the text
+            takes over the last token's hidden state (see :class:`RepeatTransformer`).
         include_special: ReBA sums over template and special tokens too.
         normalize_weights: ReBA divides each sum of weights to 1.
         chunk: For long texts (reba): the text runs once, whole, and ``repeats`` times only its pieces of at most this
             many tokens (see :class:`ChunkedReBAPooling`). A template then has one slot.
         non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
         layers: What each layer sees, with any method: a :class:`LayerPlan` or a mapping of its fields.
+        layer: The layer whose hidden states are pooled: a number from 0 (embeddings) to L, or -1 (L) downwards; or
+            ``[first, last]`` of several, whose mean is taken with equal norms. Layers above are not run, ``layers`` and
+            ``k`` count from the top of those that run, and so does backward attention. None: the last.
+        final_norm: Read an inner layer behind the base's final norm, or before it.
         setting: Instead of ``layers``: one of the NoSink paper's settings (see :func:`st_reba.named_plan`).
         k: For ``setting``: converted layers from the top, or ``"all"`` (the default on a sentence-transformers model).
         k0: For ``setting``: the topmost of them that hide the sink.
@@ -138,7 +155,7 @@ def build(
 
     Returns:
         An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), a pooling (ReBAPooling,
-        ChunkedReBAPooling or Pooling), and Normalize.
+        ChunkedReBAPooling or Pooling), PromptEnsemble where there are several templates, and Normalize.
 
     Raises:
         ValueError: An unknown name (the message lists what exists), options that exclude each other, or a layer that
@@ -185,6 +202,11 @@ def build(
                 raise ValueError(f"chunk={chunk!r} needs {name}={wanted!r}, not {given[name]!r}. Drop one of both.")
     if method == "prompteol" and template is None:
         template = "prompteol"
+    summed = ensemble_weights(template, weights)
+    if summed is None and not equal_norms:
+        raise ValueError(f"equal_norms={equal_norms!r} belongs to an ensemble of templates. Drop it.")
+    if summed is not None and chunk is not None:
+        raise ValueError(f"chunk={chunk!r}: the pieces of a text run in one template, not in {len(summed)}. Drop one.")
     path, name = locate(base)
     plan_variant = variant if nosink else "paper"
     keeps = nosink and pooling is None and is_repository(path, _hub(revision, token, cache_folder, local_files_only))
@@ -235,6 +257,9 @@ def build(
             instruction=instruction,
             span=_span(method, pooling) if span is None else span,
             compute_matched=compute_matched,
+            prepend=prepend,
+            layer=layer,
+            final_norm=final_norm,
             non_finite=("zeros" if reba and variant == "published" else "error") if non_finite is None else non_finite,
             base_model=name,
             base_revision=revision,
@@ -280,6 +305,8 @@ def build(
         modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
     else:
         modules.append(Pooling(dimension, _POOLING_MODES[pooling]))
+    if summed is not None:
+        modules.append(PromptEnsemble(summed, equal_norms))
     if normalize:
         modules.append(Normalize())
     if reba:
@@ -330,7 +357,7 @@ def _hub(
     }
 
 
-def _copies(method: str, repeats: int, template: str | Mapping[str, str] | None, chunk: int | None) -> int | None:
+def _copies(method: str, repeats: int, template: object, chunk: int | None) -> int | None:
     """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
     if chunk is not None:
         return 1 if template is None else None

@@ -53,9 +53,12 @@ def check_kept(given: Mapping[str, Any]) -> None:
         "separator": "",
         "instruction": "",
         "span": None,
+        "prepend": 0,
         "compute_matched": False,
         "normalize": True,
         "non_finite": None,
+        "layer": None,
+        "final_norm": True,
         "tokenizer": None,
     }.items():
         if given[name] != default:

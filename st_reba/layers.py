@@ -11,7 +11,7 @@ import torch
 
 from .modules import RepeatTransformer
 from .modules.alignment import moved, padding_in_front
-from .modules.passes import decoder_layers
+from .modules.hooks import decoder_layers
 
 Layers = Literal["last", "all"] | Sequence[int]
 
@@ -77,6 +77,11 @@ class InnerStates:
             raise ValueError(
                 f"layers={layers}: {transformer.layers!r} runs layers twice, so that there is no one hidden state "
                 "between two of them. Use layers='last', or a plan of architecture 'inplace'."
+            )
+        if not transformer.reading.is_plain:
+            raise ValueError(
+                f"layers={layers}: this model reads {transformer.reading}, and runs no layer above. Use layers='last', "
+                "or a model that was built without layer=…."
             )
         try:
             self.modules = decoder_layers(transformer.model, transformer.depth)

@@ -30,7 +30,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 import st_reba
 from st_reba import LayerPlan
-from st_reba.modules.passes import decoder_layers
+from st_reba.modules.hooks import decoder_layers
 
 DEPTH = 3
 WINDOW = 6

@@ -66,6 +66,28 @@ def limit_length(tokenizer: PreTrainedTokenizerBase | None, config: PretrainedCo
         tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
 
 
+def number_of_layers(model: PreTrainedModel) -> int:
+    """A backbone's number of layers L.
+
+    Raises:
+        ValueError: It is no single stack of layers.
+    """
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(layers, int):
+        raise ValueError(
+            f"{type(model).__name__} is no single stack of layers (its configuration says no "
+            "num_hidden_layers), so it cannot be embedded with. Use a decoder-only base model."
+        )
+    return layers
+
+
+def looks_back_only(model: PreTrainedModel) -> bool:
+    """Whether a backbone's layers look back only, by what it says of itself."""
+    # A vision tower beside the decoder looks both ways, but no text goes through it.
+    marks = (bool(module.is_causal) for module in text_decoder(model).modules() if hasattr(module, "is_causal"))
+    return all(marks) and getattr(model.config.get_text_config(), "is_causal", True) is not False
+
+
 def layer_kinds(model: PreTrainedModel) -> list[str]:
     """What a backbone's configuration says of each layer; empty where it says nothing."""
     config = model.config.get_text_config()

@@ -29,16 +29,18 @@ def common_prefix(input_ids: Tensor, attention_mask: Tensor) -> int:
     return int(differs.int().argmax()) if bool(differs.any()) else most
 
 
-def run_prefix(model: PreTrainedModel, input_ids: Tensor) -> tuple[Cache, Tensor] | None:
+def run_prefix(model: PreTrainedModel, input_ids: Tensor, runs: int) -> tuple[Cache, Tensor] | None:
     """Run a common beginning.
 
     Args:
         model: The backbone.
         input_ids: [1, p].
+        runs: How many of its layers run.
 
     Returns:
         A cache that puts the beginning's keys and values in front of every text's own, and forgets the latter; and the
-        last hidden states [1, p, d]. None where the backbone keeps anything but all keys and values.
+        last hidden states [1, p, d], or what is handed out in their place. None where the backbone keeps anything but
+        all keys and values.
     """
     cache = DynamicCache(config=model.config)
     inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
@@ -46,24 +48,26 @@ def run_prefix(model: PreTrainedModel, input_ids: Tensor) -> tuple[Cache, Tensor
     kept: Any = getattr(output, "past_key_values", None)
     if not isinstance(kept, Cache) or not kept.layers:
         return None
-    if not all(map(_is_whole, kept.layers, [input_ids.shape[1]] * len(kept.layers))):
+    layers = kept.layers[:runs]
+    if not all(map(_is_whole, layers, [input_ids.shape[1]] * len(layers))):
         return None
-    return Cache(layers=[_Beginning(layer) for layer in kept.layers]), output.last_hidden_state
+    return Cache(layers=[_Beginning(layer) for layer in layers]), output.last_hidden_state
 
 
-def is_exact(model: PreTrainedModel, input_ids: Tensor) -> bool:
+def is_exact(model: PreTrainedModel, input_ids: Tensor, runs: int) -> bool:
     """Whether a backbone gives texts the same hidden states behind their beginning as in one piece.
 
     Args:
         model: The backbone.
         input_ids: [B, T], a beginning of 8 tokens at most and what follows.
+        runs: How many of its layers run.
     """
     head = min(8, input_ids.shape[1] - 2)
     rows = input_ids[:2, : head + 2]
     mask = torch.ones_like(rows)
     whole: Tensor = model(input_ids=rows, attention_mask=mask, use_cache=False, return_dict=True).last_hidden_state
     try:
-        shared = run_prefix(model, rows[:1, :head])
+        shared = run_prefix(model, rows[:1, :head], runs)
         if shared is None:
             return False
         inputs = {"input_ids": rows[:, head:], "attention_mask": mask}

@@ -18,8 +18,9 @@ from .backbone import (
     found_to_look_back,
     is_marked,
     is_trained,
-    layer_kinds,
     limit_length,
+    looks_back_only,
+    number_of_layers,
     probe,
     takes_left_padding,
     text_decoder,
@@ -27,10 +28,13 @@ from .backbone import (
 )
 from .capture import AnchorCapture, BackwardAttention, Capture, CaptureSpec
 from .checkpointing import prepare_checkpointing
+from .conversion import check_captured, check_convertible, check_obeyed, check_readable, not_finite
+from .depth import Layer, Reading, begin, check_layer, reading_pass, resolve_reading
 from .differentiable import DifferentiableAttention
-from .passes import decoder_layers, install
+from .hooks import decoder_layers, install
 from .plan import LayerPlan, Stack
 from .prefix import WORTHWHILE, common_prefix, is_exact, run_prefix
+from .record import check_record
 from .state import ForwardState, running
 from .stored import StoredTransformer
 
@@ -49,33 +53,56 @@ class DecoderTransformer(StoredTransformer):
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
         layers: What each layer sees: a :class:`LayerPlan`, or a mapping of its fields; None: the backbone as it is.
+        layer: The layer whose hidden states are read: a number from 0 (embeddings) to L, or from -1 (L) downwards; or
+            the first and the last of several as ``[2, 4]``, of which the mean is taken, each token's vectors scaled to
+            length 1 before. None: the last. Layers above are not run, and ``layers`` counts from the top of those that
+            run.
+        final_norm: Whether inner layers are read behind the backbone's final norm, or before it.
         non_finite: What to do with a text for which the backbone gives NaN or infinity: ``"error"`` names the text;
             ``"zeros"`` gives it zero vectors (as the published ReBA code does).
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
+        postfilter: What the ``Dense`` behind the pooling was fitted on, for the record (see :func:`check_record`).
         **kwargs: All that :class:`StoredTransformer` and sentence-transformers' own ``Transformer`` take.
     """
 
-    config_keys = [*Transformer.config_keys, "layers", "non_finite", "base_model", "base_revision"]
+    config_keys = [
+        *Transformer.config_keys,
+        "layers",
+        "layer",
+        "final_norm",
+        "non_finite",
+        "base_model",
+        "base_revision",
+        "postfilter",
+    ]
+
+    postfilter: dict[str, Any] | None = None
 
     def __init__(
         self,
         model_name_or_path: str,
         *,
         layers: LayerPlan | Mapping[str, Any] | None = None,
+        layer: Layer | None = None,
+        final_norm: bool = True,
         non_finite: NonFinite = "error",
         base_model: str | None = None,
         base_revision: str | None = None,
+        postfilter: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        record = check_record(postfilter)
         if non_finite not in get_args(NonFinite):
             raise ValueError(f"non_finite={non_finite!r} is not known: choose one of {list(get_args(NonFinite))}.")
+        check_layer(layer, final_norm)
         plan = _plan(layers)
         given = {**TEXT_ONLY, **kwargs}
         super().__init__(model_name_or_path, base_model=base_model, base_revision=base_revision, **given)
         if "model_max_length" not in (kwargs.get("processor_kwargs") or {}):
             limit_length(self.tokenizer, self.config)
-        self._equip(plan, non_finite, base_model, base_revision)
+        self._equip(plan, layer, final_norm, non_finite, base_model, base_revision)
+        self.postfilter = record
 
     @classmethod
     def adopt(
@@ -99,10 +126,18 @@ class DecoderTransformer(StoredTransformer):
         """
         adopted = cls.__new__(cls)
         adopted.__dict__ = dict(transformer.__dict__)
-        adopted._equip(_plan(layers), "error", base_model, base_revision)
+        adopted._equip(_plan(layers), None, True, "error", base_model, base_revision)
         return adopted
 
-    def _equip(self, plan: LayerPlan, non_finite: NonFinite, base_model: str | None, base_revision: str | None) -> None:
+    def _equip(
+        self,
+        plan: LayerPlan,
+        layer: Layer | None,
+        final_norm: bool,
+        non_finite: NonFinite,
+        base_model: str | None,
+        base_revision: str | None,
+    ) -> None:
         """Set up what this class adds to ST's."""
         self.non_finite: NonFinite = non_finite
         self.base_model = base_model
@@ -113,7 +148,7 @@ class DecoderTransformer(StoredTransformer):
                 f"{type(self.model).__name__} is an encoder-decoder: its decoder reads the text shifted, beside an "
                 "encoder that sees all of it. Use a decoder-only base model."
             )
-        self._set_plan(plan)
+        self._set_layers(plan, layer, final_norm)
         if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             switch_on(self.model)
@@ -162,18 +197,35 @@ class DecoderTransformer(StoredTransformer):
 
     @layers.setter
     def layers(self, plan: LayerPlan | Mapping[str, Any] | None) -> None:
-        self._set_plan(_plan(plan))
+        self._set_layers(_plan(plan), self._layer, self._reading.final_norm)
+
+    @property
+    def layer(self) -> Layer | None:
+        """The layer, or the first and the last of several, whose hidden states are read; None: the last."""
+        return self._layer if self._layer is None or isinstance(self._layer, int) else list(self._layer)
+
+    @layer.setter
+    def layer(self, layer: Layer | None) -> None:
+        self._set_layers(self._plan, layer, self._reading.final_norm)
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether inner layers are read behind the final norm."""
+        return self._reading.final_norm
+
+    @final_norm.setter
+    def final_norm(self, final_norm: bool) -> None:
+        self._set_layers(self._plan, self._layer, final_norm)
+
+    @property
+    def reading(self) -> Reading:
+        """The layers of this backbone that are read, and how many run."""
+        return self._reading
 
     @property
     def depth(self) -> int:
         """The backbone's number of layers L."""
-        layers = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
-        if not isinstance(layers, int):
-            raise ValueError(
-                f"{type(self.model).__name__} is no single stack of layers (its configuration says no "
-                "num_hidden_layers), so it cannot be embedded with. Use a decoder-only base model."
-            )
-        return layers
+        return number_of_layers(self.model)
 
     @property
     def _attention_name(self) -> str:
@@ -183,11 +235,7 @@ class DecoderTransformer(StoredTransformer):
     @property
     def is_causal(self) -> bool:
         """Whether the backbone's layers look back only."""
-        config = self.model.config.get_text_config()
-        # A vision tower beside the decoder looks both ways, but no text goes through it.
-        modules = text_decoder(self.model).modules()
-        marks = (bool(module.is_causal) for module in modules if hasattr(module, "is_causal"))
-        return all(marks) and getattr(config, "is_causal", True) is not False
+        return looks_back_only(self.model)
 
     @property
     def looks_back(self) -> bool:
@@ -207,6 +255,9 @@ class DecoderTransformer(StoredTransformer):
         config: dict[str, Any] = super().get_config_dict()
         if "layers" in config:
             config["layers"] = None if self._plan == LayerPlan() else self._plan.to_dict()
+        if self.postfilter is None:
+            # Older versions load a model without one too.
+            config.pop("postfilter", None)
         return config
 
     def forward(
@@ -221,7 +272,7 @@ class DecoderTransformer(StoredTransformer):
             **kwargs: Ignored: they concern the input's layout.
 
         Returns:
-            A new dict: ``features`` with ``token_embeddings`` [B, T, d] (last hidden states, zero at padding) and,
+            A new dict: ``features`` with ``token_embeddings`` [B, T, d] (hidden states, zero at padding) and,
             where captured, ``backward_attention`` [B, R, T] (:meth:`BackwardAttention.matrix`) and ``captured``, the
             spec that says which rows these are.
 
@@ -252,7 +303,7 @@ class DecoderTransformer(StoredTransformer):
         if not bool(finite.all()):
             hidden = self._without(hidden, finite, given)
         if observer is not None:
-            self._check_layers(observer.layers)
+            check_captured(self.model, self._stack, observer.layers)
         result = {**features, "token_embeddings": hidden if start is None else shifted(hidden, -start, 1)}
         if accumulator is not None:
             matrix = accumulator.matrix()
@@ -263,18 +314,21 @@ class DecoderTransformer(StoredTransformer):
         return result
 
     def _run(self, input_ids: Tensor, state: ForwardState, unmasked: bool) -> Tensor:
-        """The backbone's last hidden states [B, T, d]."""
+        """The hidden states that are read, [B, T, d]."""
         mask = torch.ones_like(input_ids) if unmasked else state.real.long()
         inputs = self._model_inputs(input_ids, mask, state.capture)
         beginning = None
         if unmasked and (shared := self._shared_prefix(input_ids, state)):
-            with running(ForwardState(state.real[:1, :shared])):
-                beginning = run_prefix(self.model, input_ids[:1, :shared])
+            reading = begin(self._reading)
+            with running(ForwardState(state.real[:1, :shared])), reading_pass(reading):
+                beginning = run_prefix(self.model, input_ids[:1, :shared], self._reading.runs)
         if beginning is not None:
-            cache, beginning_states = beginning
+            cache, last = beginning
+            beginning_states = last if reading is None else reading.read(last)
             inputs.update(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True)
             state.prefix = shared
-        with running(state):
+        reading = begin(self._reading)
+        with running(state), reading_pass(reading):
             try:
                 hidden: Tensor = super().forward(inputs)["token_embeddings"]
             except AttributeError as error:
@@ -284,10 +338,12 @@ class DecoderTransformer(StoredTransformer):
                     f"{type(self.model).__name__} hands out no last hidden states, but what a head makes of them. "
                     f"{TEXT_TOWER}"
                 ) from error
+        if reading is not None:
+            hidden = reading.read(hidden)
         if beginning is not None:
             hidden = torch.cat([beginning_states.expand(len(hidden), -1, -1), hidden], dim=1)
         if state.stack is not None:
-            self._check_obeyed(state.stack, state)
+            check_obeyed(self.model, self._plan, state, self._attention_name)
             if state.stack.side_by_side:
                 hidden = hidden.reshape(2, len(input_ids), *hidden.shape[1:]).sum(dim=0)
         return hidden
@@ -304,39 +360,28 @@ class DecoderTransformer(StoredTransformer):
         if shared * (len(input_ids) - 1) < WORTHWHILE:
             return 0
         if self.shares_prefix is None:
-            self.shares_prefix = is_exact(self.model, input_ids[:, : shared + 2])
+            self.shares_prefix = is_exact(self.model, input_ids[:, : shared + 2], self.depth)
         return shared if self.shares_prefix else 0
 
     def __repr__(self) -> str:
         shown = {**self.get_config_dict(), "layers": str(self._stack), "architecture": type(self.model).__name__}
         return f"{type(self).__name__}({shown})"
 
-    def _set_plan(self, plan: LayerPlan) -> None:
-        stack = plan.resolve(self.depth)
+    def _set_layers(self, plan: LayerPlan, layer: Layer | None, final_norm: bool) -> None:
+        reading = resolve_reading(layer, final_norm, self.depth)
+        try:
+            stack = plan.resolve(reading.runs)
+        except ValueError as error:
+            if reading.runs == self.depth:
+                raise
+            raise ValueError(f"layer={layer!r} runs {reading.runs} of {self.depth} layers. Of these: {error}") from None
+        if not reading.is_plain:
+            check_readable(self.model, reading, plan, stack)
         if not stack.is_plain:
-            self._check_convertible(plan, stack)
+            check_convertible(self.model, plan, stack, is_causal=self.is_causal)
             if stack.second:
                 install(decoder_layers(self.model, self.depth))
-        self._plan, self._stack = plan, stack
-
-    def _check_convertible(self, plan: LayerPlan, stack: Stack) -> None:
-        name = type(text_decoder(self.model)).__name__
-        shared = getattr(self.model.config.get_text_config(), "num_kv_shared_layers", 0)
-        if stack.second and shared:
-            raise ValueError(
-                f"layers={plan!r}: layers of {name} read the keys and values of layers below, which a second pass "
-                "through those would replace. Use a plan of architecture 'inplace'."
-            )
-        if not self.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
-            raise ValueError(
-                f"layers={plan!r}: {name} looks both ways already, so none of its layers can look forward or backward. "
-                "Convert all of them to 'bidirectional' or 'nosink-bidirectional' (k='all')."
-            )
-        if not switch_on(self.model):
-            raise ValueError(
-                f"layers={plan!r}: {name} does not call transformers' attention interface, so what its layers see "
-                "cannot be changed. Use a base model that does (llama, qwen, mistral, gpt2, …), or layers=None."
-            )
+        self._plan, self._stack, self._layer, self._reading = plan, stack, layer, reading
 
     def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, observer: Capture | None) -> dict[str, Any]:
         # A mask of ones is none to newer models; some older ones forget their windows without it.
@@ -358,34 +403,7 @@ class DecoderTransformer(StoredTransformer):
         row = int((~finite).nonzero()[0])
         shown = features["copy_ids"][row] == 1 if "copy_ids" in features else features["attention_mask"][row].bool()
         text = str(self.text_tokenizer.decode(features["input_ids"][row][shown].tolist()))
-        raise ValueError(
-            f"The backbone gave NaN or infinity ({hidden.dtype}) for the text {text[:80]!r}. "
-            "Load it with dtype='float32' (or 'bfloat16', whose range is wider than float16's), or build with "
-            "non_finite='zeros' to give such texts a zero vector."
-        )
-
-    def _check_obeyed(self, stack: Stack, state: ForwardState) -> None:
-        """A plan that silently does nothing would give the vectors of another model."""
-        if state.last is None or state.further != len(stack.second):
-            raise ValueError(
-                f"layers={self._plan!r}: {type(self.model).__name__} did not run it: its attention implementation is "
-                f"{self._attention_name!r} ({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Set "
-                "model[0].layers again, or use another plan."
-            )
-
-    def _check_layers(self, captured: int) -> None:
-        """A layer that was not captured would change the vectors silently."""
-        if kinds := layer_kinds(self.model):
-            expected = sum("attention" in kind and "linear" not in kind for kind in kinds)
-        else:
-            expected = self.depth
-        expected += len(self._stack.second)
-        if captured == 0 or captured < expected:
-            raise ValueError(
-                f"{type(self.model).__name__} handed out the attention of {captured} of its {expected} attention "
-                "layers, so backward attention cannot be computed. Use a decoder whose every layer computes softmax "
-                "attention, or method='classical' or 'echo', which need none."
-            )
+        raise not_finite(text, hidden.dtype)
 
 
 def _plan(layers: object) -> LayerPlan:

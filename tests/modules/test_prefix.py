@@ -38,8 +38,8 @@ def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     ran: list[int | None] = []
     run = transformer.run_prefix
 
-    def recorded(model: Any, input_ids: Tensor) -> Any:
-        shared = run(model, input_ids)
+    def recorded(model: Any, input_ids: Tensor, runs: int) -> Any:
+        shared = run(model, input_ids, runs)
         ran.append(None if shared is None else input_ids.shape[1])
         return shared
 
@@ -171,7 +171,7 @@ def test_nothing_is_kept() -> None:
     """The cache holds the beginning, and not what every layer adds to it."""
     model = st_reba.build("mini", "classical")[0].model
     with torch.no_grad():
-        shared = prefix.run_prefix(model, torch.tensor([[5, 6, 7]]))
+        shared = prefix.run_prefix(model, torch.tensor([[5, 6, 7]]), 6)
         assert shared is not None
         cache, hidden = shared
         model(input_ids=torch.tensor([[8, 9], [4, 3]]), past_key_values=cache, use_cache=True)
