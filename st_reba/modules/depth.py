@@ -152,18 +152,21 @@ class ReadingPass:
         Returns:
             [B, T, d]: of several layers the mean, each token's vectors scaled to length 1 before.
         """
-        layers = self.reading.layers
-        if not self.reading.final_norm:
-            if missing := [layer for layer in layers if layer not in self._states]:
-                raise ValueError(f"layer: layer {missing[0]} of the backbone was not seen to run. Use layer=None.")
-            states = [self._states[layer] for layer in layers]
-        else:
-            states = list(last.chunk(len(layers)))
+        states = self.each(last)
         if len(states) == 1:
             return states[0]
         precision = torch.promote_types(last.dtype, torch.float32)
         units = [nn.functional.normalize(state.to(precision), dim=-1, eps=_TINY) for state in states]
         return torch.stack(units).mean(dim=0).to(last.dtype)
+
+    def each(self, last: Tensor) -> list[Tensor]:
+        """Each layer's hidden states by themselves; as for :meth:`read`."""
+        layers = self.reading.layers
+        if self.reading.final_norm:
+            return list(last.chunk(len(layers)))
+        if missing := [layer for layer in layers if layer not in self._states]:
+            raise ValueError(f"layer: layer {missing[0]} of the backbone was not seen to run. Use layer=None.")
+        return [self._states[layer] for layer in layers]
 
 
 # A state is zero only where it is padding, and masked.
@@ -230,4 +233,7 @@ def cut_short(layers: Any) -> None:
         # In place: parents, hooks, replicas and whoever shares the backbone keep the same list.
         layers.__class__ = LayerList
     elif not isinstance(layers, LayerList):
-        raise ValueError(f"the backbone keeps its layers in a {type(layers).__name__}, not in a ModuleList")
+        raise ValueError(
+            f"layer: the backbone keeps its layers in a {type(layers).__name__}, not in a ModuleList, so passes cannot be "
+            "cut short. Use layer=None."
+        )

@@ -11,32 +11,28 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .alignment import moved, padding_in_front, shifted
-from .attention import ATTENTION_NAME, hook_in, switch_on
+from .attention import hook_in, switch_on
 from .backbone import (
-    TEXT_TOWER,
     forward_parameters,
     found_to_look_back,
     is_marked,
     is_trained,
     limit_length,
     looks_back_only,
-    number_of_layers,
     probe,
     takes_left_padding,
-    text_decoder,
     turns_by_length,
 )
-from .capture import AnchorCapture, BackwardAttention, Capture, CaptureSpec
+from .capture import BackwardAttention, Capture, CaptureSpec
 from .checkpointing import prepare_checkpointing
-from .conversion import check_captured, check_convertible, check_obeyed, check_readable, not_finite
-from .depth import Layer, Reading, begin, check_layer, reading_pass, resolve_reading
+from .conversion import check_captured, check_convertible, check_readable, not_finite
+from .depth import Layer, Reading, ReadingPass, check_layer, resolve_reading
 from .differentiable import DifferentiableAttention
 from .hooks import decoder_layers, install
 from .plan import LayerPlan, Stack
-from .prefix import WORTHWHILE, common_prefix, is_exact, run_prefix
 from .record import check_record
-from .state import ForwardState, running
-from .stored import StoredTransformer
+from .running import RunningTransformer
+from .state import ForwardState
 
 NonFinite = Literal["error", "zeros"]
 
@@ -47,7 +43,7 @@ TEXT_ONLY: dict[str, Any] = {
 }
 
 
-class DecoderTransformer(StoredTransformer):
+class DecoderTransformer(RunningTransformer):
     """An ST Transformer whose layers see what a plan says, and whose attention can be captured.
 
     Args:
@@ -223,16 +219,6 @@ class DecoderTransformer(StoredTransformer):
         return self._reading
 
     @property
-    def depth(self) -> int:
-        """The backbone's number of layers L."""
-        return number_of_layers(self.model)
-
-    @property
-    def _attention_name(self) -> str:
-        """The implementation of attention that texts run through."""
-        return str(text_decoder(self.model).config._attn_implementation)
-
-    @property
     def is_causal(self) -> bool:
         """Whether the backbone's layers look back only."""
         return looks_back_only(self.model)
@@ -261,7 +247,12 @@ class DecoderTransformer(StoredTransformer):
         return config
 
     def forward(
-        self, features: dict[str, Any], *, capture: CaptureSpec | Capture | None = None, **kwargs: Any
+        self,
+        features: dict[str, Any],
+        *,
+        capture: CaptureSpec | Capture | None = None,
+        reading: ReadingPass | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Run the backbone.
 
@@ -269,6 +260,7 @@ class DecoderTransformer(StoredTransformer):
             features: ``input_ids``, ``attention_mask`` and, for a capture, ``copy_ids``, each [B, T]; not changed.
             capture: Captured in this pass instead of :attr:`capture`; a :class:`Capture` is shown all attention
                 itself, and nothing of it is returned.
+            reading: Read in this pass instead of :attr:`layer`, with padding behind the texts; no beginning is shared.
             **kwargs: Ignored: they concern the input's layout.
 
         Returns:
@@ -297,7 +289,7 @@ class DecoderTransformer(StoredTransformer):
         if learning and self.model.training and (stack is not None or observer is not None):
             prepare_checkpointing(self.model, twice=bool(self._stack.second))
         state = ForwardState(attention_mask, capture=observer, stack=stack)
-        hidden = self._run(given["input_ids"], state, unmasked)
+        hidden = self._run(given["input_ids"], state, unmasked, reading)
         hidden = hidden.masked_fill(~attention_mask.bool()[:, :, None], 0.0)
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not bool(finite.all()):
@@ -312,56 +304,6 @@ class DecoderTransformer(StoredTransformer):
             result["backward_attention"] = matrix if start is None else shifted(matrix, -start, 2)
             result["captured"] = spec
         return result
-
-    def _run(self, input_ids: Tensor, state: ForwardState, unmasked: bool) -> Tensor:
-        """The hidden states that are read, [B, T, d]."""
-        mask = torch.ones_like(input_ids) if unmasked else state.real.long()
-        inputs = self._model_inputs(input_ids, mask, state.capture)
-        beginning = None
-        if unmasked and (shared := self._shared_prefix(input_ids, state)):
-            reading = begin(self._reading)
-            with running(ForwardState(state.real[:1, :shared])), reading_pass(reading):
-                beginning = run_prefix(self.model, input_ids[:1, :shared], self._reading.runs)
-        if beginning is not None:
-            cache, last = beginning
-            beginning_states = last if reading is None else reading.read(last)
-            inputs.update(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True)
-            state.prefix = shared
-        reading = begin(self._reading)
-        with running(state), reading_pass(reading):
-            try:
-                hidden: Tensor = super().forward(inputs)["token_embeddings"]
-            except AttributeError as error:
-                if "last_hidden_state" not in str(error):
-                    raise
-                raise ValueError(
-                    f"{type(self.model).__name__} hands out no last hidden states, but what a head makes of them. "
-                    f"{TEXT_TOWER}"
-                ) from error
-        if reading is not None:
-            hidden = reading.read(hidden)
-        if beginning is not None:
-            hidden = torch.cat([beginning_states.expand(len(hidden), -1, -1), hidden], dim=1)
-        if state.stack is not None:
-            check_obeyed(self.model, self._plan, state, self._attention_name)
-            if state.stack.side_by_side:
-                hidden = hidden.reshape(2, len(input_ids), *hidden.shape[1:]).sum(dim=0)
-        return hidden
-
-    def _shared_prefix(self, input_ids: Tensor, state: ForwardState) -> int:
-        """How many tokens that all texts begin with are run once for all; 0: none."""
-        known = self._attention_name in (ATTENTION_NAME, "sdpa")
-        if torch.is_grad_enabled() or not known or self.shares_prefix is False or state.stack is not None:
-            return 0
-        shared = common_prefix(input_ids, state.real)
-        if isinstance(state.capture, AnchorCapture):
-            # Anchors and all that may follow them are run with their text.
-            shared = min(shared, int(state.capture.first.min()))
-        if shared * (len(input_ids) - 1) < WORTHWHILE:
-            return 0
-        if self.shares_prefix is None:
-            self.shares_prefix = is_exact(self.model, input_ids[:, : shared + 2], self.depth)
-        return shared if self.shares_prefix else 0
 
     def __repr__(self) -> str:
         shown = {**self.get_config_dict(), "layers": str(self._stack), "architecture": type(self.model).__name__}
@@ -382,19 +324,6 @@ class DecoderTransformer(StoredTransformer):
             if stack.second:
                 install(decoder_layers(self.model, self.depth))
         self._plan, self._stack, self._layer, self._reading = plan, stack, layer, reading
-
-    def _model_inputs(self, input_ids: Tensor, attention_mask: Tensor, observer: Capture | None) -> dict[str, Any]:
-        # A mask of ones is none to newer models; some older ones forget their windows without it.
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-        accepted = self._forward_parameters
-        if "use_cache" in accepted:
-            inputs["use_cache"] = False
-        if "position_ids" in accepted and not bool(attention_mask[:, 0].all()):
-            # Left padding: without these most backbones would count the padding as text.
-            inputs["position_ids"] = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        if observer is not None and self._attention_name != ATTENTION_NAME:
-            inputs["output_attentions"] = True
-        return inputs
 
     def _without(self, hidden: Tensor, finite: Tensor, features: dict[str, Any]) -> Tensor:
         """Zero the texts that are not finite, or name the first of them."""

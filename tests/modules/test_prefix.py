@@ -15,7 +15,7 @@ from oracle import TEXTS, assert_close
 from torch import Tensor
 
 import st_reba
-from st_reba.modules import prefix, transformer
+from st_reba.modules import prefix, running
 
 Base = Callable[..., str]
 TEMPLATE = "Instruct: find the document. Text: {text} Again: {text}"
@@ -36,15 +36,15 @@ METHODS: dict[str, dict[str, Any]] = {
 def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The lengths of the beginnings that were run; None: it could not be shared."""
     ran: list[int | None] = []
-    run = transformer.run_prefix
+    run = running.run_prefix
 
     def recorded(model: Any, input_ids: Tensor, runs: int) -> Any:
         shared = run(model, input_ids, runs)
         ran.append(None if shared is None else input_ids.shape[1])
         return shared
 
-    monkeypatch.setattr(transformer, "run_prefix", recorded)
-    monkeypatch.setattr(transformer, "WORTHWHILE", 4)
+    monkeypatch.setattr(running, "run_prefix", recorded)
+    monkeypatch.setattr(running, "WORTHWHILE", 4)
     return ran
 
 
