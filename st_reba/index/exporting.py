@@ -79,11 +79,7 @@ def export(
             left.unlink(missing_ok=True)
     generation = Generation.open(Path(folder))
     try:
-        pieces = []
         for segment in generation.segments:
-            keep = np.ones(segment.record.count, dtype=bool)
-            keep[segment.deleted_rows] = False
-            pieces.append(Piece(segment, keep))
             if not segment.is_exact:
                 logger.warning(
                     "%s: an index of factory %r keeps codes in place of vectors, so the vectors that are exported are "
@@ -91,7 +87,7 @@ def export(
                     folder,
                     segment.record.factory,
                 )
-        rows = Rows(pieces, generation.manifest.dim)
+        rows = Rows([Piece.live(segment) for segment in generation.segments], generation.manifest.dim)
         if not rows.count:
             raise ValueError(f"{folder}: the index is empty, so there is nothing to export")
         with bar(rows.count, "Exporting", show_progress_bar) as update:

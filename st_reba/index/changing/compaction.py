@@ -73,12 +73,7 @@ def compact(
         same = len(records) == 1 and records[0].factory == wanted and parameters in (None, records[0].parameters)
         if not gone and (same or not records):
             return Change("compact", manifest.generation, manifest.count)
-        pieces = []
-        for segment in segments:
-            keep = np.ones(segment.record.count, dtype=bool)
-            keep[segment.deleted_rows] = False
-            if keep.any():
-                pieces.append(Piece(segment, keep))
+        pieces = [piece for piece in map(Piece.live, segments) if piece.count]
         for piece in pieces:
             piece.check(target)
         number = free_number(target, manifest)

@@ -93,12 +93,7 @@ def rearranged(
         OSError: The disk is full, or the folder may not be written.
         ValueError: A segment that is to be copied is damaged.
     """
-    pieces = []
-    for place, segment in enumerate(segments):
-        keep = np.ones(segment.record.count, dtype=bool)
-        keep[segment.deleted_rows] = False
-        keep[gone.get(place, np.zeros(0, np.int64))] = False
-        pieces.append(Piece(segment, keep))
+    pieces = [Piece.live(segment, gone.get(place)) for place, segment in enumerate(segments)]
     parts = [
         Part(piece.count, len(piece.keep), segment.record.factory == FLAT)
         for piece, segment in zip(pieces, segments, strict=True)

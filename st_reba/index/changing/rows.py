@@ -26,6 +26,15 @@ class Piece:
     source: OpenSegment | Shards
     keep: NDArray[np.bool_]
 
+    @classmethod
+    def live(cls, segment: OpenSegment, gone: NDArray[np.int64] | None = None) -> Piece:
+        """The rows of a segment that are not deleted, without those that are gone from now on."""
+        keep = np.ones(segment.record.count, dtype=bool)
+        keep[segment.deleted_rows] = False
+        if gone is not None:
+            keep[gone] = False
+        return cls(segment, keep)
+
     @property
     def count(self) -> int:
         """How many stay."""
