@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -249,7 +248,7 @@ def _finish(corpus: Corpus, header: dict[str, Any]) -> None:
         return
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for reject in corpus.rejects():
-            stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+            stream.write(reject.to_line())
     corpus.write_header(complete)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -286,7 +285,7 @@ def _copy_rejects(folder: Path, corpora: Sequence[Path]) -> tuple[int, int]:
             totals = corpus.gathered() or {}
             records = max(records + int(totals["records"]), int(totals.get("first_record", 0)) + int(totals["records"]))
             for reject in corpus.rejects():
-                stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+                stream.write(reject.to_line())
                 rejected += 1
     if not rejected:
         (folder / REJECTS_FILE).unlink()

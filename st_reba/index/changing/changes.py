@@ -370,7 +370,7 @@ class _RejectWriter:
         self.count = 0
 
     def __call__(self, reject: Reject) -> None:
-        self._stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+        self._stream.write(reject.to_line())
         self.count += 1
 
 
