@@ -74,8 +74,9 @@ def compact(
         if not gone and (same or not records):
             return Change("compact", manifest.generation, manifest.count)
         pieces = [piece for piece in map(Piece.live, segments) if piece.count]
-        for piece in pieces:
-            piece.check(target)
+        if wanted != FLAT:  # else `merged` does it
+            for piece in pieces:
+                piece.check(target)
         number = free_number(target, manifest)
         changes: dict[str, Any] = {"segments": (), "recall": None}
         if not pieces:

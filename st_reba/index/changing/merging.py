@@ -117,7 +117,7 @@ def rearranged(
 
 
 def merged(folder: Path, number: int, pieces: Sequence[Piece], dim: int, show: bool | None) -> Segment:
-    """Write pieces as one flat segment."""
+    """Check pieces, and write them as one flat segment."""
     rows = Rows(pieces, dim)
     copied = sum(piece.count for piece in pieces if not isinstance(piece.source, Shards))
     for piece in pieces:
