@@ -20,10 +20,10 @@ from ...lock import LOCK_FILE, writers_lock
 from ..folder.commit import commit, free_number, is_part, sweep
 from ..folder.manifest import BUILDING, MANIFEST_FILE, Manifest, Segment, now
 from ..folder.marks import MARK_FILE, unacknowledged, write_mark
-from ..folder.segments import segment_paths, segment_record, set_parameters, write_documents
-from ..vectors.factory import auto_factory, check_size, make_index, sample_rows, seed_training
+from ..folder.segments import segment_paths, segment_record, write_documents
+from ..vectors.factory import auto_factory, check_size, make_index, sample_rows, seed_training, set_parameters
 from ..vectors.flat import load_faiss, write_flat
-from ..vectors.recall import Recall, measure_recall
+from .recall import Recall, measure_recall
 from .shards import Shards
 
 logger = logging.getLogger(__name__)

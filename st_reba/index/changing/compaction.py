@@ -10,12 +10,12 @@ import numpy as np
 
 from ...corpus.clock import Clock
 from ..building.build import AUTO, IndexSettings, write_faiss, write_segment
+from ..building.recall import Recall, measure_recall
 from ..folder.commit import commit, free_number
-from ..folder.segments import OpenSegment, segment_paths, segment_record, set_parameters, write_documents
-from ..vectors.factory import auto_factory
+from ..folder.segments import OpenSegment, segment_paths, segment_record, write_documents
+from ..vectors.factory import auto_factory, set_parameters
 from ..vectors.flat import read_faiss
 from ..vectors.keeping import keep_rows
-from ..vectors.recall import Recall, measure_recall
 from .changes import Change, opened, writing_change
 from .merging import FLAT, bar, merged
 from .rows import Piece, Rows
