@@ -17,7 +17,7 @@ from ...corpus.store import DocumentStore
 from ...files import whole_file, whole_path
 from ...fingerprint import ModelFingerprint
 from ...lock import LOCK_FILE, writers_lock
-from ..folder.commit import commit, free_number, is_part, sweep
+from ..folder.commit import commit, free_segment_number, is_part, sweep
 from ..folder.manifest import BUILDING, MANIFEST_FILE, Manifest, Segment, now
 from ..folder.marks import MARK_FILE, unacknowledged, write_mark
 from ..folder.segments import segment_paths, segment_record, write_documents
@@ -191,7 +191,7 @@ def make_generation(
         logger.info("%s: %s", factory, why)
     settings.check(shards.dim, shards.count)
     clock = Clock("documents", "train", "add", "recall", "write")
-    number = free_number(folder, old)
+    number = free_segment_number(folder, old)
     segment, recall = write_segment(folder, number, shards, settings, clock, show_progress_bar)
     rejected, records = _copy_rejects(folder, corpora)
     with DocumentStore.open(folder / segment.documents.name) as store:

@@ -27,7 +27,7 @@ from ..building.making import reopen
 from ..building.shards import Shards
 from ..folder.commit import commit, sweep
 from ..folder.manifest import BUILDING, Manifest
-from ..folder.marks import Digest, abandon, addition_of, clean_up, free_number, repeats, unacknowledged, write_mark
+from ..folder.marks import Digest, abandon, addition_of, clean_up, first_free_id, repeats, unacknowledged, write_mark
 from ..folder.segments import OpenSegment
 from .merging import rearranged
 from .rows import Piece
@@ -191,7 +191,7 @@ def add(
                     Piece(shards, staged.keep),
                     show_progress_bar=show_progress_bar,
                 ),
-                next_record=max(manifest.next_record + records, free_number(corpus)),
+                next_record=max(manifest.next_record + records, first_free_id(corpus)),
                 rejected=manifest.rejected + reject.count,
                 addition=addition_of(source, kind, manifest.next_record, corpus),
             )

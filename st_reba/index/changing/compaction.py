@@ -11,7 +11,7 @@ import numpy as np
 from ...corpus.clock import Clock
 from ..building.build import AUTO, IndexSettings, write_faiss, write_segment
 from ..building.recall import Recall, measure_recall
-from ..folder.commit import commit, free_number
+from ..folder.commit import commit, free_segment_number
 from ..folder.segments import OpenSegment, segment_paths, segment_record, write_documents
 from ..vectors.factory import auto_factory, set_parameters
 from ..vectors.flat import read_faiss
@@ -58,8 +58,7 @@ def compact(
 
     Example:
         >>> import st_reba
-        >>> from st_reba.index import Index
-        >>> from st_reba.index import delete
+        >>> from st_reba.index import Index, delete
         >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail.", "Bread rises."], "my_index").close()
         >>> change = delete("my_index", ["1"])
         >>> compact("my_index").deleted
@@ -77,7 +76,7 @@ def compact(
         if wanted != FLAT:  # else `merged` does it
             for piece in pieces:
                 piece.check(target)
-        number = free_number(target, manifest)
+        number = free_segment_number(target, manifest)
         changes: dict[str, Any] = {"segments": (), "recall": None}
         if not pieces:
             pass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...files import StoredFile, whole_file
 from ..building.shards import Shards
-from ..folder.commit import free_number
+from ..folder.commit import free_segment_number
 from ..folder.manifest import Manifest, Segment
 from ..folder.segments import OpenSegment, write_flat_segment
 from .rows import Piece, Rows
@@ -101,7 +101,7 @@ def rearranged(
     if incoming is not None:
         pieces.append(incoming)
         parts.append(Part(incoming.count, len(incoming.keep), True, new=True))
-    number = free_number(folder, manifest)
+    number = free_segment_number(folder, manifest)
     records: list[Segment] = []
     for group in plan(parts):
         first = parts[group[0]]

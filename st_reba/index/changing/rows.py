@@ -80,7 +80,6 @@ class Rows(Shards):
         self.pieces = pieces
         self.dim = dim
         self.count = sum(piece.count for piece in pieces)
-        self.unusable = 0
 
     def records(self) -> Iterator[tuple[str, str, str]]:
         """Id, text, and metadata as JSON, of each row."""
