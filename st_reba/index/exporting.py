@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..corpus.arrays import npy_writer
 from ..files import whole_file, whole_path
+from ..optional import required
 from .changing.merging import bar
 from .changing.rows import Piece, Rows
 from .folder.generation import Generation
@@ -142,9 +143,5 @@ def _groups(rows: Rows) -> Iterator[NDArray[np.float32]]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError("parquet needs pyarrow: pip install 'st-reba[corpus]', or export to .npy") from error
-    return pa, parquet
+    need = "export to .parquet (not to .npy) needs pyarrow"
+    return required("pyarrow", "corpus", need), required("pyarrow.parquet", "corpus", need)
