@@ -298,6 +298,43 @@ def test_overwrite(
     assert content(path) == undisturbed
 
 
+def test_only_what_does_not_fit_is_overwritten(
+    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
+) -> None:
+    path, texts = tmp_path / "c", [*TEXTS, ""]
+    for options, count in ((SIZES, BATCHES), (SIZES, 0), ({**SIZES, "batch_size": 8}, 4), (SIZES, BATCHES)):
+        done = batches()
+        encode_corpus(model, texts, path, overwrite="misfit", **options)
+        assert len(done) == count
+    assert content(path) == undisturbed
+    done = batches()
+    corpus = encode_corpus(model, [*TEXTS[:8], *TEXTS[16:]], path, overwrite="misfit", **SIZES)
+    assert len(done) == 3 and [one.text for one in documents(corpus)] == [*TEXTS[:8], *TEXTS[16:]]
+    with pytest.raises(ValueError, match="overwrite='yes' is not known"):
+        encode_corpus(model, texts, path, overwrite="yes", **SIZES)  # type: ignore[arg-type]
+
+
+def test_killed_while_it_is_cleared(
+    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file or folder is about to be removed, the same call goes on."""
+    path, texts = tmp_path / "c", [*TEXTS, ""]
+    encode_corpus(model, texts, path, **SIZES)
+    for last in ("rmdir", "unlink"):
+        real = getattr(Path, last)
+
+        def killed(file: Path, *arguments: Any, real: Any = real, **options: Any) -> None:
+            if file.name in ("shards", "corpus.json"):
+                raise KeyboardInterrupt
+            real(file, *arguments, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, last, killed)
+            encode_corpus(model, texts, path, overwrite=True, **SIZES)
+        encode_corpus(model, texts, path, overwrite=True, **SIZES)
+        assert content(path) == undisturbed
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_other_folders_are_refused(model: SentenceTransformer, tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "folder").mkdir()
