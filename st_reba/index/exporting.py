@@ -143,5 +143,5 @@ def _groups(rows: Rows) -> Iterator[NDArray[np.float32]]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    need = "export to .parquet (not to .npy) needs pyarrow"
+    need = "writing .parquet, unlike .npy, needs pyarrow"
     return required("pyarrow", "corpus", need), required("pyarrow.parquet", "corpus", need)
