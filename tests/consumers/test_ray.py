@@ -196,9 +196,8 @@ def test_more_workers_than_cores(cluster: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_no_more_workers_than_shards(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    model = watched(told, die)
-    corpus = encode_corpus(model, DOCUMENTS[:20], tmp_path / "corpus", engine=RayEngine(workers=2), **OPTIONS)
-    workers = {int(line.split()[0]) for line in told.read_text().splitlines()} - {os.getpid()}
-    assert corpus.is_complete() and len(workers) == 1
+def test_no_more_workers_than_shards(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Ray warns of actors that get nothing."""
+    corpus = encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine=RayEngine(workers=2), **OPTIONS)
+    assert corpus.is_complete()
+    assert not [one for one in recwarn if "concurrent actors" in str(one.message)]

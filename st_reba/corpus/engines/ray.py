@@ -102,7 +102,7 @@ class RayEngine:
                 settings=settings,
                 fingerprint=fingerprint(model),
                 model=self._model(model),
-                # One that gets no shard would load the model for nothing.
+                # One that gets no shard would be started for nothing, and Ray would warn of it.
                 share=replace(share, workers=min(share.workers, len(numbers))),
                 counter=start_counter(),
                 attempts=self.attempts,
