@@ -103,7 +103,7 @@ class StoredFile:
 
         Args:
             folder: The manifest's folder.
-            content: Read it whole and compare the digest, about half a second a gigabyte; else its size alone.
+            content: Read it whole and compare the digest; else its size alone.
 
         Returns:
             Its path.

@@ -207,7 +207,7 @@ def add_search(commands: Any) -> None:
     command.add_argument(
         "--no-verify",
         action="store_true",
-        help="compare only the files' sizes with the manifest, not their content (half a second a gigabyte)",
+        help="compare only the files' sizes with the manifest, not their content, which is read whole otherwise",
     )
     command.add_argument("--model", help="the model, where it is no longer where the index was built with it")
     command.add_argument("--json", action="store_true", help="print one JSON object a query (query, results)")

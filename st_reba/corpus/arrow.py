@@ -11,8 +11,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from ..optional import required
 from .documents import Document, Reject, beginning
-from .fields import Reading, from_fields, missing, required
+from .fields import Reading, from_fields, missing
 
 _ROWS = 256
 _BUFFER = 2**20
@@ -35,7 +36,7 @@ def read_parquet(path: Path, name: str, reading: Reading) -> Iterator[Document |
         ImportError: pyarrow is not installed.
         ValueError: The file is no Parquet file or damaged, or there is no column of texts.
     """
-    parquet = required("pyarrow.parquet")
+    parquet = required("pyarrow.parquet", "corpus")
     try:
         file = parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
     except ValueError as error:
@@ -92,7 +93,7 @@ def read_dataset(folder: Path, name: str, reading: Reading) -> Iterator[Document
         ValueError: The folder is damaged, or there is no column of texts.
     """
     try:
-        dataset = required("datasets").load_from_disk(str(folder)).with_format("arrow")
+        dataset = required("datasets", "corpus").load_from_disk(str(folder)).with_format("arrow")
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise ValueError(f"{folder}: not a dataset, or damaged ({error}); save it again") from None
     columns = _columns(dataset.features.arrow_schema, str(folder), reading)
@@ -105,7 +106,7 @@ def _columns(schema: Any, what: str, reading: Reading) -> list[str]:
     Raises:
         ValueError: The text's or the id's is missing, or cannot hold one.
     """
-    types = required("pyarrow").types
+    types = required("pyarrow", "corpus").types
     if wrong := missing(schema.names, reading, "column"):
         raise ValueError(f"{what}: {wrong}")
     named = {field.name: _plain(field.type) for field in schema}
@@ -134,14 +135,14 @@ def _plain(kind: Any) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    types = required("pyarrow").types
+    types = required("pyarrow", "corpus").types
     view = getattr(types, "is_string_view", None)
     return bool(types.is_string(kind) or types.is_large_string(kind) or (view is not None and view(kind)))
 
 
 def _fits(kind: Any) -> bool:
     """Whether a type's values can be given as JSON."""
-    types, kind = required("pyarrow").types, _plain(kind)
+    types, kind = required("pyarrow", "corpus").types, _plain(kind)
     if types.is_nested(kind):
         return all(_fits(kind.field(number).type) for number in range(kind.num_fields))
     return bool(
@@ -187,7 +188,7 @@ def _rows(batch: Any) -> Iterator[dict[str, Any] | str]:
 
 
 def _is_whole(kind: Any) -> bool:
-    return bool(required("pyarrow").types.is_integer(kind))
+    return bool(required("pyarrow", "corpus").types.is_integer(kind))
 
 
 def _as_json(value: Any) -> Any:

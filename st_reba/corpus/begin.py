@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..batches import DEFAULT_BATCH_TOKENS
 from ..files import check_folder
@@ -21,6 +21,8 @@ from .settings import EncodeSettings
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# What is replaced, of what a run finds: nothing; what does not fit; that, and a complete corpus too.
+Overwrite: TypeAlias = bool | Literal["misfit"]
 # What a shard's vectors depend on, besides the model; the options by which it is given.
 _OPTIONS = {
     "shard_size": "--shard-size",
@@ -58,7 +60,7 @@ def begin(
     settings: EncodeSettings,
     shard_size: int,
     model_source: str | PathLike[str] | None,
-    overwrite: bool,
+    overwrite: Overwrite,
 ) -> dict[str, Any]:
     """The corpus's header: that which is there, if the model and settings are the same, or a new one.
 
@@ -68,7 +70,7 @@ def begin(
         settings: How it encodes.
         shard_size: Records a shard.
         model_source: Where the model is.
-        overwrite: Start anew where something complete is, or something that does not fit.
+        overwrite: "misfit": start anew where something is that does not fit; True: and where something complete is.
 
     Returns:
         The header, as it is written.
@@ -87,8 +89,12 @@ def begin(
         try:
             header = corpus.header()
             _check_fits(corpus, header, given, model)
+            complete = header.get("status") == "complete"
             # Killed while it replaced a complete one, a run goes on; it does not begin at the beginning every time.
-            if not (overwrite and header.get("status") == "complete" and corpus.is_complete()):
+            if overwrite == "misfit" or not (overwrite and complete and corpus.is_complete()):
+                if overwrite and complete:  # whether it still is, is seen when the input is read
+                    header["status"] = "encoding"
+                    corpus.write_header(header)
                 return header
         except ValueError:
             if not overwrite:
@@ -135,10 +141,11 @@ def clear(corpus: Corpus) -> None:
     names = [corpus.path / name for name in (GATHERED_FILE, REJECTS_FILE)]
     names += [file for part in parts for file in shards.glob(part)]
     names += list(corpus.path.glob("ids.sqlite*"))
-    for file in [*names, corpus.path / HEADER_FILE]:
+    for file in names:
         file.unlink(missing_ok=True)
     if shards.is_dir() and not any(shards.iterdir()):
         shards.rmdir()
+    (corpus.path / HEADER_FILE).unlink(missing_ok=True)
 
 
 @contextmanager

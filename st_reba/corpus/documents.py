@@ -61,6 +61,10 @@ class Reject:
         """What a line of ``rejects.jsonl`` holds."""
         return {"place": self.place, "reason": self.reason, "id": self.id, "text": self.text}
 
+    def to_line(self) -> bytes:
+        """The line of ``rejects.jsonl``, with its end."""
+        return (json.dumps(self.to_json(), ensure_ascii=False) + "\n").encode()
+
 
 def checked(document: Document, place: str, *, max_chars: int = MAX_CHARS) -> Document | Reject:
     """The document, ready to be stored and encoded; or why it cannot be.

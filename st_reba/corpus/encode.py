@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..files import StoredFile, remove_leftovers, whole_file
 from ..lock import writers_lock
-from .begin import begin, check_target, told
+from .begin import Overwrite, begin, check_target, told
 from .documents import MAX_CHARS
 from .engines import Engine, make_engine
 from .folder import REJECTS_FILE, Corpus, ShardDocuments, ShardVectors
@@ -51,7 +50,7 @@ def encode_corpus(
     ids: Iterable[str] | None = None,
     max_chars: int = MAX_CHARS,
     strict: bool = False,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     model_source: str | PathLike[str] | None = None,
     first_record: int = 0,
     show_progress_bar: bool | None = None,
@@ -82,8 +81,8 @@ def encode_corpus(
         ids: One id for each text of an iterable.
         max_chars: The longest text, in characters; a longer one is set aside.
         strict: Stop at the first record or vector that would be set aside.
-        overwrite: Replace a complete corpus, or one of another model, settings or input; one that is not complete and
-            fits goes on.
+        overwrite: True: replace a complete corpus, or one of another model, settings or input; one that is not complete
+            and fits goes on. "misfit": a complete one that fits goes on too.
         model_source: The Hub id or folder of the model, for who opens the corpus alone; a folder is kept relative.
         first_record: The number of the input's first record.
         show_progress_bar: Show bars; None: on a terminal.
@@ -113,6 +112,8 @@ def encode_corpus(
         raise ValueError("workers and devices belong to an engine's name; set them on the engine that you give")
     if isinstance(shard_size, bool) or not isinstance(shard_size, int) or shard_size < 1:
         raise ValueError(f"shard_size={shard_size!r} must be a whole number from 1 on (--shard-size).")
+    if overwrite not in (False, True, "misfit"):
+        raise ValueError(f"overwrite={overwrite!r} is not known: give True, False or 'misfit'")
     source = open_source(
         input,
         text_column=text_column,
@@ -144,7 +145,7 @@ def _gather(
     shard_size: int,
     first_record: int,
     strict: bool,
-    overwrite: bool,
+    overwrite: Overwrite,
     progress: RunProgress,
 ) -> dict[str, Any]:
     began = time.perf_counter()
@@ -155,7 +156,7 @@ def _gather(
             shard_size=shard_size,
             first_record=first_record,
             strict=strict,
-            replace=overwrite,
+            replace=bool(overwrite),
             progress=progress.read,
         )
     if progress.records and header["status"] != "complete":
@@ -249,7 +250,7 @@ def _finish(corpus: Corpus, header: dict[str, Any]) -> None:
         return
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for reject in corpus.rejects():
-            stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+            stream.write(reject.to_line())
     corpus.write_header(complete)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 from .documents import MAX_CHARS, Document, Reject, beginning, checked
@@ -83,18 +82,3 @@ def json_type(value: object) -> str:
 
 def _type(value: object, kind: str) -> str:
     return f"a JSON {json_type(value)}" if kind == "key" else "null" if value is None else f"a {type(value).__name__}"
-
-
-def required(module: str) -> Any:
-    """Import a module that the extra ``corpus`` installs.
-
-    Raises:
-        ImportError: It is not installed, or does not load; the message has the remedy.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"reading this needs {module.partition('.')[0]}, which could not be imported ({error}). "
-            "Run: pip install 'st-reba[corpus]'"
-        ) from error

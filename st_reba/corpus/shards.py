@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ class ShardWriter:
             self._rejects = self._stack.enter_context(whole_file(_rejects_path(self._corpus, self._number)))
         for reject in rejects:
             assert self._rejects is not None
-            self._rejects.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+            self._rejects.write(reject.to_line())
         self._rejected += len(rejects)
 
     def finish(self, start: int, stop: int, digest: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .optional import required
+from ..optional import required
 
 
 def entity_counts(
@@ -31,7 +31,7 @@ def entity_counts(
         >>> types, counts[0].tolist()
         (['LOC', 'PER'], [[1.0, 2.0, 1.0], [0.0, 0.0, 1.0]])
     """
-    entities = required("seqeval.metrics.sequence_labeling").get_entities
+    entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pairs = [(set(entities(list(a))), set(entities(list(b)))) for a, b in zip(wanted, found, strict=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..files import whole_file
-from .optional import required
+from ..optional import required
 
 # Colours that people with any colour vision tell apart (Okabe and Ito's, yellow replaced), each with its own marker.
 STYLES = (
@@ -72,11 +72,13 @@ def draw_curves(
         >>> [line.get_label() for line in figure.axes[0].get_lines()]
         ['BASELINE', 'MASK0-BIDIR', 'chosen']
     """
-    figure = required("matplotlib.figure").Figure(figsize=(8, 0.6 + 4 * len(panels)), dpi=120, layout="constrained")
+    figure = required("matplotlib.figure", "evaluation").Figure(
+        figsize=(8, 0.6 + 4 * len(panels)), dpi=120, layout="constrained"
+    )
     # A drawing surface of its own: no window system, and no state that other figures share.
-    required("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
     figure.suptitle(_ascii(title), parse_math=False)
-    integers = required("matplotlib.ticker").MaxNLocator
+    integers = required("matplotlib.ticker", "evaluation").MaxNLocator
     for axes, (name, curves) in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels.items(), strict=True):
         axes.axhline(baseline, color="#555555", linestyle="--", linewidth=1.5, label="BASELINE")
         for curve in curves:

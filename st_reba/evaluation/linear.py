@@ -15,10 +15,10 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from ..batches import check_sizes, position_counts
+from ..optional import required
 from .counting import accuracy, class_counts, entity_counts, entity_scores, f1, macro_f1
 from .labelled import Sentence
 from .methods import Base, Limit, Method, identity
-from .optional import required
 from .resampling import interval
 from .results import Result, Results
 from .tasks import ClassTask, TagTask, logistic_regression
@@ -83,7 +83,7 @@ def evaluate_ner(
         >>> [(result.method, result.scores["entity F1"]) for result in found]
         [('classical last', 1.0), ('reba-2 last', 1.0)]
     """
-    required("seqeval.metrics")
+    required("seqeval.metrics", "evaluation")
     sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
     check_sizes(**sizes)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from ..optional import required
 from .labelled import Example, Kind, Pair, Sentence
-from .optional import required
 from .vectors import Subtoken, sentence_vectors, word_vectors
 
 # Below these a score says next to nothing, and one item more or less decides.
@@ -294,7 +294,7 @@ class TagTask(_Parts):
 
     def score(self, model: SentenceTransformer, *, batch_size: int = 64, prompt: str | None = None) -> Scores:
         """Score a model from :func:`st_reba.build`; as :meth:`PairTask.score`."""
-        f1_score = required("seqeval.metrics").f1_score
+        f1_score = required("seqeval.metrics", "evaluation").f1_score
         sentences = self.train + self.validation + self.heldout
         vectors = word_vectors(
             model,
@@ -326,14 +326,14 @@ def _called(part: str) -> str:
 def _spearman(predicted: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
     if np.ptp(predicted) == 0:
         return 0.0  # Vectors that are all alike rank nothing; scipy's answer is NaN.
-    return float(required("scipy.stats").spearmanr(predicted, wanted).statistic)
+    return float(required("scipy.stats", "evaluation").spearmanr(predicted, wanted).statistic)
 
 
 def logistic_regression(vectors: NDArray[np.float32], labels: Sequence[str]) -> Any:
     """The papers' linear classifier, fitted: LBFGS, 100 iterations."""
-    classifier = required("sklearn.linear_model").LogisticRegression(solver="lbfgs", max_iter=100)
+    classifier = required("sklearn.linear_model", "evaluation").LogisticRegression(solver="lbfgs", max_iter=100)
     with warnings.catch_warnings():
         # 100 iterations are the papers' protocol, whether or not they converge.
-        warnings.simplefilter("ignore", required("sklearn.exceptions").ConvergenceWarning)
+        warnings.simplefilter("ignore", required("sklearn.exceptions", "evaluation").ConvergenceWarning)
         classifier.fit(vectors, np.asarray(labels))
     return classifier

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..corpus.arrays import npy_writer
 from ..files import whole_file, whole_path
+from ..optional import required
 from .changing.merging import bar
 from .changing.rows import Piece, Rows
 from .folder.generation import Generation
@@ -79,11 +80,7 @@ def export(
             left.unlink(missing_ok=True)
     generation = Generation.open(Path(folder))
     try:
-        pieces = []
         for segment in generation.segments:
-            keep = np.ones(segment.record.count, dtype=bool)
-            keep[segment.deleted_rows] = False
-            pieces.append(Piece(segment, keep))
             if not segment.is_exact:
                 logger.warning(
                     "%s: an index of factory %r keeps codes in place of vectors, so the vectors that are exported are "
@@ -91,7 +88,7 @@ def export(
                     folder,
                     segment.record.factory,
                 )
-        rows = Rows(pieces, generation.manifest.dim)
+        rows = Rows([Piece.live(segment) for segment in generation.segments], generation.manifest.dim)
         if not rows.count:
             raise ValueError(f"{folder}: the index is empty, so there is nothing to export")
         with bar(rows.count, "Exporting", show_progress_bar) as update:
@@ -146,9 +143,5 @@ def _groups(rows: Rows) -> Iterator[NDArray[np.float32]]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError("parquet needs pyarrow: pip install 'st-reba[corpus]', or export to .npy") from error
-    return pa, parquet
+    need = "writing .parquet, unlike .npy, needs pyarrow"
+    return required("pyarrow", "corpus", need), required("pyarrow.parquet", "corpus", need)

@@ -59,7 +59,7 @@ class Reader:
         Args:
             path: The folder.
             model: The model to encode queries with. It can also be given to `search`; ready vectors need none.
-            verify: Read all files and compare their SHA-256, about half a second a gigabyte; else only their sizes.
+            verify: Read all files and compare their SHA-256; else only their sizes.
             mmap: Map the vectors, so that the system loads what is searched; else read them into memory.
 
         Returns:

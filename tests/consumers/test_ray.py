@@ -193,3 +193,11 @@ def test_another_model_at_the_source_is_refused(tmp_path: Path) -> None:
 def test_more_workers_than_cores(cluster: None, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers=3: the Ray cluster has 2 cores"):
         encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine="ray", workers=3, **OPTIONS)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_no_more_workers_than_shards(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Ray warns of actors that get nothing."""
+    corpus = encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine=RayEngine(workers=2), **OPTIONS)
+    assert corpus.is_complete()
+    assert not [one for one in recwarn if "concurrent actors" in str(one.message)]

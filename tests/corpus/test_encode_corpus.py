@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from architectures import TOKENIZERS
+from permissions import somebody_else
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -298,6 +299,43 @@ def test_overwrite(
     assert content(path) == undisturbed
 
 
+def test_only_what_does_not_fit_is_overwritten(
+    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
+) -> None:
+    path, texts = tmp_path / "c", [*TEXTS, ""]
+    for options, count in ((SIZES, BATCHES), (SIZES, 0), ({**SIZES, "batch_size": 8}, 4), (SIZES, BATCHES)):
+        done = batches()
+        encode_corpus(model, texts, path, overwrite="misfit", **options)
+        assert len(done) == count
+    assert content(path) == undisturbed
+    done = batches()
+    corpus = encode_corpus(model, [*TEXTS[:8], *TEXTS[16:]], path, overwrite="misfit", **SIZES)
+    assert len(done) == 3 and [one.text for one in documents(corpus)] == [*TEXTS[:8], *TEXTS[16:]]
+    with pytest.raises(ValueError, match="overwrite='yes' is not known"):
+        encode_corpus(model, texts, path, overwrite="yes", **SIZES)  # type: ignore[arg-type]
+
+
+def test_killed_while_it_is_cleared(
+    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file or folder is about to be removed, the same call goes on."""
+    path, texts = tmp_path / "c", [*TEXTS, ""]
+    encode_corpus(model, texts, path, **SIZES)
+    for last in ("rmdir", "unlink"):
+        real = getattr(Path, last)
+
+        def killed(file: Path, *arguments: Any, real: Any = real, **options: Any) -> None:
+            if file.name in ("shards", "corpus.json"):
+                raise KeyboardInterrupt
+            real(file, *arguments, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, last, killed)
+            encode_corpus(model, texts, path, overwrite=True, **SIZES)
+        encode_corpus(model, texts, path, overwrite=True, **SIZES)
+        assert content(path) == undisturbed
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_other_folders_are_refused(model: SentenceTransformer, tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "folder").mkdir()
@@ -425,14 +463,13 @@ def test_disk_errors(
     assert content(tmp_path / "c") == undisturbed
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users and permissions")
 def test_read_only_folder(model: SentenceTransformer, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError, match="make it readable and writable"):
-            encode_corpus(model, TEXTS, tmp_path / "c")
-    finally:
-        tmp_path.chmod(0o700)
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o555)
+    with somebody_else(folder), pytest.raises(PermissionError, match="make it readable and writable"):
+        encode_corpus(model, TEXTS, folder / "c")
+    assert not any(folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_without_matplotlib(tmp_path: Path, run: Run, monkeypatch: pytest.Monkey
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("st_reba.evaluation.optional.import_module", missing)
+    monkeypatch.setattr("st_reba.optional.import_module", missing)
     folder, out = write(tmp_path / "r", *many()), tmp_path / "out"
     assert parsed(run(folder))
     with pytest.raises(ImportError, match=r"needs matplotlib.*pip install 'st-reba\[evaluation\]'"):

@@ -20,8 +20,8 @@ from sklearn.linear_model import LogisticRegression
 
 import st_reba
 from st_reba.evaluation import ClassTask, PairTask, Scores, TagTask
-from st_reba.evaluation.optional import required
 from st_reba.evaluation.vectors import UnusableVectors, sentence_vectors, word_vectors
+from st_reba.optional import required
 
 
 class Model:
@@ -256,7 +256,7 @@ def test_the_fingerprint_follows_data_parts_and_settings() -> None:
 def test_what_is_missing_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
     with pytest.raises(ImportError, match=r"needs seqeval.*Run: pip install 'st-reba\[evaluation\]'"):
-        required("seqeval.metrics")
+        required("seqeval.metrics", "evaluation")
 
 
 def test_nothing_else_needs_evaluation_to_be_imported() -> None:

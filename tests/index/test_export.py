@@ -102,6 +102,13 @@ def test_refused(path: Path, tmp_path: Path) -> None:
             index.export(tmp_path / "x.npy")
 
 
+def test_parquet_needs_an_extra(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"\.parquet, unlike \.npy, needs pyarrow.*pip install 'st-reba\[corpus\]'"):
+        export(path, tmp_path / "x.parquet")
+    assert not list(tmp_path.iterdir()) and export(path, tmp_path / "x.npy")
+
+
 def test_codes_in_place_of_vectors_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Index.build(MODEL, TEXTS, tmp_path / "index", factory="SQ8") as index, caplog.at_level(logging.WARNING):
         index.export(tmp_path / "x.npy")

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import DIM, WORDS, cosines, tiny_model
 
 from st_reba.cli import main
+from st_reba.files import StoredFile
 from st_reba.index import Document, Index, add, compact, delete
 from st_reba.index.changing.merging import Part, plan
 from st_reba.index.folder.manifest import Manifest
@@ -236,6 +237,31 @@ def test_damage_is_found_before_it_is_copied(path: Path) -> None:
     with pytest.raises(ValueError, match="SHA-256.*build the index again"):
         compact(path)
     assert (path / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("built", "wanted"),
+    [("Flat", None), ("IVF2,Flat", None), ("IVF2,Flat", "Flat"), ("Flat", "SQ8"), ("HNSW8", "auto")],
+)
+def test_compacting_reads_every_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str, wanted: str | None
+) -> None:
+    path, read = tmp_path / "index", []
+    Index.build(MODEL, random_texts(80), path, factory=built).close()
+    add(path, MODEL, ["moon", "king"])
+    delete(path, ["3", "81"])
+    real = StoredFile.check
+
+    def check(file: StoredFile, folder: Any, *, content: bool = True) -> Path:
+        if content:
+            read.append(file.name)
+        return real(file, folder, content=content)
+
+    monkeypatch.setattr(StoredFile, "check", check)
+    there = [file.name for segment in Manifest.read(path).segments for file in segment.files]
+    compact(path, factory=wanted)
+    assert len(there) == 6 and sorted(read) == sorted(there)
+    assert len(contents(path)) == 80
 
 
 # Merging

@@ -13,9 +13,9 @@ from indexes import clustered, make_corpus
 
 from st_reba.index import Index
 from st_reba.index.building.build import IndexSettings
+from st_reba.index.building.recall import measure_recall
 from st_reba.index.building.shards import Shards
 from st_reba.index.vectors.factory import make_index
-from st_reba.index.vectors.recall import measure_recall
 
 COUNT, DIM = 700, 16
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from indexes import TEXTS, clustered, make_corpus, make_model, mark
+from permissions import somebody_else
 from sentence_transformers import SentenceTransformer
 
 from st_reba.corpus.folder import Corpus
@@ -268,34 +269,15 @@ def test_disk_full(copy: Path, tmp_path: Path, factory: str, wide: bool) -> None
     assert len(Index.from_corpus(corpus, copy, factory=factory, overwrite=True)) == 2000
 
 
-@contextmanager
-def somebody_else(folders: list[Path]) -> Iterator[None]:
-    """Without root's rights, if the tests have them; the folders above are opened for that."""
-    modes = {folder: folder.stat().st_mode for folder in folders}
-    for folder in folders:
-        folder.chmod(0o755)
-    root = os.geteuid() == 0
-    try:
-        if root:
-            os.seteuid(65534)
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-        for folder, mode in modes.items():
-            folder.chmod(mode)
-
-
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users and permissions")
 def test_read_only_folder(copy: Path, built: Path) -> None:
     """It can be searched; and writing is refused with the folder's name."""
     before = content(copy)
     corpus = Path(shutil.copytree(built.parent / "corpus", copy.parent / "corpus"))
-    above = [folder for folder in copy.parents if folder.stat().st_uid == os.getuid() and len(folder.parts) > 2]
     for path in copy.parent.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     copy.chmod(0o555)
-    with somebody_else(above):
+    with somebody_else(copy):
         assert len(Index.open(copy).search(np.ones(DIM), 3)) == 3
         for target in (copy, copy / "below"):
             with pytest.raises(PermissionError, match="copy"):

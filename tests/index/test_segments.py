@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from st_reba.files import StoredFile
 from st_reba.index import Index
-from st_reba.index.folder.commit import commit, free_number, sweep
+from st_reba.index.folder.commit import commit, free_segment_number, sweep
 from st_reba.index.folder.generation import Generation
 from st_reba.index.folder.manifest import Manifest, Segment
 from st_reba.index.folder.segments import OpenSegment, segment_record, write_documents, write_flat_segment
@@ -262,8 +262,8 @@ def test_sweep_and_numbers(tmp_path: Path) -> None:
     manifest = write(tmp_path, [clustered(3, DIM)])
     for name in ("vectors-9.faiss", "deleted-1-4.npy", "vectors.faiss", ".manifest.json.0123.tmp", "mine.npy"):
         (tmp_path / name).touch()
-    assert free_number(tmp_path, manifest) == 10
+    assert free_segment_number(tmp_path, manifest) == 10
     sweep(tmp_path, manifest)
     names = ["documents-1.sqlite", "manifest.json", "mine.npy", "vectors-1.faiss"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert free_number(tmp_path, manifest) == 2 and free_number(tmp_path, None) == 2
+    assert free_segment_number(tmp_path, manifest) == 2 and free_segment_number(tmp_path, None) == 2

@@ -52,11 +52,11 @@ def add_toy(commands: Any) -> None:
 
 def toy(options: argparse.Namespace) -> None:
     from ...evaluation.figures import save_figure
-    from ...evaluation.optional import required
     from ...evaluation.structures import draw_similarities, evaluate_structures
+    from ...optional import required
 
     # What is missing is told before the work, not after.
-    required("matplotlib.figure")
+    required("matplotlib.figure", "evaluation")
     if options.figure is not None and not options.figure.parent.is_dir():
         raise ValueError(f"--figure {str(options.figure)!r}: the folder does not exist. Make it first.")
     base = base_of(options)

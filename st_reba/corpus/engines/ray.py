@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...files import remove_leftovers
@@ -102,7 +102,8 @@ class RayEngine:
                 settings=settings,
                 fingerprint=fingerprint(model),
                 model=self._model(model),
-                share=share,
+                # One that gets no shard would be started for nothing, and Ray would warn of it.
+                share=replace(share, workers=min(share.workers, len(numbers))),
                 counter=start_counter(),
                 attempts=self.attempts,
             )

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
+
+from ...optional import required
 
 
 def load_ray() -> Any:
@@ -17,13 +18,9 @@ def load_ray() -> Any:
     Raises:
         ImportError: It is not installed.
     """
-    try:
-        import_module("ray.data")
-        return import_module("ray")
-    except ImportError as error:
-        raise ImportError(
-            f"engine='ray' needs Ray Data, which is not installed ({error}): pip install 'st-reba[ray]'"
-        ) from error
+    need = "engine='ray' needs Ray Data"
+    required("ray.data", "ray", need)
+    return required("ray", "ray", need)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ...optional import required
 from ..figures import save_figure
-from ..optional import required
 from .maps import Maps
 
 Scale = Literal["linear", "log"]
@@ -79,16 +79,16 @@ def attention_figure(maps: Maps, scale: Scale) -> Any:
     # In inches. A single token's column must be a pixel wide at least, or the sink itself would vanish.
     side = max(2.6, 0.16 * length) if named else 2.6
     margin = 0.1 * max(map(len, named[0])) if named else 0.3
-    figure = required("matplotlib.figure").Figure(
+    figure = required("matplotlib.figure", "evaluation").Figure(
         figsize=(columns * side + margin + 1.2, lines * (side + 0.15) + margin + 0.4),
         dpi=max(110, math.ceil(1.2 * length / side)),
         layout="constrained",
     )
     # A drawing surface of its own: no window system, and no state that other figures share.
-    required("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
-    colors = required("matplotlib.colors")
+    required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
+    colors = required("matplotlib.colors", "evaluation")
     norm = colors.LogNorm(FAINTEST, 1.0, clip=True) if scale == "log" else colors.Normalize(0.0, 1.0)
-    integers = required("matplotlib.ticker").MaxNLocator
+    integers = required("matplotlib.ticker", "evaluation").MaxNLocator
     grid = figure.subplots(lines, columns, squeeze=False)
     image: Any = None
     for index, axes in enumerate(grid.flat):
@@ -124,7 +124,7 @@ def _axis_labels(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
     missing = _without_glyph(FONT, set("".join(labels)))
     if not missing:
         return labels, [FONT]
-    installed = {entry.name for entry in required("matplotlib.font_manager").fontManager.ttflist}
+    installed = {entry.name for entry in required("matplotlib.font_manager", "evaluation").fontManager.ttflist}
     for name in FURTHER_FONTS:
         if name in installed and not _without_glyph(name, missing):
             return labels, [FONT, name]
@@ -132,6 +132,6 @@ def _axis_labels(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_glyph(family: str, characters: set[str]) -> set[str]:
-    manager = required("matplotlib.font_manager")
+    manager = required("matplotlib.font_manager", "evaluation")
     font = manager.get_font(manager.findfont(manager.FontProperties(family=family)))
     return {character for character in characters if not font.get_char_index(ord(character))}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...optional import required
 from ..figures import STYLES
-from ..optional import required
 
 _COLUMNS = 3
 _GREY = "#555555"
@@ -205,11 +205,11 @@ def readable(text: str) -> str:
 def _figure(count: int, columns: int, size: tuple[float, float], title: str) -> tuple[Any, list[Any]]:
     lines = math.ceil(count / columns)
     width, height = size
-    figure = required("matplotlib.figure").Figure(
+    figure = required("matplotlib.figure", "evaluation").Figure(
         figsize=(width * columns, 0.5 + height * lines), dpi=110, layout="constrained"
     )
     # A drawing surface of its own: no window system, and no state that other figures share.
-    required("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
     figure.suptitle(readable(title), parse_math=False, fontsize=11)
     grid = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axes in grid[count:]:

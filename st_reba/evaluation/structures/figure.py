@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..optional import required
+from ...optional import required
 from ..results import Result, Results
 from .evaluate import KIND, similarities
 
@@ -57,11 +57,11 @@ def draw_similarities(results: Results, found: Sequence[Result] | None = None) -
     columns = list(dict.fromkeys(names.values()))
     if found is None:
         rows.sort(key=lambda row: (row[0].split()[::-1], row))
-    figure = required("matplotlib.figure").Figure(
+    figure = required("matplotlib.figure", "evaluation").Figure(
         figsize=(1.4 + 2.3 * len(columns), 1.0 + 1.8 * len(rows)), dpi=120, layout="constrained"
     )
     # A drawing surface of its own: no window system, and no state that other figures share.
-    required("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), len(columns), squeeze=False)
     there = {(_row(one), names[one.identity]): one for one in chosen}
     for y, row in enumerate(rows):
@@ -94,7 +94,7 @@ def _panel(axes: Any, cosines: Any, result: Result) -> None:
         axes.axvline(float(cosines[:, side].mean()), color=colour, linewidth=1.5)
     axes.text(0.03, 0.95, f"accuracy {result.scores['accuracy']:.2f}", transform=axes.transAxes, va="top", fontsize=7)
     axes.tick_params(labelsize=7)
-    axes.xaxis.set_major_locator(required("matplotlib.ticker").MaxNLocator(3))
+    axes.xaxis.set_major_locator(required("matplotlib.ticker", "evaluation").MaxNLocator(3))
     axes.set_yticks([])
 
 

@@ -14,8 +14,8 @@ from sentence_transformers import SentenceTransformer
 
 from ... import LayerPlan, build
 from ...build import weights_dtype
+from ...optional import required
 from ...version import __version__
-from ..optional import required
 from ..reading import read_task
 from ..tasks import Task
 from .report import Report, recipe_of, write_report
@@ -96,10 +96,10 @@ def tune(
     if isinstance(m, bool) or not isinstance(m, int) or m < 1:
         raise ValueError(f"m={m!r} must be a whole number from 1 on.")
     # What is missing is told before hours of work, not after.
-    required("matplotlib.figure")
+    required("matplotlib.figure", "evaluation")
     packages: tuple[str, ...] = _PACKAGES
     if labelled.kind == "tags":
-        required("seqeval.metrics")
+        required("seqeval.metrics", "evaluation")
         packages += ("seqeval",)
     options = {
         "pooling": pooling,

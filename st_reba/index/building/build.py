@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,13 @@ from ...corpus.store import DocumentStore
 from ...files import whole_file, whole_path
 from ...fingerprint import ModelFingerprint
 from ...lock import LOCK_FILE, writers_lock
-from ..folder.commit import commit, free_number, is_part, sweep
+from ..folder.commit import commit, free_segment_number, is_part, sweep
 from ..folder.manifest import BUILDING, MANIFEST_FILE, Manifest, Segment, now
 from ..folder.marks import MARK_FILE, unacknowledged, write_mark
-from ..folder.segments import segment_paths, segment_record, set_parameters, write_documents
-from ..vectors.factory import auto_factory, check_size, make_index, sample_rows, seed_training
+from ..folder.segments import segment_paths, segment_record, write_documents
+from ..vectors.factory import auto_factory, check_size, make_index, sample_rows, seed_training, set_parameters
 from ..vectors.flat import load_faiss, write_flat
-from ..vectors.recall import Recall, measure_recall
+from .recall import Recall, measure_recall
 from .shards import Shards
 
 logger = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ def make_generation(
         logger.info("%s: %s", factory, why)
     settings.check(shards.dim, shards.count)
     clock = Clock("documents", "train", "add", "recall", "write")
-    number = free_number(folder, old)
+    number = free_segment_number(folder, old)
     segment, recall = write_segment(folder, number, shards, settings, clock, show_progress_bar)
     rejected, records = _copy_rejects(folder, corpora)
     with DocumentStore.open(folder / segment.documents.name) as store:
@@ -286,7 +285,7 @@ def _copy_rejects(folder: Path, corpora: Sequence[Path]) -> tuple[int, int]:
             totals = corpus.gathered() or {}
             records = max(records + int(totals["records"]), int(totals.get("first_record", 0)) + int(totals["records"]))
             for reject in corpus.rejects():
-                stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+                stream.write(reject.to_line())
                 rejected += 1
     if not rejected:
         (folder / REJECTS_FILE).unlink()

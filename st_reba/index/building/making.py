@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...corpus.folder import Corpus
+from ...corpus.folder import Corpus, is_corpus
 from ...corpus.model_source import moved
 from ...fingerprint import ModelFingerprint, check, difference, fingerprint
 from ..folder.manifest import BUILDING, METRICS
-from ..folder.marks import clean_up
+from ..folder.marks import clean_up, remove_building
 from .build import BuildReport, IndexSettings, make_generation, writing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from ...corpus.source import Input
+    from ...corpus.source import Input, Source
 
 
 def build_index(
@@ -32,21 +31,14 @@ def build_index(
     **corpus_options: Any,
 ) -> BuildReport:
     """Encode documents into ``.building`` in the index folder, then index them; see `Index.build`."""
-    from ...corpus import encode_corpus
-
     metric = _checked_metric(model.similarity_fn_name)
     mark = fingerprint(model)
     settings.check(mark.dimension, len(texts) if isinstance(texts, (list, tuple)) else None)
     with writing(folder, overwrite=overwrite) as old:
-        building = folder / BUILDING
-        reopen(building)
-        # Here, overwriting means: what fits goes on, and what does not is begun anew.
-        corpus = encode_corpus(
-            model, texts, building, overwrite=True, show_progress_bar=show_progress_bar, **corpus_options
-        )
+        corpus = encode_within(folder, model, texts, show_progress_bar=show_progress_bar, **corpus_options)
         report = make_generation(
             folder,
-            [building],
+            [corpus.path],
             mark,
             metric,
             settings,
@@ -95,17 +87,14 @@ def index_corpora(
     return report
 
 
-def reopen(building: Path) -> None:
-    """Let a corpus that a killed build had just finished be gone on with."""
-    corpus = Corpus(building)
-    try:
-        header = corpus.header()
-    except (FileNotFoundError, ValueError):
-        # Of no use, and nothing else than a build writes there.
-        shutil.rmtree(building, ignore_errors=True)
-        return
-    if header.get("status") == "complete":
-        corpus.write_header({**header, "status": "encoding"})
+def encode_within(folder: Path, model: SentenceTransformer, input: Input | Source, **corpus_options: Any) -> Corpus:
+    """Encode documents into ``.building`` in an index folder. What a killed call left there goes on, if it fits."""
+    from ...corpus import encode_corpus
+
+    building = folder / BUILDING
+    if not is_corpus(building):  # of no use, and nothing else is written there
+        remove_building(folder)
+    return encode_corpus(model, input, building, overwrite="misfit", **corpus_options)
 
 
 def _identity(corpora: Sequence[Path], folder: Path) -> tuple[ModelFingerprint, str, str | None]:

@@ -48,7 +48,6 @@ class Shards:
         self._metric = metric
         self._shards: list[_Shard] = []
         self.count = 0
-        self.unusable = 0
         for corpus in map(Corpus, paths):
             for number in range(corpus.shard_count()):
                 documents, vectors = corpus.documents(number), corpus.vectors(number)
@@ -60,7 +59,6 @@ class Shards:
                 shard = _Shard(corpus, number, self.count, documents.count, left_out)
                 self._shards.append(shard)
                 self.count += shard.count
-                self.unusable += len(left_out)
 
     def records(self) -> Iterator[tuple[str, str, str]]:
         """Id, text, and metadata as JSON, of each document."""

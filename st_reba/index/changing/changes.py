@@ -23,11 +23,11 @@ from ...corpus.source import Input, Source, open_source
 from ...files import whole_file
 from ...fingerprint import check
 from ...lock import writers_lock
-from ..building.making import reopen
+from ..building.making import encode_within
 from ..building.shards import Shards
 from ..folder.commit import commit, sweep
-from ..folder.manifest import BUILDING, Manifest
-from ..folder.marks import Digest, abandon, addition_of, clean_up, free_number, repeats, unacknowledged, write_mark
+from ..folder.manifest import Manifest
+from ..folder.marks import Digest, abandon, addition_of, clean_up, first_free_id, repeats, unacknowledged, write_mark
 from ..folder.segments import OpenSegment
 from .merging import rearranged
 from .rows import Piece
@@ -132,8 +132,6 @@ def add(
         >>> add("my_index", model, ["Cats sleep a lot."], ids=["0"], upsert=True).replaced
         1
     """
-    from ...corpus import encode_corpus
-
     reading: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "encoding": encoding, "split": split}
     source = open_source(input, ids=ids, max_chars=max_chars, **reading)
     kind: Kind = "upsert" if upsert else "add"
@@ -142,18 +140,15 @@ def add(
         if not again and repeats(manifest, source, kind):
             logger.warning("%s", _repeated(source))
             return Change(kind, manifest.generation, manifest.count, repeated=True)
-        building, digest = target / BUILDING, Digest()
-        reopen(building)
+        digest = Digest()
         with opened(target, manifest) as segments:
             read = source if source.identity is not None else digest.over(source)
             if strict and not upsert:
                 read = _refusing(read, segments)
-            # Here, overwriting means: what fits goes on, and what does not is begun anew.
-            corpus = encode_corpus(
+            corpus = encode_within(
+                target,
                 model,
                 read,
-                building,
-                overwrite=True,
                 strict=strict,
                 engine=engine,
                 first_record=manifest.next_record,
@@ -165,7 +160,7 @@ def add(
                 logger.warning("%s", _repeated(source))
                 clean_up(target)
                 return Change(kind, manifest.generation, manifest.count, repeated=True)
-            shards = Shards([building], manifest.dim, manifest.metric)
+            shards = Shards([corpus.path], manifest.dim, manifest.metric)
             with _rejects(target, corpus) as reject:
                 staged = _stage(shards, segments, None if strict else reject, upsert=upsert)
             done = Change(
@@ -191,7 +186,7 @@ def add(
                     Piece(shards, staged.keep),
                     show_progress_bar=show_progress_bar,
                 ),
-                next_record=max(manifest.next_record + records, free_number(corpus)),
+                next_record=max(manifest.next_record + records, first_free_id(corpus)),
                 rejected=manifest.rejected + reject.count,
                 addition=addition_of(source, kind, manifest.next_record, corpus),
             )
@@ -370,7 +365,7 @@ class _RejectWriter:
         self.count = 0
 
     def __call__(self, reject: Reject) -> None:
-        self._stream.write((json.dumps(reject.to_json(), ensure_ascii=False) + "\n").encode())
+        self._stream.write(reject.to_line())
         self.count += 1
 
 

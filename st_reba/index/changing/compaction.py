@@ -10,12 +10,12 @@ import numpy as np
 
 from ...corpus.clock import Clock
 from ..building.build import AUTO, IndexSettings, write_faiss, write_segment
-from ..folder.commit import commit, free_number
-from ..folder.segments import OpenSegment, segment_paths, segment_record, set_parameters, write_documents
-from ..vectors.factory import auto_factory
+from ..building.recall import Recall, measure_recall
+from ..folder.commit import commit, free_segment_number
+from ..folder.segments import OpenSegment, segment_paths, segment_record, write_documents
+from ..vectors.factory import auto_factory, set_parameters
 from ..vectors.flat import read_faiss
 from ..vectors.keeping import keep_rows
-from ..vectors.recall import Recall, measure_recall
 from .changes import Change, opened, writing_change
 from .merging import FLAT, bar, merged
 from .rows import Piece, Rows
@@ -58,8 +58,7 @@ def compact(
 
     Example:
         >>> import st_reba
-        >>> from st_reba.index import Index
-        >>> from st_reba.index import delete
+        >>> from st_reba.index import Index, delete
         >>> Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail.", "Bread rises."], "my_index").close()
         >>> change = delete("my_index", ["1"])
         >>> compact("my_index").deleted
@@ -73,15 +72,11 @@ def compact(
         same = len(records) == 1 and records[0].factory == wanted and parameters in (None, records[0].parameters)
         if not gone and (same or not records):
             return Change("compact", manifest.generation, manifest.count)
-        pieces = []
-        for segment in segments:
-            keep = np.ones(segment.record.count, dtype=bool)
-            keep[segment.deleted_rows] = False
-            if keep.any():
-                pieces.append(Piece(segment, keep))
-        for piece in pieces:
-            piece.check(target)
-        number = free_number(target, manifest)
+        pieces = [piece for piece in map(Piece.live, segments) if piece.count]
+        if wanted != FLAT:  # else `merged` does it
+            for piece in pieces:
+                piece.check(target)
+        number = free_segment_number(target, manifest)
         changes: dict[str, Any] = {"segments": (), "recall": None}
         if not pieces:
             pass

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...files import StoredFile, whole_file
 from ..building.shards import Shards
-from ..folder.commit import free_number
+from ..folder.commit import free_segment_number
 from ..folder.manifest import Manifest, Segment
 from ..folder.segments import OpenSegment, write_flat_segment
 from .rows import Piece, Rows
@@ -93,12 +93,7 @@ def rearranged(
         OSError: The disk is full, or the folder may not be written.
         ValueError: A segment that is to be copied is damaged.
     """
-    pieces = []
-    for place, segment in enumerate(segments):
-        keep = np.ones(segment.record.count, dtype=bool)
-        keep[segment.deleted_rows] = False
-        keep[gone.get(place, np.zeros(0, np.int64))] = False
-        pieces.append(Piece(segment, keep))
+    pieces = [Piece.live(segment, gone.get(place)) for place, segment in enumerate(segments)]
     parts = [
         Part(piece.count, len(piece.keep), segment.record.factory == FLAT)
         for piece, segment in zip(pieces, segments, strict=True)
@@ -106,7 +101,7 @@ def rearranged(
     if incoming is not None:
         pieces.append(incoming)
         parts.append(Part(incoming.count, len(incoming.keep), True, new=True))
-    number = free_number(folder, manifest)
+    number = free_segment_number(folder, manifest)
     records: list[Segment] = []
     for group in plan(parts):
         first = parts[group[0]]
@@ -122,7 +117,7 @@ def rearranged(
 
 
 def merged(folder: Path, number: int, pieces: Sequence[Piece], dim: int, show: bool | None) -> Segment:
-    """Write pieces as one flat segment."""
+    """Check pieces, and write them as one flat segment."""
     rows = Rows(pieces, dim)
     copied = sum(piece.count for piece in pieces if not isinstance(piece.source, Shards))
     for piece in pieces:

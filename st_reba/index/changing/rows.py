@@ -26,6 +26,15 @@ class Piece:
     source: OpenSegment | Shards
     keep: NDArray[np.bool_]
 
+    @classmethod
+    def live(cls, segment: OpenSegment, gone: NDArray[np.int64] | None = None) -> Piece:
+        """The rows of a segment that are not deleted, without those that are gone from now on."""
+        keep = np.ones(segment.record.count, dtype=bool)
+        keep[segment.deleted_rows] = False
+        if gone is not None:
+            keep[gone] = False
+        return cls(segment, keep)
+
     @property
     def count(self) -> int:
         """How many stay."""
@@ -71,7 +80,6 @@ class Rows(Shards):
         self.pieces = pieces
         self.dim = dim
         self.count = sum(piece.count for piece in pieces)
-        self.unusable = 0
 
     def records(self) -> Iterator[tuple[str, str, str]]:
         """Id, text, and metadata as JSON, of each row."""

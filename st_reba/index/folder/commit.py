@@ -49,7 +49,7 @@ def is_part(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
-def free_number(folder: Path, manifest: Manifest | None) -> int:
+def free_segment_number(folder: Path, manifest: Manifest | None) -> int:
     """A number for a new segment: no file of the folder has it, even where the manifest is damaged."""
     numbers = [
         int(number) for path in folder.iterdir() for number in re.findall(r"^(?:vectors|documents)-(\d+)\.", path.name)

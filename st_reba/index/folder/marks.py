@@ -126,7 +126,7 @@ def addition_of(source: Source, kind: str, first_record: int, corpus: Corpus) ->
     return None
 
 
-def free_number(corpus: Corpus) -> int:
+def first_free_id(corpus: Corpus) -> int:
     """The first number above every id of a corpus that is a number; see `DocumentStore.free_number`."""
     free = 0
     for shard in range(corpus.shard_count()):

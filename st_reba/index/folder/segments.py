@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...corpus.store import DocumentStore
 from ...files import StoredFile, whole_path
+from ..vectors.factory import set_parameters
 from ..vectors.flat import load_faiss, read_faiss, write_flat
 from .manifest import MANIFEST_FILE, Segment
 
@@ -212,22 +213,6 @@ def segment_record(folder: Path, number: int, count: int, factory: str, paramete
     """The record of a segment whose files are written."""
     documents, vectors = segment_paths(folder, number)
     return Segment(number, count, factory, StoredFile.of(vectors, folder), StoredFile.of(documents, folder), parameters)
-
-
-def set_parameters(index: Any, parameters: str) -> None:
-    """Set FAISS search parameters, as "nprobe=16" or "nprobe=16,k_factor_rf=4".
-
-    Raises:
-        ValueError: FAISS does not know them for such an index.
-    """
-    faiss = load_faiss()
-    try:
-        faiss.ParameterSpace().set_index_parameters(index, parameters)
-    except RuntimeError as error:
-        raise ValueError(
-            f"parameters={parameters!r} do not fit a FAISS index of class {type(index).__name__}: write as "
-            "'nprobe=16' (IVF), 'efSearch=64' (HNSW) or 'k_factor_rf=4' (RFlat), joined by commas"
-        ) from error
 
 
 def _inverted(index: Any) -> Any:

@@ -1,1 +1,1 @@
-"""FAISS: which index, how it is written and trained, what it finds, which of its rows stay."""
+"""FAISS: which index, how it is set, trained and written, which of its rows stay."""

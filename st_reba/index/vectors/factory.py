@@ -80,6 +80,22 @@ def make_index(factory: str, dim: int) -> Any:
     return index
 
 
+def set_parameters(index: Any, parameters: str) -> None:
+    """Set FAISS search parameters, as "nprobe=16" or "nprobe=16,k_factor_rf=4".
+
+    Raises:
+        ValueError: FAISS does not know them for such an index.
+    """
+    faiss = load_faiss()
+    try:
+        faiss.ParameterSpace().set_index_parameters(index, parameters)
+    except RuntimeError as error:
+        raise ValueError(
+            f"parameters={parameters!r} do not fit a FAISS index of class {type(index).__name__}: write as "
+            "'nprobe=16' (IVF), 'efSearch=64' (HNSW) or 'k_factor_rf=4' (RFlat), joined by commas"
+        ) from error
+
+
 def check_size(index: Any, factory: str, count: int) -> None:
     """Refuse an index that cannot be trained on so few vectors; warn of one that will be poor.
 

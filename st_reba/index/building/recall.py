@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..building.shards import Shards
-from ..folder.segments import set_parameters
-from .factory import parts
-from .flat import load_faiss
+from ..vectors.factory import parts, set_parameters
+from ..vectors.flat import load_faiss
+from .shards import Shards
 
 QUERIES = 256
 K = 10

@@ -1,0 +1,33 @@
+"""Modules that only an extra installs, imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def required(module: str, extra: str, need: str | None = None) -> Any:
+    """Import a module that an extra of st_reba installs.
+
+    Args:
+        module: Its full name, as ``"matplotlib.figure"``.
+        extra: The extra, as ``"evaluation"``.
+        need: How the error begins; None: as ``"this needs matplotlib"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: It is not installed, or does not load; the message has the remedy.
+
+    Example:
+        >>> required("scipy.stats", "evaluation").rankdata([30, 10, 20]).tolist()
+        [3.0, 1.0, 2.0]
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        need = need or f"this needs {module.partition('.')[0]}"
+        raise ImportError(
+            f"{need}, which could not be imported ({error}). Run: pip install 'st-reba[{extra}]'"
+        ) from error
