@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .build import METHODS, build
+from .filtered import fit_postfilter
 from .modules import (
     MODULES,
     SETTINGS,
@@ -19,11 +20,14 @@ from .modules import (
     DecoderTransformer,
     LayerPlan,
     NoSinkTransformer,
+    PromptEnsemble,
     ReBAPooling,
     RepeatTransformer,
     named_plan,
 )
+from .postfilter import PostFilter
 from .registration import register
+from .truncation import truncate_layers
 from .version import __version__
 from .words import encode_word_layers, encode_words
 
@@ -39,15 +43,19 @@ __all__ = [
     "DecoderTransformer",
     "LayerPlan",
     "NoSinkTransformer",
+    "PostFilter",
+    "PromptEnsemble",
     "ReBAPooling",
     "RepeatTransformer",
     "__version__",
     "build",
     "encode_word_layers",
     "encode_words",
+    "fit_postfilter",
     "index",
     "named_plan",
     "register",
+    "truncate_layers",
     "zoo",
 ]
 

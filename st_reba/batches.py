@@ -144,6 +144,8 @@ def copied_positions(
 ) -> list[int]:
     """How many positions each text takes: all its copies as cut to the budget, the template and special tokens.
 
+    In an ensemble of templates, whose rows are padded to one length, it is the longest row's positions times the rows.
+
     Args:
         transformer: The module that places the copies.
         texts: The texts.
@@ -159,13 +161,15 @@ def copied_positions(
         >>> copied_positions(st_reba.build("mini", repeats=3)[0], ["你好", "", "Hello"])
         [7, 4, 10]
     """
-    frame = transformer.frame(prompt, task, **fields)
+    frames = transformer.frames(prompt, task, **fields)
+    # All of an ensemble hold as many copies.
+    rows, overhead, copies = len(frames), max(each.overhead for each in frames), frames[0].copies
     budget = transformer.budget(prompt, task, **fields)
     pieces = (texts[start : start + _COUNTED_TOGETHER] for start in range(0, len(texts), _COUNTED_TOGETHER))
     # A text without a token is represented by one, and a long one is cut.
     found = (max(1, len(ids)) for piece in pieces for ids in transformer.content(piece)["input_ids"])
     kept = (count if budget is None else min(count, budget) for count in found)
-    return [frame.overhead + frame.copies * count for count in kept]
+    return [rows * (overhead + copies * count) for count in kept]
 
 
 def position_counts(

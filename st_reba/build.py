@@ -32,6 +32,7 @@ from .checks import (
     length,
     locate_tokenizer,
 )
+from .filtered import with_postfilter
 from .modules import (
     SETTINGS,
     ChunkedReBAPooling,
@@ -44,6 +45,7 @@ from .modules import (
 )
 from .modules.capture import CaptureSpec
 from .modules.ensemble import ensemble_weights
+from .postfilter import PostFilter
 from .recipe import is_recipe, with_recipe
 from .repository import convert_repository, is_repository
 from .selfcheck import check_capture, check_plan, hidden_states
@@ -90,6 +92,7 @@ def build(
     non_finite: Literal["error", "zeros"] | None = None,
     layers: LayerPlan | Mapping[str, Any] | None = None,
     layer: int | Sequence[int] | None = None,
+    join: Literal["mean", "concat"] = "mean",
     final_norm: bool = True,
     setting: str | None = None,
     k: int | Literal["all"] | None = None,
@@ -98,6 +101,7 @@ def build(
     check: bool = True,
     prompts: dict[str, str] | None = None,
     padding_side: Literal["left", "right"] | None = None,
+    postfilter: str | os.PathLike[str] | PostFilter | None = None,
     token: bool | str | None = None,
     cache_folder: str | None = None,
     local_files_only: bool = False,
@@ -138,8 +142,9 @@ def build(
         non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
         layers: What each layer sees, with any method: a :class:`LayerPlan` or a mapping of its fields.
         layer: The layer whose hidden states are pooled: a number from 0 (embeddings) to L, or -1 (L) downwards; or
-            ``[first, last]`` of several, whose mean is taken with equal norms. Layers above are not run, ``layers`` and
-            ``k`` count from the top of those that run, and so does backward attention. None: the last.
+            ``[first, last]`` of several, each of equal norm. Layers above are not run: ``layers`` and ``k`` count from
+            the top of those that run, and backward attention is theirs. None: the last.
+        join: Several layers' ``"mean"``, or all of them side by side, ``"concat"``, in as many times more dimensions.
         final_norm: Read an inner layer behind the base's final norm, or before it.
         setting: Instead of ``layers``: one of the NoSink paper's settings (see :func:`st_reba.named_plan`).
         k: For ``setting``: converted layers from the top, or ``"all"`` (the default on a sentence-transformers model).
@@ -148,6 +153,8 @@ def build(
         check: Check on a few tokens that every layer obeys its plan.
         prompts: Saved prompts, by name.
         padding_side: Side of the padding; None: the tokenizer's. Vectors do not depend on it.
+        postfilter: A linear filter behind all that, fitted on this very model (see :func:`st_reba.fit_postfilter`): its
+            file, in a recipe relative to the recipe's folder; or the :class:`PostFilter` itself.
         token: Hub token.
         cache_folder: Where downloads are kept.
         local_files_only: Download nothing.
@@ -175,6 +182,9 @@ def build(
     given = dict(locals())
     if is_recipe(base):
         return build(**with_recipe(given, build))
+    if isinstance(postfilter, (str, os.PathLike)):
+        # Before the weights, which may take long.
+        PostFilter.load(postfilter)
     choose("method", method, METHODS)
     if pooling is not None:
         choose("pooling", pooling, METHODS[method], f" for method={method!r}")
@@ -222,7 +232,7 @@ def build(
     if padding_side is not None:
         choose("padding_side", padding_side, ("left", "right"))
         processor_kwargs["padding_side"] = padding_side
-    weights = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
+    loading = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
     if keeps:
         check_kept(given)
         kept = convert_repository(
@@ -234,12 +244,12 @@ def build(
             device=device,
             prompts=prompts,
             trust_remote_code=trust_remote_code,
-            model_kwargs=weights,
+            model_kwargs=loading,
             processor_kwargs=processor_kwargs,
             **_hub(revision, token, cache_folder, local_files_only),
         )
         check_loaded(kept[0], path, name, adapted, files)
-        return kept
+        return kept if postfilter is None else with_postfilter(kept, postfilter)
     settings: dict[str, Any] = {"layers": plan}
     if nosink and setting is not None:
         settings = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
@@ -259,11 +269,12 @@ def build(
             compute_matched=compute_matched,
             prepend=prepend,
             layer=layer,
+            join=join,
             final_norm=final_norm,
             non_finite=("zeros" if reba and variant == "published" else "error") if non_finite is None else non_finite,
             base_model=name,
             base_revision=revision,
-            model_kwargs={**hub, **weights},
+            model_kwargs={**hub, **loading},
             processor_kwargs={**hub, **processor_kwargs, **({"revision": None} if borrowed else {})},
             config_kwargs=dict(hub),
             **borrowed,
@@ -315,7 +326,7 @@ def build(
     # From here on the pooling says what is captured.
     model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
     check_length(transformer, modules[1])
-    return model
+    return model if postfilter is None else with_postfilter(model, postfilter)
 
 
 def _plan(

@@ -58,6 +58,7 @@ def check_kept(given: Mapping[str, Any]) -> None:
         "normalize": True,
         "non_finite": None,
         "layer": None,
+        "join": "mean",
         "final_norm": True,
         "tokenizer": None,
     }.items():

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import AutoConfig, AutoTokenizer
 
+from .filtered import told
 from .inspection import check_repository, read_json
 from .modules import DecoderTransformer, LayerPlan, NoSinkTransformer, RepeatTransformer, named_plan
-from .modules.templates import task_templates
+from .modules.depth import Reading, resolve_reading
+from .modules.templates import ensemble_templates
 from .modules.tokens import frame, position_limit
 
 # The input modules of this package, by the names that modules.json holds.
 _FIRST = {each.__name__: each for each in (RepeatTransformer, NoSinkTransformer, DecoderTransformer)}
+# Settings that older models lack.
+_LATER = frozenset(("layer", "join", "final_norm", "prepend", "postfilter", "base_layers"))
 # The poolings, and the settings that each must have.
 _POOLINGS = {
     "ReBAPooling": ("embedding_dimension", "pooling"),
@@ -40,11 +44,13 @@ class Description:
         chunk: Content tokens L0 that a piece holds at most; None: the text is not cut into pieces.
         template: The template, or None for plain repetition.
         setting: The NoSink paper's setting, if the model was built by one.
-        layers: What each layer sees.
+        layers: What each layer that runs sees.
+        reads: The layer whose hidden states are pooled, and how many layers run, where that is not the last.
         max_seq_length: Positions M of a whole sequence, if limited.
         tokens_per_copy: Content tokens that fit a copy (of a text cut into pieces: all of it), if limited.
         dimension: Of the vectors.
         normalized: Whether vectors have length 1.
+        postfilter: The filter behind the pooling, and on how many texts it was fitted, if there is one.
         dtype: Of the stored weights.
         prompts: The saved prompts.
     """
@@ -57,13 +63,15 @@ class Description:
     pooling: str
     copies: int
     chunk: int | None
-    template: str | dict[str, str] | None
+    template: str | dict[str, str] | list[str | dict[str, str]] | None
     setting: str | None
     layers: str
+    reads: str | None
     max_seq_length: int | None
     tokens_per_copy: int | None
     dimension: int
     normalized: bool
+    postfilter: str | None
     dtype: str | None
     prompts: dict[str, str]
 
@@ -112,7 +120,7 @@ def describe(
     if len(modules) < 2 or types[1] not in _POOLINGS or "path" not in modules[1]:
         raise ValueError(f"MODEL={path!r}: its modules are {types}: no pooling that st_reba knows follows the first.")
     reba = types[1] != "Pooling"
-    own = [key for key in _FIRST[types[0]].config_keys if key not in Transformer.config_keys]
+    own = [key for key in _FIRST[types[0]].config_keys if key not in Transformer.config_keys and key not in _LATER]
     first = _settings(path, "sentence_bert_config.json", revision, *own)
     pooling = _settings(path, f"{modules[1]['path']}/config.json", revision, *_POOLINGS[types[1]])
     settings = read_json(path, "config_sentence_transformers.json", revision=revision) or {}
@@ -122,10 +130,17 @@ def describe(
     # A sentence-transformers model that was converted keeps its own input: the text once, without a template.
     plain: dict[str, Any] = {"template": None, "repeats": 1, "separator": "", "compute_matched": False}
     repeat = first if "repeats" in own else plain
-    template = task_templates(repeat["template"], repeat["repeats"], repeat["separator"])["document"]
-    framed = frame(tokenizer, template.fill(dict.fromkeys(template.fields, repeat.get("instruction", ""))))
+    templates = ensemble_templates(repeat["template"], repeat["repeats"], repeat["separator"])
+    documents = [each["document"] for each in templates]
+    filled = [each.fill(dict.fromkeys(each.fields, repeat.get("instruction", ""))) for each in documents]
+    # Of an ensemble the longest template counts, to whose budget all are cut.
+    framed = max((frame(tokenizer, each) for each in filled), key=lambda each: each.overhead)
+    if repeat.get("prepend"):
+        framed = framed.with_placeholder(0)
     text = backbone.get_text_config()
-    stack = _plan(first, named="setting" in own).resolve(int(text.num_hidden_layers))
+    depth = int(text.num_hidden_layers)
+    reading = resolve_reading(first.get("layer"), first.get("final_norm", True), depth, first.get("join", "mean"))
+    stack = _plan(first, named="setting" in own).resolve(reading.runs)
     limits = [position_limit(tokenizer), getattr(text, "max_position_embeddings", None)]
     limit = min((each for each in limits if each is not None and each > 0), default=None)
     budget = framed.budget(limit)
@@ -144,13 +159,24 @@ def describe(
         template=repeat["template"],
         setting=first["setting"] if "setting" in own else None,
         layers=str(stack),
+        reads=_reads(reading, first.get("base_layers") or depth),
         max_seq_length=limit,
         tokens_per_copy=budget,
         dimension=settings.get("truncate_dim") or _dimension(path, modules, pooling, revision),
         normalized="Normalize" in types,
+        postfilter=None if first.get("postfilter") is None else told(first["postfilter"]),
         dtype=None if backbone.dtype is None else str(backbone.dtype).removeprefix("torch."),
         prompts={name: prompt for name, prompt in settings.get("prompts", {}).items() if prompt},
     )
+
+
+def _reads(reading: Reading, depth: int) -> str | None:
+    """Which layer is read of a base with ``depth`` layers, of which the model may hold the lowest alone."""
+    shown = replace(reading, depth=depth)
+    if shown.is_plain:
+        return None
+    held = f", and {reading.depth} are held" if reading.depth != depth else ""
+    return f"{shown}; {reading.runs} run{held}"
 
 
 def _tokenizer(model: str, first: dict[str, Any], revision: str | None, trust_remote_code: bool) -> Any:

@@ -49,6 +49,15 @@ _UNTOLD = {
     "non_finite",
     "transformer_task",
 }
+# Settings that modules were given later; at these values vectors are what they were, and so is the fingerprint.
+_LATER: dict[str, Any] = {
+    "layer": None,
+    "final_norm": True,
+    "join": "mean",
+    "prepend": 0,
+    "postfilter": None,
+    "base_layers": None,
+}
 _CACHE_FOLDER = re.compile(r"models--(?:.+--)?([^/\\]+)[/\\]snapshots[/\\]")
 
 
@@ -294,7 +303,10 @@ def _config_hash(model: SentenceTransformer, config: Any) -> str:
     modules = []
     for module in model.children():
         get_config = getattr(module, "get_config_dict", None)
-        modules.append([type(module).__name__, get_config() if callable(get_config) else None])
+        settings = get_config() if callable(get_config) else None
+        if isinstance(settings, Mapping):
+            settings = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
+        modules.append([type(module).__name__, settings])
     value = {
         "modules": modules,
         "backbone": None if config is None else config.to_dict(),

@@ -18,11 +18,14 @@ from .modules import (
     DecoderTransformer,
     LayerPlan,
     NoSinkTransformer,
+    PromptEnsemble,
     ReBAPooling,
     RepeatTransformer,
     named_plan,
 )
-from .modules.limits import MOST_CHARACTERS, MOST_TOKENS, check_text, check_whole, shown
+from .modules.depth import check_layer
+from .modules.limits import MOST_CHARACTERS, MOST_LAYERS, MOST_TOKENS, check_text, check_whole, shown
+from .modules.record import check_record
 from .modules.repeat import check_layout
 
 # A configuration is a few kilobytes; some list tens of thousands of labels.
@@ -34,6 +37,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 _OWN = {f"{each.__module__}.{each.__name__}": each for each in MODULES}
 _POOLINGS = (ReBAPooling, ChunkedReBAPooling)
+# Modules without weights, whose configuration says all.
+_CONFIGURED = (*_POOLINGS, PromptEnsemble)
 _SETTINGS = "config_sentence_transformers.json"
 # A limit beyond this is transformers' way of saying that a tokenizer knows none.
 _NO_LIMIT = 10**12
@@ -65,7 +70,7 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
     """Refuse a sentence-transformers repository that is malicious or broken, before anything of it is loaded.
 
     Read are modules.json and the configurations: module types other than sentence-transformers' own and st_reba's
-    five are refused, and so are folders outside the repository, settings beyond their limits, and, in a folder,
+    are refused, and so are folders outside the repository, settings beyond their limits, and, in a folder,
     pickled weights where there are no others. (In a Hub repository, which is not listed, pickles are left to
     loading with ``use_safetensors=True``.) Files of weights are not opened, and none is downloaded.
 
@@ -230,7 +235,7 @@ class _Repository:
         recipe = False
         if transformer:
             recipe = self.transformer(path, cast("type[Transformer]", kind))
-        elif kind in _POOLINGS:
+        elif kind in _CONFIGURED:
             name = _joined(path, "config.json")
             config = self.read(name)
             if config is None:
@@ -318,6 +323,11 @@ class _Repository:
 
 def _check_own(kind: type[DecoderTransformer], config: Mapping[str, Any]) -> None:
     """The settings of this package's input modules, by the modules' own rules."""
+    check_layer(config.get("layer"), config.get("final_norm", True), config.get("join", "mean"))
+    check_record(config.get("postfilter"))
+    for name, least in (("prepend", 0), ("base_layers", 1)):
+        if config.get(name) is not None:
+            check_whole(name, config[name], MOST_LAYERS, least=least)
     if issubclass(kind, RepeatTransformer):
         names = ("template", "repeats", "separator", "instruction", "span", "compute_matched")
         check_layout(**{name: config[name] for name in names if name in config})

@@ -1,6 +1,7 @@
 """The format of recipes: a YAML file of keyword arguments for ``build`` and, under ``about``, facts of the model.
 
-``about`` changes no vector: ``build`` checks it and leaves it alone. Its keys are the fields of :class:`About`.
+``about`` changes no vector: ``build`` checks it and leaves it alone. Its keys are the fields of :class:`About`. A
+``postfilter`` is the name of a file, relative to the recipe's folder.
 """
 
 from __future__ import annotations
@@ -109,7 +110,20 @@ def with_recipe(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[
     """
     defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     changed = {name: value for name, value in given.items() if name != "base" and value != defaults[name]}
-    return {**read_recipe(given["base"], function)[0], **changed}
+    return {**located(read_recipe(given["base"], function)[0], given["base"]), **changed}
+
+
+def located(arguments: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A recipe's arguments, the files among them found from here.
+
+    Args:
+        arguments: As :func:`read_recipe` gives them.
+        path: The recipe.
+    """
+    found = dict(arguments)
+    if isinstance(name := found.get("postfilter"), str):
+        found["postfilter"] = os.path.join(os.path.dirname(os.fspath(path)), name)
+    return found
 
 
 def read_yaml(stream: IO[str], file: str) -> Any:

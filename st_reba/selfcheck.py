@@ -110,6 +110,8 @@ def expected(own: Tensor, kind: LayerKind, m: int) -> Tensor:
                 result[query, key] = own[key, query]
             elif kind.endswith("bidirectional"):
                 result[query, key] = own[query, key] or own[key, query]
+            elif kind == "rerouted":
+                result[query, key] = own[query, key] or key == len(own) - 1
             if kind.startswith("nosink") and key < m <= query:
                 result[query, key] = False
     return result
@@ -198,7 +200,7 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) ->
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
     # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
-    features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frame(**fields))
+    features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frames(**fields)[0])
     if other_end:
         features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
     device = transformer.model.device
@@ -222,7 +224,8 @@ def check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
         return  # Not finite, and zeros were asked for: there is nothing to compare.
     captured = hidden_states(transformer)
     before, after = captured[:, :-1], hidden_states(transformer, other_end=True)[:, :-1]
-    if transformer.stack.is_plain and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
+    causal = transformer.stack.is_plain and not transformer.prepend
+    if causal and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
         raise ValueError(
             f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
             "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."

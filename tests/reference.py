@@ -24,7 +24,9 @@ __all__ = [
     "echo",
     "echo_word",
     "hidden_and_attention",
+    "layer_states",
     "layout",
+    "mean_of_layers",
     "published_last",
     "published_mean",
     "published_word",
@@ -169,6 +171,51 @@ def hidden_and_attention(model: PreTrainedModel, ids: Sequence[int]) -> tuple[Te
     if attention.shape[-2:] != (length, length):
         raise ValueError(f"attention of shape {tuple(attention.shape)} for {length} tokens")
     return hidden, attention
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inner layers
+
+
+@torch.no_grad()
+def layer_states(model: PreTrainedModel, ids: Sequence[int], *, final_norm: bool = True) -> Tensor:
+    """[L + 1, T, d] of one sequence: 0 the embeddings, l what layer l gives; each behind the final norm, or before it.
+
+    The final norm is found as the module that gives the last hidden states, and is run on every layer's.
+    """
+    body = as_double(model).base_model
+    gave: list[tuple[torch.nn.Module, Tensor, Tensor]] = []
+
+    def keep(module: torch.nn.Module, arguments: tuple[object, ...], output: object) -> None:
+        if arguments and isinstance(arguments[0], Tensor) and isinstance(output, Tensor):
+            gave.append((module, arguments[0], output))
+
+    hooks = [module.register_forward_hook(keep) for module in body.modules()]
+    tokens = torch.tensor([list(ids)], dtype=torch.long)
+    try:
+        with _double_by_default():
+            output = body(input_ids=tokens, output_hidden_states=True, use_cache=False, return_dict=True)
+            last = output.last_hidden_state
+            norm, entered, _ = next(each for each in reversed(gave) if each[2].data_ptr() == last.data_ptr())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with _double_by_default():
+        # transformers gives the last layer's behind the norm.
+        states = [*output.hidden_states[:-1], entered.reshape(last.shape)]
+        assert len(states) == body.config.num_hidden_layers + 1
+        if final_norm:
+            states = [norm(each) for each in states]
+    return torch.stack([each[0].double() for each in states])
+
+
+def mean_of_layers(states: Tensor, first: int, last: int) -> Tensor:
+    """v_t [T, d]: the mean over the layers first ... last of v_t^l / ||v_t^l||."""
+    total = torch.zeros_like(states[0])
+    for layer in range(first, last + 1):
+        for t, vector in enumerate(states[layer]):
+            total[t] += vector / float((vector * vector).sum()) ** 0.5
+    return total / (last - first + 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

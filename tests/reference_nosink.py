@@ -26,7 +26,7 @@ __all__ = ["KINDS", "Plan", "from_top", "hooked", "plan", "run", "save", "visibl
 
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 
-KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional")
+KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "rerouted")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Masks
@@ -37,12 +37,13 @@ def visible(kind: str, length: int, m: int = 1, window: int | None = None) -> Te
     """[T, T], True where row i sees column t.
 
     nosink hides the first m columns from the rows i >= m; the rows before keep what the kind gives without it. A
-    window keeps |i - t| < window, whichever way the layer looks.
+    window keeps |i - t| < window, whichever way the layer looks. rerouted shows the last column to every row, beyond
+    any window.
     """
     result = torch.zeros(length, length, dtype=torch.bool)
     for i in range(length):
         for t in range(length):
-            if kind in ("forward", "nosink-forward"):
+            if kind in ("forward", "nosink-forward", "rerouted"):
                 sees = t <= i
             elif kind == "backward":
                 sees = t >= i
@@ -54,6 +55,8 @@ def visible(kind: str, length: int, m: int = 1, window: int | None = None) -> Te
                 sees = False
             if window is not None and abs(i - t) >= window:
                 sees = False
+            if kind == "rerouted" and t == length - 1:
+                sees = True
             result[i, t] = sees
     return result
 

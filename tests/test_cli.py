@@ -40,6 +40,7 @@ COMMANDS = (
     "report",
     "tune",
     "attention",
+    "postfilter",
 )
 TEXTS = ["A cat sleeps on the warm roof.", "The ship left the harbour.", "银行昨天提高了存款利率。"]
 Run = Callable[..., tuple[int, str, str]]

@@ -28,6 +28,8 @@ USUAL: dict[str, Any] = {
     "template": None,
     "setting": None,
     "layers": "6 forward",
+    "reads": None,
+    "postfilter": None,
     "max_seq_length": 1024,
     "dimension": 192,
     "normalized": True,
@@ -89,6 +91,53 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "classical-template": (
         {"method": "classical", "pooling": "mean", "template": "echo-classical"},
         {"method": "classical", "pooling": "mean over last_copy", "copies": 1, "template": "echo-classical"},
+    ),
+    "layer": (
+        {"method": "echo", "layer": -3},
+        {
+            "method": "echo",
+            "pooling": "lasttoken over last_copy",
+            "copies": 2,
+            "layers": "4 forward",
+            "reads": "layer 4 of 6, after the final norm; 4 run",
+        },
+    ),
+    "layers": (
+        {"method": "nosink", "setting": "mask0-bidir", "k": 2, "layer": 3, "final_norm": False},
+        {
+            "method": "nosink",
+            "setting": "mask0-bidir",
+            "pooling": "mean over last_copy",
+            "copies": 1,
+            "layers": "1 forward → 2 nosink-bidirectional",
+            "reads": "layer 3 of 6, before the final norm; 3 run",
+        },
+    ),
+    "range": (
+        {"pooling": "mean", "layer": [0, 2]},
+        {
+            "method": "reba",
+            "variant": "paper",
+            "pooling": "mean",
+            "copies": 2,
+            "layers": "2 forward",
+            "reads": "mean of layers 0 to 2 of 6, after the final norm; 2 run",
+        },
+    ),
+    "side by side": (
+        {"method": "echo", "layer": [2, 3], "join": "concat"},
+        {
+            "method": "echo",
+            "pooling": "lasttoken over last_copy",
+            "copies": 2,
+            "layers": "3 forward",
+            "reads": "concatenation of layers 2 to 3 of 6, after the final norm; 3 run",
+            "dimension": 384,
+        },
+    ),
+    "last layer": (
+        {"method": "echo", "layer": -1},
+        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2},
     ),
     "prompteol": (
         {"method": "prompteol"},
@@ -162,6 +211,18 @@ def test_path_is_not_told(tmp_path: Path) -> None:
     st_reba.build(EMBEDDED["mini"]).save_pretrained(str(tmp_path))
     assert describe(tmp_path).base == "mini"
     assert str(EMBEDDED["mini"].parent) not in str(describe(tmp_path))
+
+
+def test_an_older_model(tmp_path: Path) -> None:
+    """A folder that was written before there was a layer to name."""
+    st_reba.build("mini", "echo", layers={"k": 2}).save_pretrained(str(tmp_path))
+    wanted = describe(tmp_path)
+    file = tmp_path / "sentence_bert_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    for name in ("layer", "final_norm", "join", "prepend"):
+        settings.pop(name)
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    assert describe(tmp_path) == wanted and wanted.reads is None
 
 
 def test_truncated_model(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_command(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("- mini\n", "is no recipe"),
         ("k: 3\n", "is no recipe"),
         ("base: [mini]\n", "is no recipe"),
-        ("base: mini\nlayer: 3\n", "recipe.yml': the recipe has 'layer'; build takes \\['base', 'method'"),
+        ("base: mini\nlayres: 3\n", "recipe.yml': the recipe has 'layres'; build takes \\['base', 'method'"),
         ("base: mini\nk: 2\nk: 3\n", "the key 'k' stands twice"),
         ("base: mini\nabout: {status: ready, status: tune}\n", "the key 'status' stands twice"),
         ("base: mini\nrepeats: '2'\n", "recipe.yml': repeats='2' must be int"),

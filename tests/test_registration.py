@@ -24,6 +24,7 @@ CLASSES = {
     st_reba.NoSinkTransformer,
     st_reba.ReBAPooling,
     st_reba.ChunkedReBAPooling,
+    st_reba.PromptEnsemble,
 }
 NAMES = {f"st_reba.{each.__name__}" for each in CLASSES}
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]

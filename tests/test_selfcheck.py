@@ -11,7 +11,7 @@ from architectures import TOKENIZERS, save
 from transformers import AutoConfig, AutoModel
 
 import st_reba
-from st_reba.modules import attention, passes
+from st_reba.modules import attention, hooks
 from st_reba.modules.state import current
 
 Base = Callable[..., str]
@@ -56,7 +56,7 @@ def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str)
             state.further += sum(layer == index for layer, _ in state.stack.second)
         return output
 
-    monkeypatch.setattr(passes, "run_further", nothing)
+    monkeypatch.setattr(hooks, "run_further", nothing)
     message = "Layer [45] ran as backward 0 times in place of [12], so it does not obey"
     with pytest.raises(ValueError, match="cannot run <LayerPlan EXTRA" if setting == "extra-back" else message):
         st_reba.build("mini", "nosink", setting=setting, k=2)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .depth import run_depth
 from .figures import check_figures, draw
 from .instruction import run_instruction
 from .layers import run_layers
@@ -26,6 +27,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Report], None]] = {
     "methods": run_methods,
     "long": run_long,
     "layers": run_layers,
+    "depth": run_depth,
     "instruction": run_instruction,
     "padding": run_padding,
 }
@@ -34,6 +36,7 @@ SMOKE: dict[str, dict[str, Any]] = {
     "methods": {"lengths": [8, 16], "batch_size": [2], "chunk": 8},
     "long": {"lengths": [16, 32], "chunk": 8},
     "layers": {"lengths": [24], "batch_size": 4},
+    "depth": {"lengths": [24], "batch_size": 4},
     "instruction": {"lengths": [8], "mix": ["uniform"], "batch_size": 70, "instruction": 4},
     "padding": {"lengths": [24], "count": 40, "batch_tokens": [256]},
 }

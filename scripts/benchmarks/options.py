@@ -17,6 +17,7 @@ One command a part, each with its own --help; without one, it is `methods`:
     methods      every method, and ReBA without st_reba, against Echo-2 with transformers' own SDPA, over the length
     long         one long text: ReBA, whole and by pieces, against Echo-2
     layers       each kind of layer, and plans that add passes, against plain causal attention
+    depth        an inner layer, above which none is run, against all layers
     instruction  texts that begin with one instruction, run once for all or with every text
     padding      a file of texts, in batches of so many texts or of so many tokens
     report       tables and figures anew, from files that --json wrote
@@ -251,6 +252,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     layers.add_argument(
         "-m", type=count, default=1, metavar="M", help="sink tokens that nosink kinds hide (default: %(default)s)"
+    )
+
+    depth = commands.add_parser(
+        "depth",
+        parents=[common_options("gpt2", [128], 7)],
+        formatter_class=raw,
+        help="an inner layer against all layers",
+        description="Run one batch through all of the backbone's layers (transformers' own causal SDPA), and through\n"
+        "the same weights with layer=l for every l, and with the mean of several; no layer above is run. The column\n"
+        "'passes' is the part of the layers that runs: about what the time should be. ('all layers again' is the\n"
+        "noise.)",
+        epilog="examples:\n  %(prog)s --threads 1 --clock cpu --markdown depth.md\n  %(prog)s --smoke",
+    )
+    depth.add_argument(
+        "--batch-size", type=positive, default=4, metavar="B", help="texts of a batch (default: %(default)s)"
     )
 
     instruction = commands.add_parser(

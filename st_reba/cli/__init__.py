@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import conversion, corpus, hub, life, models, onnx, push, report, vectors, zoo
+from . import conversion, corpus, hub, life, models, onnx, postfilter, push, report, vectors, zoo
 from .evaluate import add_evaluate
 from .options import DTYPES, METHODS, POOLINGS, SPANS
 
@@ -88,4 +88,5 @@ def parser() -> argparse.ArgumentParser:
     report.add_report(commands)
     conversion.add_tune(commands)
     conversion.add_attention(commands)
+    postfilter.add_postfilter(commands)
     return top

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .composing import add_composing, check_search, compose
 from .labelled import add_labelled, add_words, reading
 from .options import POOLINGS, add_running, count, layer_count, load_model, new_command, positive
 
@@ -15,35 +16,53 @@ def add_tune(commands: Any) -> None:
     command = new_command(
         commands,
         "tune",
-        "Find NoSink's k and k0 for a base model on a labelled file, and write a recipe for st-reba build.\n\n"
+        "Find NoSink's k and k0 for a base model on a labelled file; or, with --compose, which input, layers, pooling\n"
+        "and post-filter go best together. Writes a recipe for st-reba build.\n\n"
         "FILE holds pairs with scores or texts with classes (.csv, .tsv, .jsonl), id||text||text||score lines, or\n"
-        "words with tags (CoNLL columns). Every trial is kept: the same command goes on where it was stopped.",
-        "  st-reba tune mini pairs.tsv tuned\n  st-reba build tuned/recipe.yaml my_model",
+        "words with tags (CoNLL columns); with --compose also triples (text, nearer, farther) or a ranking (query,\n"
+        "document, relevance). Every trial is kept: the same command goes on where it was stopped.",
+        "  st-reba tune mini pairs.tsv tuned\n  st-reba build tuned/recipe.yaml my_model\n\n"
+        "  st-reba tune mini pairs.tsv composed --compose --minutes 30\n"
+        "  st-reba tune mini clicks.jsonl composed --compose --kind ranking --space small.yaml\n"
+        "  st-reba build composed/recipe.yaml my_model",
         tune,
     )
     command.add_argument("base", metavar="BASE", help="'mini' (embedded), a folder, or a Hub id")
     command.add_argument("file", metavar="FILE", help="the labelled file; its validation part chooses")
     command.add_argument("out", metavar="OUT", type=Path, help="the folder of the run: table, figure, recipe")
+    add_composing(command)
     command.add_argument("--everything", action="store_true", help="every setting and k, as the paper's figures")
-    command.add_argument("--kind", choices=("pairs", "classes", "tags"), help="of FILE (default: recognized)")
+    command.add_argument(
+        "--kind",
+        choices=("pairs", "classes", "tags", "triples", "ranking"),
+        help="of FILE (default: recognized, but for ranking)",
+    )
     command.add_argument("--train", metavar="FILE", help="classes, tags: train on this, and on nothing of FILE")
     command.add_argument("--test", metavar="FILE", help="hold out this file, and nothing of FILE")
-    command.add_argument("--validation", type=float, metavar="SHARE", help="of FILE (default: 0.5 of pairs, else 0.2)")
+    command.add_argument(
+        "--validation",
+        type=float,
+        metavar="SHARE",
+        help="of FILE (default: 0.5 of pairs, else 0.2; with --compose 0.5)",
+    )
     add_labelled(command)
     add_words(command)
     command.add_argument("--limit", type=positive, metavar="N", help="use N items of each file, drawn by the seed")
     command.add_argument("--seed", type=count, default=0, help="of the draws (default: %(default)s)")
-    command.add_argument("--pooling", choices=POOLINGS, default="mean", help="(default: %(default)s)")
-    command.add_argument("--m", type=positive, default=1, help="sink tokens (default: %(default)s)")
+    command.add_argument("--pooling", choices=POOLINGS, help="(default: mean)")
+    command.add_argument("--m", type=positive, help="sink tokens (default: 1)")
     command.add_argument("--max-seq-length", type=positive, help="positions of a text")
     command.add_argument("--prompt", help="in front of every text, not pooled")
-    command.add_argument("--batch-size", type=positive, default=64, help="texts at once (default: %(default)s)")
+    command.add_argument("--batch-size", type=positive, help="texts at once (default: 64)")
     command.add_argument("--revision", help="Hub revision of the base")
     command.add_argument("--json", action="store_true", help="print what was found as JSON")
     add_running(command)
 
 
 def tune(options: argparse.Namespace) -> None:
+    check_search(options)
+    if options.compose:
+        return compose(options)
     from ..evaluation import read_task
     from ..evaluation import tune as search
 
@@ -60,11 +79,11 @@ def tune(options: argparse.Namespace) -> None:
         task,
         options.out,
         everything=options.everything,
-        pooling=options.pooling,
-        m=options.m,
+        pooling=options.pooling or "mean",
+        m=options.m or 1,
         dtype=options.dtype,
         device=options.device,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size or 64,
         max_seq_length=options.max_seq_length,
         prompt=options.prompt,
         revision=options.revision,

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .options import (
+    JOINS,
     METHODS,
     POOLINGS,
     SPANS,
     add_running,
     count,
+    layer,
     layer_count,
     new_command,
     plan,
@@ -54,6 +56,7 @@ def add_build(commands: Any) -> None:
         "Turn a base model into a text embedder and save it for SentenceTransformer(OUT).",
         "  st-reba build mini my_model\n"
         "  st-reba build mini my_encoder --method nosink --setting 'mask0&bidir' --k 4 --k0 2\n"
+        "  st-reba build mini my_half --method echo --pooling mean --layer 3 --truncate-layers\n"
         "  st-reba build Qwen/Qwen3-0.6B qwen3-echo --method echo --pooling mean --max-seq-length 1024",
         build,
     )
@@ -71,6 +74,16 @@ def add_build(commands: Any) -> None:
     command.add_argument("--k0", type=count, metavar="K0", help="--setting: those of them that hide the sink")
     command.add_argument("--m", type=count, default=1, help="--setting: sink tokens (default: %(default)s)")
     command.add_argument("--layers", type=plan, metavar="JSON", help="instead of --setting: a plan of your own")
+    command.add_argument(
+        "--layer",
+        type=layer,
+        metavar="L",
+        help="read this layer's hidden states and run none above: 0 (embeddings) to the last, or --layer=-1 (the last) "
+        "downwards; 2:4: several, joined. --k and --layers count from the top of those that run",
+    )
+    command.add_argument("--join", choices=JOINS, default="mean", help="--layer of several (default: %(default)s)")
+    command.add_argument("--no-final-norm", action="store_true", help="--layer: read before the base's final norm")
+    command.add_argument("--truncate-layers", action="store_true", help="--layer: do not save the layers above")
     command.add_argument("--no-check", action="store_true", help="do not check that each layer obeys the plan")
     command.add_argument("--span", choices=SPANS, help="positions that echo and classical pool")
     command.add_argument("--no-normalize", action="store_true", help="do not scale vectors to length 1")
@@ -117,6 +130,9 @@ def build(options: argparse.Namespace) -> None:
         k0=options.k0,
         m=options.m,
         layers=options.layers,
+        layer=options.layer,
+        final_norm=not options.no_final_norm,
+        join=options.join,
         check=not options.no_check,
         span=options.span,
         normalize_weights=options.normalize_weights,
@@ -131,7 +147,8 @@ def build(options: argparse.Namespace) -> None:
         tokenizer=options.tokenizer,
         trust_remote_code=options.trust_remote_code,
     )
-    save(model, options.out, overwrite=options.overwrite, golden=not options.no_golden)
+    truncated = {"truncate_layers": options.truncate_layers}
+    save(model, options.out, overwrite=options.overwrite, golden=not options.no_golden, **truncated)
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)
 
 

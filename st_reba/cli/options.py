@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
 POOLINGS = ("last", "mean", "cls")
 SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+JOINS = ("mean", "concat")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+FILTERS = ("center", "abtt", "standardize", "whiten")
 BATCH_TOKENS = 4096
 ENGINES = ("single", "local", "ray")
 MAX_CHARS = 1_000_000
@@ -142,6 +144,17 @@ def plan(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: write {_PLAN}")
     return value
+
+
+def layer(text: str) -> int | list[int]:
+    """A layer's number, or the first and the last of several, as ``2:4``."""
+    numbers = re.fullmatch(r"(-?\d+)(?::(-?\d+))?", text, re.ASCII)
+    if numbers is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no layer: write its number, as 3, or -4 counted from the end; or two, as 2:4"
+        )
+    first, last = numbers.groups()
+    return int(first) if last is None else [int(first), int(last)]
 
 
 def count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Readers of labelled files: scored pairs, classified texts, tagged sentences."""
+"""Readers of labelled files: scored pairs, classified texts, triples, queries with documents, tagged sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from ..tables import csv_rows
 
-Kind = Literal["pairs", "classes", "tags"]
+Kind = Literal["pairs", "classes", "tags", "triples", "ranking"]
 BadLines = Literal["error", "skip"]
 Pair = tuple[str, str, float]
 Example = tuple[str, str]
@@ -32,9 +32,22 @@ COLUMNS: dict[Kind, dict[str, tuple[str, ...]]] = {
         "label": ("label", "class", "category", "intent", "sentiment"),
     },
     "tags": {"label": ()},
+    "triples": {
+        "anchor": ("anchor", "query", "text", "sentence"),
+        "positive": ("positive", "pos", "nearer"),
+        "negative": ("negative", "neg", "farther"),
+    },
+    "ranking": {
+        "query": ("query", "question", "anchor"),
+        "document": ("document", "passage", "doc", "title", "text"),
+        "relevance": ("relevance", "grade", "score", "label"),
+    },
 }
 TABLES = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
+# No other kind has columns of these names.
+_TELLING = ("positive", "negative")
 _TAG = re.compile(r"O|[BIES]-\S+")
+MOST_GRADE = 30
 # STSBenchmark has no header: genre, file, year, number, score, sentence, sentence.
 _STSB_SCORE, _STSB_FIELDS = 4, 7
 
@@ -45,7 +58,8 @@ class Labelled:
 
     Args:
         kind: Of all its items.
-        items: In the file's order: (text1, text2, score), (text, label) or (words, tags) each.
+        items: In the file's order: (text1, text2, score), (text, label), (words, tags), (anchor, positive, negative) or
+            (query, document, relevance) each.
         layout: How they were read, for people.
         bad: The numbers of the lines that were skipped.
     """
@@ -177,11 +191,31 @@ def as_score(value: object) -> float:
     return score
 
 
+def as_grade(value: object) -> float:
+    """A value that must be a grade of relevance: gains grow as 2 to its power."""
+    try:
+        grade = as_score(value)
+    except BadLine:
+        grade = -1.0
+    if not 0 <= grade <= MOST_GRADE:
+        raise BadLine(f"the relevance is {value!r:.60}, not a grade from 0 to {MOST_GRADE}")
+    return grade
+
+
 def as_label(value: object) -> str:
     """A value that must be a name or a number, as a name."""
     if not isinstance(value, (str, int, float)) or not str(value).strip():
         raise BadLine(f"the label is {value!r:.60}, not a name or a number")
     return str(value).strip()
+
+
+def _value(role: str, value: object, name: str) -> Any:
+    """What stands in the column of a role."""
+    if role == "score":
+        return as_score(value)
+    if role == "relevance":
+        return as_grade(value)
+    return as_label(value) if role == "label" else as_text(value, name)
 
 
 # --- pairs without a header
@@ -245,18 +279,12 @@ def _read_table(
         raise ValueError(f"{path}: there are no rows below the header.")
     kind, names = _names(path, there, kind, columns)
 
-    def item(row: dict[str, Any] | str) -> Pair | Example:
+    def item(row: dict[str, Any] | str) -> tuple[Any, ...]:
         if isinstance(row, str):
             raise BadLine(row)
         if missing := [name for name in names.values() if name not in row]:
             raise BadLine(f"no {missing[0]!r}")
-        if kind == "pairs":
-            return (
-                as_text(row[names["text1"]], names["text1"]),
-                as_text(row[names["text2"]], names["text2"]),
-                as_score(row[names["score"]]),
-            )
-        return as_text(row[names["text"]], names["text"]), as_label(row[names["label"]])
+        return tuple(_value(role, row[name], name) for role, name in names.items())
 
     items, bad = _collect(path, rows, item, bad_lines)
     return Labelled(kind, items, ", ".join(f"{role} from {name!r}" for role, name in names.items()), bad)
@@ -271,6 +299,8 @@ def _names(
 ) -> tuple[Kind, dict[str, str]]:
     """The kind of a table, and the column of each role."""
     kinds: list[Kind] = ["pairs", "classes"] if kind is None else [kind]
+    if kind is None and all(any(name in there for name in COLUMNS["triples"][role]) for role in _TELLING):
+        kinds = ["triples"]
     roles = {role for each in kinds for role in COLUMNS[each]}
     if unknown := [role for role in columns if role not in roles]:
         raise ValueError(f"{path}: columns={dict(columns)!r}: {unknown[0]!r} is none of the roles {sorted(roles)}.")

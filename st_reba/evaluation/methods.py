@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from ..bases import EMBEDDED
 from ..build import METHODS, build
 from ..persistence import load
-from ..recipe import read_recipe
+from ..recipe import located, read_recipe
 from ..repository import is_repository
 from ..version import __version__
 
@@ -274,7 +274,11 @@ def identity(base: Base, method: Method, **settings: Any) -> str:
         method: The method.
         **settings: What else: the task's fingerprint, a prompt, a budget, a seed.
     """
-    values = [base.identity, dict(method.arguments), settings]
+    arguments = dict(method.arguments)
+    if isinstance(arguments.get("postfilter"), (str, os.PathLike)):
+        # By what it holds, wherever it lies.
+        arguments["postfilter"] = hashlib.sha256(Path(arguments["postfilter"]).read_bytes()).hexdigest()
+    values = [base.identity, arguments, settings]
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -288,7 +292,7 @@ def _limit_content(
     transformer: Any = model[0]
     needed = tokens
     if hasattr(transformer, "frame"):
-        frames = [transformer.frame(prompt, task) for task in tasks]
+        frames = [frame for task in tasks for frame in transformer.frames(prompt, task)]
         share = 2 if transformer.compute_matched else 1
         needed = max(frame.overhead + frame.copies * tokens * share for frame in frames)
     positions = getattr(transformer.config.get_text_config(), "max_position_embeddings", None)
@@ -302,11 +306,13 @@ def _limit_content(
 
 def _method(word: str) -> Method:
     if word.endswith((".yaml", ".yml")):
-        arguments = read_recipe(word, build)[0]
-        return Method({"method": "reba", **{key: arguments[key] for key in arguments if key not in _OF_BASE}})
+        arguments = located(read_recipe(word, build)[0], Path(word))
+        values: dict[str, Any] = {"method": "reba", **{key: arguments[key] for key in arguments if key not in _OF_BASE}}
+        # A post-filter's numbers make no name.
+        return Method(values, Path(word).stem if "postfilter" in values else None)
     name, *options = word.split(":")
     name, dash, repeats = name.partition("-")
-    values: dict[str, Any] = {"method": name}
+    values = {"method": name}
     if name not in METHODS:
         raise ValueError(f"methods: {word!r} is not known: choose one of {list(METHODS)}, or a recipe (.yaml).")
     if dash:

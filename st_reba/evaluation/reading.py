@@ -77,11 +77,8 @@ def read_task(
         >>> task.kind, task.metric, len(task.validation), len(task.heldout)
         ('pairs', 'Spearman', 20, 20)
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"limit={limit!r} must be a whole number from 1 on, or None.")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError(f"seed={seed!r} must be a whole number.")
-    arguments = _arguments(
+    check_draws(limit, seed)
+    arguments = arguments_of(
         path,
         columns,
         kind=kind,
@@ -96,6 +93,11 @@ def read_task(
     )
     main = read_labelled(Path(path), kind, columns, bad_lines)
     kind = main.kind
+    if kind not in _TASKS:
+        raise ValueError(
+            f"{path} holds {kind}, which only the composed search takes: st-reba tune --compose, or "
+            "st_reba.evaluation.compose."
+        )
     for name, value, default in (("separator", separator, " "), ("subtoken", subtoken, "first")):
         if value != default and kind != "tags":
             raise ValueError(f"{name}={value!r} belongs to tags, but {path} holds {kind}. Drop it.")
@@ -107,11 +109,11 @@ def read_task(
     }
     task = _TASKS[kind]
     missing = [part for part in task.names if part not in further]
-    parts = divide(_sample(main, limit, seed), missing, validation, seed, stratify=kind == "classes")
-    parts.update((part, _sample(labelled, limit, seed)) for part, labelled in further.items())
+    parts = divide(sampled(main.items, limit, seed), missing, validation, seed, stratify=kind == "classes")
+    parts.update((part, sampled(labelled.items, limit, seed)) for part, labelled in further.items())
     note = "; ".join(
-        [main.layout + _skipped(main)]
-        + [f"{part} from {Path(files[part] or '').name}{_skipped(labelled)}" for part, labelled in further.items()]
+        [main.layout + skipped(main)]
+        + [f"{part} from {Path(files[part] or '').name}{skipped(labelled)}" for part, labelled in further.items()]
     )
     options: dict[str, Any] = {part: tuple(parts[part]) for part in task.names}
     if kind == "tags":
@@ -119,9 +121,16 @@ def read_task(
     return task(name=Path(path).name, note=note, arguments=arguments, **options)
 
 
-def _sample(labelled: Labelled, limit: int | None, seed: int) -> list[Any]:
+def check_draws(limit: object, seed: object) -> None:
+    """Refuse a limit and a seed that are no numbers."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"limit={limit!r} must be a whole number from 1 on, or None.")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed={seed!r} must be a whole number.")
+
+
+def sampled(items: list[Any], limit: int | None, seed: int) -> list[Any]:
     """Some of the items, in the file's order: files are often sorted by class."""
-    items = labelled.items
     if limit is None or limit >= len(items):
         return items
     return [items[index] for index in sorted(shuffled(range(len(items)), seed, "limit")[:limit])]
@@ -164,14 +173,15 @@ def shuffled(indices: Sequence[int], seed: int, purpose: str) -> list[int]:
     return sorted(indices, key=lambda index: hashlib.sha256(f"{seed}:{purpose}:{index}".encode()).digest())
 
 
-def _skipped(labelled: Labelled) -> str:
+def skipped(labelled: Labelled) -> str:
+    """What is said of a file's bad lines."""
     if not labelled.bad:
         return ""
     lines = ", ".join(map(str, labelled.bad[:10])) + (", …" if len(labelled.bad) > 10 else "")
     return f", {len(labelled.bad)} bad lines skipped: {lines}"
 
 
-def _arguments(path: str | os.PathLike[str], columns: Mapping[str, str] | None, **options: object) -> tuple[str, ...]:
+def arguments_of(path: str | os.PathLike[str], columns: Mapping[str, str] | None, **options: object) -> tuple[str, ...]:
     """What stands for the task on a command line."""
     words = [os.fspath(path)]
     for role, name in (columns or {}).items():

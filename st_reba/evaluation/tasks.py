@@ -169,7 +169,7 @@ class PairTask(_Parts):
         cosines = np.sum(first * second, axis=1) / lengths
         scores = np.asarray([score for _, _, score in pairs])
         cut = len(self.validation)
-        return Scores(_spearman(cosines[:cut], scores[:cut]), _spearman(cosines[cut:], scores[cut:]))
+        return Scores(spearman(cosines[:cut], scores[:cut]), spearman(cosines[cut:], scores[cut:]))
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def _called(part: str) -> str:
     return "held-out" if part == "heldout" else part
 
 
-def _spearman(predicted: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
+def spearman(predicted: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
     if np.ptp(predicted) == 0:
         return 0.0  # Vectors that are all alike rank nothing; scipy's answer is NaN.
     return float(required("scipy.stats", "evaluation").spearmanr(predicted, wanted).statistic)

@@ -31,6 +31,7 @@ from .card_text import (
 )
 from .facts import Facts, facts_of_model, facts_of_recipe, left_at_base
 from .golden import FILE as GOLDEN
+from .layer_facts import hidden_states, reads
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -242,6 +243,8 @@ def render(
         summary=summary(facts, about),
         properties=properties(facts, about),
         equation=equation(facts),
+        hidden_states=hidden_states(facts),
+        word_states="the last hidden states" if reads(facts) is None else "v",
         method_notes=method_notes(facts),
         kinds=[(kind, KINDS[kind].format(m=facts.plan.m)) for kind in _kinds(facts)] if facts.plan is not None else [],
         costs=costs(facts),

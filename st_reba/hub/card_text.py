@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ..filtered import told
 from ..recipe import About
 from .facts import Facts, is_embedded
+from .layer_facts import held, reads
 
 PAPERS = {
     "reba": "*Retrieval Backward Attention without Additional Training*",
@@ -27,6 +29,20 @@ CITATIONS = {
   author = {Lin, Ziyong and Wu, Haoyi and Wang, Shu and Tu, Kewei and Zheng, Zilong and Jia, Zixia},
   year = {2025}
 }""",
+    "abtt": """@inproceedings{mu2018allbutthetop,
+  title = {All-but-the-Top: Simple and Effective Postprocessing for Word Representations},
+  author = {Mu, Jiaqi and Viswanath, Pramod},
+  booktitle = {International Conference on Learning Representations},
+  year = {2018}
+}""",
+}
+# What a post-filter does with a vector x.
+_FILTERS = {
+    "center": "the sample's mean is taken away",
+    "abtt": "the sample's mean and what lies along its first {r} principal directions are taken away",
+    "standardize": "the sample's mean is taken away, and each dimension divided by its standard deviation there",
+    "whiten": "the sample's mean is taken away, and the vector written in its first {dimensions} principal directions"
+    "{behind}, each divided by its standard deviation{power}",
 }
 # What token i sees in a layer of each kind.
 KINDS = {
@@ -35,6 +51,7 @@ KINDS = {
     "bidirectional": "all tokens.",
     "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see.",
     "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see.",
+    "rerouted": "the tokens up to i, and the very last one.",
 }
 _METHODS = {
     "reba": "ReBA (repetition and backward attention)",
@@ -123,8 +140,10 @@ def properties(facts: Facts, about: About) -> list[tuple[str, str]]:
         ("pooling", pooling),
         ("copies of the text", None if facts.templates is None else copies or facts.copies),
         ("NoSink setting", facts.setting and f"`{facts.setting}`"),
+        ("hidden states", "; ".join(filter(None, (reads(facts), held(facts))))),
         ("layers", facts.layers),
         ("dimensions", facts.dimension),
+        ("post-filter", facts.postfilter and told(facts.postfilter)),
         ("length of a vector", "1" if facts.normalized else "not scaled"),
         ("positions", facts.positions),
         ("tokens of a text that are read", facts.budget),
@@ -180,6 +199,27 @@ def method_notes(facts: Facts) -> list[str]:
     notes = []
     if facts.normalized and facts.templates is not None:
         notes.append("The text's vector is then scaled to length 1.")
+    if facts.postfilter is not None:
+        record = facts.postfilter
+        behind = f" behind the top {record['r']}" if record.get("r") else ""
+        power = f" to the power {record['power']:g}" if record.get("power", 1) != 1 else ""
+        change = _FILTERS[record["kind"]].format(**{**record, "behind": behind, "power": power})
+        again = " and the result is scaled to length 1 again" if facts.normalized else ""
+        notes.append(
+            f"A linear post-filter follows: {change}{again}. It was fitted on {facts.postfilter['texts']:,} texts "
+            "without labels. Vectors of tokens and words are not filtered."
+        )
+    if weights := facts.options.get("weights"):
+        shown = ", ".join(f"{weight:g}" for weight in weights)
+        notes.append(
+            f"This is computed in each of {len(weights)} templates (⊕ stands between them), and their vectors are "
+            f"added, multiplied by {shown}."
+        )
+    if prepend := facts.options.get("prepend"):
+        notes.append(
+            f"A placeholder stands in front of the text (Token Prepending): behind each of the first {prepend} layers "
+            "it takes over the very last token's hidden state."
+        )
     if facts.method == "reba" and facts.plan is not None:
         notes.append("A^new is the maximum over every pass of every layer, each as it sees.")
     if facts.plan is None and facts.setting is not None:
@@ -216,6 +256,8 @@ def costs(facts: Facts) -> list[str]:
             positions + ("." if k == 1 else f": about {k} times the work of reading it once, more for attention.")
         )
         lines.append(_budget(facts, "a copy" if k > 1 else ""))
+    if weights := facts.options.get("weights"):
+        lines.append(f"It runs {len(weights)} times, once a template; s is that of the longest.")
     if facts.passes and facts.depth and facts.passes != facts.depth:
         lines.append(f"A position passes {facts.passes} layers, where the base has {facts.depth}.")
     if facts.method == "reba" and "chunk" not in facts.options:
@@ -280,6 +322,7 @@ def sources(facts: Facts, about: About) -> list[str]:
     """The papers to cite."""
     own = {"reba": "reba", "echo": "echo", "classical": "echo", "prompteol": "echo", "nosink": "nosink"}[facts.method]
     found = [own, *(["nosink"] if facts.plan is not None else []), *([about.paper] if about.paper else [])]
+    found += ["abtt"] if facts.postfilter is not None and facts.postfilter["kind"] == "abtt" else []
     return list(dict.fromkeys(found))
 
 

@@ -21,15 +21,19 @@ from ..modules import (
     DecoderTransformer,
     LayerPlan,
     NoSinkTransformer,
+    PromptEnsemble,
     ReBAPooling,
     RepeatTransformer,
     named_plan,
 )
 from ..modules.adapters import has_adapter
-from ..modules.templates import TEMPLATES, task_templates
+from ..modules.ensemble import ensemble_weights
+from ..modules.templates import TEMPLATES, Template, ensemble_templates, written
 from ..modules.tokens import frame, position_limit
-from ..recipe import About
+from ..postfilter import PostFilter
+from ..recipe import About, located
 from ..zoo import Recipe
+from .layer_facts import ends, reading_given, reading_options
 from .training import datasets_of, training_of
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -63,6 +67,7 @@ class Facts:
         overhead: s, special and template tokens of a document.
         budget: Tokens of a text that are read.
         depth: The base's layers.
+        held: Those that the model holds.
         passes: Layers that each position passes.
         dimension: Of the vectors.
         dtype: Of the stored weights.
@@ -74,6 +79,7 @@ class Facts:
         training: What its card says of training, Markdown; None: nothing tells that it was trained.
         datasets: Hub ids of what it was trained on.
         adapter: The repository holds an adapter of the base's weights.
+        postfilter: The record of the filter behind the pooling (see :meth:`st_reba.PostFilter.record`).
     """
 
     base: str | None
@@ -96,6 +102,7 @@ class Facts:
     overhead: int | None = None
     budget: int | None = None
     depth: int | None = None
+    held: int | None = None
     passes: int | None = None
     dimension: int | None = None
     dtype: str | None = None
@@ -107,6 +114,7 @@ class Facts:
     training: str | None = None
     datasets: tuple[str, ...] = ()
     adapter: bool = False
+    postfilter: dict[str, Any] | None = None
 
     @property
     def published(self) -> bool:
@@ -144,7 +152,9 @@ class Facts:
             parts.append(f"chunk{self.options['chunk']}")
         if self.published:
             parts.append("published")
-        shown = ("chunk", "variant", "non_finite") if self.published else ("chunk",)
+        if "layer" in self.options:
+            parts.append("layer" + "to".join(map(str, ends(self.options["layer"]))))
+        shown = ("chunk", "layer", *(("variant", "non_finite") if self.published else ()))
         rest: dict[str, Any] = {key: self.options[key] for key in self.options if key not in shown}
         own = self.method == "prompteol" and set((self.templates or {}).values()) == {TEMPLATES["prompteol"]}
         rest |= {} if self.plain or own else {"templates": self.templates}
@@ -153,6 +163,7 @@ class Facts:
         rest |= {} if self.normalized else {"normalized": False}
         rest |= {"prompts": self.prompts} if self.prompts else {}
         rest |= {"training": self.training} if self.training else {}
+        rest |= {"postfilter": self.postfilter} if self.postfilter else {}
         if rest:
             parts.append(hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:6])
         return re.sub(r"[^\w.]+", "-", "-".join(parts))
@@ -180,20 +191,24 @@ def facts_of_model(model: SentenceTransformer) -> Facts:
     templates: dict[str, str] | None = None
     fields: dict[str, tuple[str, ...]] = {}
     if repeats:
-        parsed = task_templates(config["template"], config["repeats"], config["separator"])
-        templates = _written(config["template"], config["repeats"], config["separator"])
-        fields = {task: _needed(each.fields, config["instruction"]) for task, each in parsed.items()}
-        document = parsed["document"]
-        filled = dict.fromkeys(document.fields, config["instruction"])
-        around = frame(first.text_tokenizer, document.fill(filled))
-        copies, overhead, budget = around.copies, around.overhead, around.budget(positions)
+        everything = ensemble_templates(config["template"], config["repeats"], config["separator"])
+        templates = written(config["template"], config["repeats"], config["separator"])
+        fields = _fields(everything, config["instruction"])
+        filled = {name: config["instruction"] for each in everything for name in each["document"].fields}
+        around = [frame(first.text_tokenizer, each["document"].fill(filled)) for each in everything]
+        # Of an ensemble the longest template counts, to whose budget all are cut.
+        longest = max(around, key=lambda each: each.overhead)
+        if config["prepend"]:
+            longest = longest.with_placeholder(0)
+        copies, overhead, budget = longest.copies, longest.overhead, longest.budget(positions)
         if budget is not None and config["compute_matched"]:
             budget = max(1, budget // 2)
     plan = None if first.stack.is_plain else first.layers
     reba = isinstance(pooling, (ReBAPooling, ChunkedReBAPooling))
     span = config.get("span", "last_copy")
     method = "reba" if reba else _method(copies, span, config.get("template"), plan is not None)
-    options = {name: config.get(name) for name in ("instruction", "compute_matched")}
+    options = {name: config.get(name) for name in ("instruction", "compute_matched", "prepend")}
+    options["weights"] = next((each.weights for each in model if isinstance(each, PromptEnsemble)), None)
     options["non_finite"] = config["non_finite"] if config["non_finite"] != "error" else None
     if reba:
         stored = cast("ReBAPooling | ChunkedReBAPooling", pooling).get_config_dict()
@@ -214,7 +229,7 @@ def facts_of_model(model: SentenceTransformer) -> Facts:
         templates=templates,
         separator=config.get("separator", ""),
         fields=fields,
-        options={name: value for name, value in options.items() if value},
+        options={name: value for name, value in options.items() if value} | reading_options(*reading_given(first)),
         plan=plan,
         layers=None if plan is None else str(first.stack),
         setting=_setting(config) if plan is not None and config.get("setting") else None,
@@ -224,7 +239,8 @@ def facts_of_model(model: SentenceTransformer) -> Facts:
         positions=positions,
         overhead=overhead,
         budget=budget,
-        depth=int(text.num_hidden_layers),
+        depth=first.base_layers or first.depth,
+        held=first.depth,
         passes=len(first.stack.calls),
         dimension=model.get_embedding_dimension(),
         dtype=str(backbone.dtype).removeprefix("torch."),
@@ -235,6 +251,7 @@ def facts_of_model(model: SentenceTransformer) -> Facts:
         training=training_of(model),
         datasets=datasets_of(model),
         adapter=has_adapter(backbone),
+        postfilter=first.postfilter,
     )
 
 
@@ -247,8 +264,8 @@ def facts_of_recipe(recipe: Recipe) -> Facts:
         template = "prompteol"
     repeated = method in ("reba", "echo") and given["chunk"] is None
     repeats = given["repeats"] if repeated and template is None else None if template is not None else 1
-    parsed = task_templates(template, repeats, given["separator"])
-    copies = given["repeats"] if given["chunk"] is not None else parsed["document"].copies
+    everything = ensemble_templates(template, repeats, given["separator"])
+    copies = given["repeats"] if given["chunk"] is not None else everything[0]["document"].copies
     # Without a pooling, NoSink leaves a sentence-transformers model its own input and all that follows.
     own = method == "nosink" and given["pooling"] is None
     pooling = "the base's own" if own else given["pooling"] or METHODS[method][0]
@@ -258,11 +275,13 @@ def facts_of_recipe(recipe: Recipe) -> Facts:
     elif setting is not None and not _open(recipe.about, given):
         reading: Any = given["variant"] if method == "nosink" else "paper"
         plan = named_plan(setting, given["k"], given["k0"], given["m"], reading)
-    names = ("instruction", "compute_matched", "chunk", "include_special", "normalize_weights", "span")
+    names = ("instruction", "compute_matched", "prepend", "chunk", "include_special", "normalize_weights", "span")
     options = {name: given[name] for name in names}
+    options["weights"] = ensemble_weights(template, given["weights"])
     options["variant"] = given["variant"] if given["variant"] != "paper" else None
     if given["non_finite"] == "zeros" or (method == "reba" and options["variant"] and given["non_finite"] is None):
         options["non_finite"] = "zeros"
+    postfilter = _filter(recipe)
     reba = "ChunkedReBAPooling" if given["chunk"] else "ReBAPooling" if method == "reba" else "Pooling"
     return Facts(
         base=given["base"],
@@ -270,14 +289,21 @@ def facts_of_recipe(recipe: Recipe) -> Facts:
         method=method,
         pooling=pooling,
         copies=copies,
-        templates=None if own else _written(template, repeats, given["separator"]),
+        templates=None if own else written(template, repeats, given["separator"]),
         separator=given["separator"],
-        fields={task: _needed(each.fields, given["instruction"]) for task, each in parsed.items()},
-        options={name: value for name, value in options.items() if value},
+        fields=_fields(everything, given["instruction"]),
+        options={name: value for name, value in options.items() if value}
+        | reading_options(given["layer"], given["final_norm"], given["join"]),
         plan=plan,
         layers=None if plan is None else repr(plan).removeprefix("<LayerPlan ").removesuffix(">"),
         setting=None if setting is None else _setting(given) if plan is not None else setting,
-        modules=("NoSinkTransformer" if setting else "RepeatTransformer", reba, *["Normalize"] * given["normalize"]),
+        modules=(
+            "NoSinkTransformer" if setting else "RepeatTransformer",
+            reba,
+            *["Normalize"] * given["normalize"],
+            *(["Dense", *["Normalize"] * given["normalize"]] if postfilter else []),
+        ),
+        postfilter=postfilter,
         normalized=given["normalize"],
         prompts={name: prompt for name, prompt in (given["prompts"] or {}).items() if prompt},
         tokenizer=None if given["tokenizer"] is None else str(given["tokenizer"]),
@@ -303,6 +329,14 @@ def left_at_base(facts: Facts, folder: Path) -> Facts:
 def is_embedded(facts: Facts) -> bool:
     """Whether the base lies inside this package."""
     return facts.base in EMBEDDED
+
+
+def _filter(recipe: Recipe) -> dict[str, Any] | None:
+    """The record of a recipe's post-filter."""
+    file = located(recipe.arguments, recipe.path).get("postfilter")
+    if file is None or isinstance(file, PostFilter):
+        return None if file is None else file.record()
+    return PostFilter.load(file).record()
 
 
 def _name(base: str | None) -> str | None:
@@ -335,11 +369,12 @@ def _pooled(pooling: object) -> str:
     return "+".join(_POOLED.get(mode, mode) for mode in ([modes] if isinstance(modes, str) else modes))
 
 
-def _written(template: Any, repeats: int | None, separator: str) -> dict[str, str]:
-    if template is None:
-        return dict.fromkeys(("query", "document"), separator.join(["{text}"] * (2 if repeats is None else repeats)))
-    full = TEMPLATES.get(template, template) if isinstance(template, str) else template
-    return dict.fromkeys(("query", "document"), full) if isinstance(full, str) else dict(full)
+def _fields(everything: tuple[dict[str, Template], ...], instruction: str) -> dict[str, tuple[str, ...]]:
+    """Names of each task's fields that need a value, in any of its templates."""
+    return {
+        task: _needed(frozenset(name for each in everything for name in each[task].fields), instruction)
+        for task in everything[0]
+    }
 
 
 def _needed(fields: frozenset[str], instruction: str) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 
+from .. import truncation
 from ..bases import EMBEDDED, adapted_model
 from ..files import check_folder, whole_folder
 from ..modules import DecoderTransformer
@@ -19,7 +21,7 @@ from ..modules.adapters import has_adapter
 from ..modules.stored import left_at_base
 from ..persistence import load
 from .golden import FILE as GOLDEN
-from .golden import compare, read_golden, write_golden
+from .golden import Report, compare, read_golden, write_golden
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,6 +35,7 @@ def save(
     overwrite: bool = False,
     golden: bool = True,
     weights: bool = True,
+    truncate_layers: bool = False,
     recipe: Any = None,
     base: str | None = None,
     base_revision: str | None = None,
@@ -46,6 +49,8 @@ def save(
         golden: Write golden.json, by which ``st-reba verify`` knows the model again.
         weights: Write the weights. False: only where they are: the base model's name and revision, from which the
             backbone and its tokenizer are then loaded. The result is loaded and compared before it is put in place.
+        truncate_layers: Write the layers that run, and none above (see :func:`st_reba.truncate_layers`). The result is
+            loaded and compared with the whole model before it is put in place.
         recipe: What the model was built by, for its card: as :func:`st_reba.hub.card.write_card` takes it.
         base: For ``weights=False``: the base's Hub id, or its folder, where the result stays on this machine; None:
             the Hub id that the model was built from.
@@ -53,7 +58,8 @@ def save(
 
     Raises:
         FileExistsError: Something is there that may not be replaced.
-        ValueError: The weights cannot be left at the base, as they are not the base's, or the base has no name.
+        ValueError: The weights cannot be left at the base, as they are not the base's, or the base has no name; or no
+            layer can be left out.
 
     Example:
         >>> import st_reba, tempfile
@@ -65,18 +71,26 @@ def save(
     """
     if weights and (base is not None or base_revision is not None):
         raise ValueError(f"base={base!r}, base_revision={base_revision!r} belong to weights=False. Drop them.")
+    if truncate_layers and not weights:
+        raise ValueError(
+            "truncate_layers=True: with weights=False the base's are loaded, all layers. Drop one of both."
+        )
     source = None if weights else _source(model, base, base_revision)
+    short = truncation.truncate_layers(model) if truncate_layers else model
     with whole_folder(folder, overwrite=overwrite, kind="a saved model", is_kind=_is_model) as temporary:
         with _left(model, source):
-            model.save_pretrained(str(temporary))
+            short.save_pretrained(str(temporary))
         _warn_of_local_base(model)
-        if golden or source is not None:
+        checked = source is not None or truncate_layers
+        if golden or checked:
             write_golden(model, temporary)
         if source is not None:
             _check_base(model, temporary, source)
-            if not golden:
-                (temporary / GOLDEN).unlink()
-        _card(model, temporary, recipe)
+        if truncate_layers:
+            _check_truncated(model, temporary)
+        if checked and not golden:
+            (temporary / GOLDEN).unlink()
+        _card(short, temporary, recipe)
 
 
 def check_out(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -132,7 +146,9 @@ def _source(model: SentenceTransformer, base: str | None, revision: str | None) 
             "weights=False: the model has an adapter, which no base holds. Save it as it is: the adapter alone is "
             "written, or, after st_reba.bases.merge_adapter(model[0].model), all weights."
         )
-    if others := [type(module).__name__ for module in list(model)[1:] if any(True for _ in module.parameters())]:
+    # A post-filter is small, and stored by itself.
+    kept = [module for module in list(model)[1:] if not (first.postfilter and isinstance(module, Dense))]
+    if others := [type(module).__name__ for module in kept if any(True for _ in module.parameters())]:
         raise ValueError(f"weights=False: {others[0]} has weights of its own, which no base holds. {_WEIGHTS}.")
     if base is None:
         base = first.base_model
@@ -162,12 +178,7 @@ def _source(model: SentenceTransformer, base: str | None, revision: str | None) 
 
 def _check_base(model: SentenceTransformer, folder: Path, source: tuple[str, str | None]) -> None:
     """Load what was written: a model that was trained since, or another base, gives other vectors."""
-    backbone: Any = model.transformers_model
-    try:
-        again = load(folder, device=str(model.device), dtype=backbone.dtype)
-    except ValueError as error:
-        raise ValueError(f"weights=False: what was written could not be loaded: {error.__cause__}") from error
-    report = compare(again, read_golden(folder / GOLDEN))
+    report = _report(model, folder, "weights=False")
     if not report.ok:
         worst = min(report.texts, key=lambda each: each.cosine)
         raise ValueError(
@@ -175,3 +186,24 @@ def _check_base(model: SentenceTransformer, folder: Path, source: tuple[str, str
             f"other vectors (cosine {worst.cosine:.4f} for {worst.text[:20]!r}), so its own are not that base's. "
             f"{_WEIGHTS}."
         )
+
+
+def _check_truncated(model: SentenceTransformer, folder: Path) -> None:
+    """Load what was written: a backbone may be set up by its number of layers when it is loaded, too."""
+    report = _report(model, folder, "truncate_layers=True")
+    if not report.ok:
+        worst = min(report.texts, key=lambda each: each.cosine)
+        raise ValueError(
+            f"truncate_layers=True: without its upper layers the loaded model gives other vectors (cosine "
+            f"{worst.cosine:.4f} for {worst.text[:20]!r}). Save it with all its layers."
+        )
+
+
+def _report(model: SentenceTransformer, folder: Path, option: str) -> Report:
+    """How a saved model's vectors compare with its golden ones."""
+    backbone: Any = model.transformers_model
+    try:
+        again = load(folder, device=str(model.device), dtype=backbone.dtype)
+    except ValueError as error:
+        raise ValueError(f"{option}: what was written could not be loaded: {error.__cause__}") from error
+    return compare(again, read_golden(folder / GOLDEN))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .chunked import ChunkedReBAPooling
+from .ensemble import PromptEnsemble
 from .nosink import SETTINGS, NoSinkTransformer, named_plan
 from .plan import LayerPlan, Stack
 from .pooling import ReBAPooling
@@ -16,6 +17,7 @@ __all__ = [
     "DecoderTransformer",
     "LayerPlan",
     "NoSinkTransformer",
+    "PromptEnsemble",
     "ReBAPooling",
     "RepeatTransformer",
     "Stack",
@@ -23,5 +25,12 @@ __all__ = [
 ]
 
 # The classes that modules.json may name.
-MODULES = (DecoderTransformer, RepeatTransformer, NoSinkTransformer, ReBAPooling, ChunkedReBAPooling)
+MODULES = (
+    DecoderTransformer,
+    RepeatTransformer,
+    NoSinkTransformer,
+    ReBAPooling,
+    ChunkedReBAPooling,
+    PromptEnsemble,
+)
 publish(__name__, *MODULES)

@@ -9,6 +9,7 @@ within the head, before the maximum. Each layer raises these maxima and is then 
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -282,6 +283,12 @@ class BackwardAttention(AnchorCapture):
             self._finish()
             self._finished = True
         return self._later.transpose(1, 2)
+
+    def so_far(self) -> Tensor:
+        """As :meth:`matrix`, of the layers that have run by now; more may follow."""
+        now = copy.copy(self)
+        now._later, now._front = self._later.clone(), self._front.clone()
+        return now.matrix()
 
     def _finish(self) -> None:
         anchors = self._anchors[:, None]

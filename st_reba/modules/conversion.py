@@ -51,18 +51,21 @@ def check_readable(model: PreTrainedModel, reading: Reading, plan: LayerPlan, st
         stack: What it says of the layers that run.
     """
     name = type(text_decoder(model)).__name__
-    if stack.second and len(reading.layers) > 1:
+    if stack.second and (len(reading.layers) > 1 or reading.layers == (0,)):
+        ends = reading.layers[0] if len(reading.layers) == 1 else [reading.layers[0], reading.layers[-1]]
         raise ValueError(
-            f"layer={[reading.layers[0], reading.layers[-1]]}: {plan!r} runs layers twice, so that there is no one "
-            "hidden state between two of them. Name one layer, or use a plan of architecture 'inplace'."
+            f"layer={ends}: {plan!r} runs layers twice, so that there is no one hidden state "
+            f"{'between two of them' if reading.layers[-1] else 'in front of them'}. Name one layer from 1 on, or use "
+            "a plan of architecture 'inplace'."
         )
     try:
         layers = layer_list(model, reading.depth)
-        cut_short(layers)
-    except ValueError as error:
+    except ValueError:
         raise ValueError(
-            f"layer={list(reading.layers)}: inner layers of {name} cannot be read ({error}). Use layer=None."
+            f"layer={list(reading.layers)}: {name} has no list of {reading.depth} layers that say their layer_idx, so "
+            "its inner layers cannot be read. Use layer=None."
         ) from None
+    cut_short(layers)
     install(decoder_layers(model, reading.depth))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .limits import shown
 
 Layer = int | Sequence[int]
+Join = Literal["mean", "concat"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Reading:
         layers: Their numbers, ascending: 0 are the embeddings, l what the l-th layer gives.
         final_norm: Read them after the backbone's final norm, each by itself.
         depth: The backbone's number of layers L.
+        join: How several make one.
     """
 
     layers: tuple[int, ...]
     final_norm: bool
     depth: int
+    join: Join = "mean"
 
     @property
     def runs(self) -> int:
@@ -43,12 +46,13 @@ class Reading:
 
     def __str__(self) -> str:
         first, last = self.layers[0], self.layers[-1]
-        name = f"layer {last}" if first == last else f"mean of layers {first} to {last}"
+        joined = "mean" if self.join == "mean" else "concatenation"
+        name = f"layer {last}" if first == last else f"{joined} of layers {first} to {last}"
         norm = "after" if self.final_norm else "before"
         return f"{name} of {self.depth}, {norm} the final norm"
 
 
-def resolve_reading(layer: Layer | None, final_norm: bool, depth: int) -> Reading:
+def resolve_reading(layer: Layer | None, final_norm: bool, depth: int, join: Join = "mean") -> Reading:
     """The reading that an option ``layer`` means.
 
     Args:
@@ -56,6 +60,7 @@ def resolve_reading(layer: Layer | None, final_norm: bool, depth: int) -> Readin
             the last.
         final_norm: Whether they are read after the final norm.
         depth: The backbone's number of layers L.
+        join: ``"mean"`` or ``"concat"``: how several make one.
 
     Raises:
         ValueError: There is no such layer, or the first of two stands above the last.
@@ -64,9 +69,9 @@ def resolve_reading(layer: Layer | None, final_norm: bool, depth: int) -> Readin
         >>> print(resolve_reading([1, -4], True, 6))
         mean of layers 1 to 3 of 6, after the final norm
     """
-    check_layer(layer, final_norm)
+    check_layer(layer, final_norm, join)
     if layer is None:
-        return Reading((depth,), final_norm, depth)
+        return Reading((depth,), final_norm, depth, join)
     ends = [layer] if isinstance(layer, int) else list(layer)
     for number in ends:
         if not -depth - 1 <= number <= depth:
@@ -77,11 +82,13 @@ def resolve_reading(layer: Layer | None, final_norm: bool, depth: int) -> Readin
     first, *_, last = [number if number >= 0 else depth + 1 + number for number in (ends[0], ends[-1])]
     if first > last:
         raise ValueError(f"layer={shown(layer)}: {first} stands above {last}. Give the lower layer first.")
-    return Reading(tuple(range(first, last + 1)), final_norm, depth)
+    return Reading(tuple(range(first, last + 1)), final_norm, depth, join)
 
 
-def check_layer(layer: Any, final_norm: object = True) -> None:
-    """Raise unless options ``layer`` and ``final_norm`` are such that some backbone could have."""
+def check_layer(layer: Any, final_norm: object = True, join: object = "mean") -> None:
+    """Raise unless options ``layer``, ``final_norm`` and ``join`` are such that some backbone could have."""
+    if not isinstance(join, str) or join not in get_args(Join):
+        raise ValueError(f"join={shown(join)} is not known: choose one of {list(get_args(Join))}.")
     if not isinstance(final_norm, bool):
         raise ValueError(f"final_norm={shown(final_norm)} must be True or False.")
     if layer is None:
@@ -105,7 +112,9 @@ class ReadingPass:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        self._states: dict[int, Tensor] = {}
+        # By layer: hidden states [B, T, d] before the final norm; and behind it, once read.
+        self.states: dict[int, Tensor] = {}
+        self.normed: dict[int, Tensor] = {}
 
     def after_layer(self, module: nn.Module, index: int, entered: Tensor, hidden: Tensor) -> Tensor:
         """See what a layer takes and gives.
@@ -136,12 +145,12 @@ class ReadingPass:
                 "[B, T, d], so none can be read between its layers. Use layer=None."
             )
         if index == 0 and reading.layers[0] == 0:
-            self._states[0] = entered
+            self.states[0] = entered
         if index + 1 in reading.layers:
-            self._states[index + 1] = hidden
+            self.states[index + 1] = hidden
         if index + 1 < reading.runs or not reading.final_norm or reading.layers == (reading.runs,):
             return hidden
-        return torch.cat([self._states[layer] for layer in reading.layers])
+        return torch.cat([self.states[layer] for layer in reading.layers])
 
     def read(self, last: Tensor) -> Tensor:
         """The hidden states that are read.
@@ -150,23 +159,27 @@ class ReadingPass:
             last: What the backbone hands out.
 
         Returns:
-            [B, T, d]: of several layers the mean, each token's vectors scaled to length 1 before.
+            [B, T, d], of several layers the mean, each token's vectors scaled to length 1 before; or these side by
+            side, [B, T, layers · d].
         """
         states = self.each(last)
         if len(states) == 1:
             return states[0]
         precision = torch.promote_types(last.dtype, torch.float32)
         units = [nn.functional.normalize(state.to(precision), dim=-1, eps=_TINY) for state in states]
-        return torch.stack(units).mean(dim=0).to(last.dtype)
+        joined = torch.stack(units).mean(dim=0) if self.reading.join == "mean" else torch.cat(units, dim=-1)
+        return joined.to(last.dtype)
 
     def each(self, last: Tensor) -> list[Tensor]:
         """Each layer's hidden states by themselves; as for :meth:`read`."""
         layers = self.reading.layers
         if self.reading.final_norm:
-            return list(last.chunk(len(layers)))
-        if missing := [layer for layer in layers if layer not in self._states]:
+            # Not by chunk, of whose parts an exporter does not know the number.
+            self.normed = dict(zip(layers, last.reshape(len(layers), -1, *last.shape[1:]), strict=True))
+            return list(self.normed.values())
+        if missing := [layer for layer in layers if layer not in self.states]:
             raise ValueError(f"layer: layer {missing[0]} of the backbone was not seen to run. Use layer=None.")
-        return [self._states[layer] for layer in layers]
+        return [self.states[layer] for layer in layers]
 
 
 # A state is zero only where it is padding, and masked.
@@ -234,6 +247,6 @@ def cut_short(layers: Any) -> None:
         layers.__class__ = LayerList
     elif not isinstance(layers, LayerList):
         raise ValueError(
-            f"layer: the backbone keeps its layers in a {type(layers).__name__}, not in a ModuleList, so passes cannot be "
-            "cut short. Use layer=None."
+            f"layer: the backbone keeps its layers in a {type(layers).__name__}, not in a ModuleList, so passes cannot "
+            "be cut short. Use layer=None."
         )

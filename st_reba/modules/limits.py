@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Far beyond what either paper uses (k = 2 to 4), and what a batch can still hold.
 MOST_COPIES = 64
+# Templates that one text stands in.
+MOST_PROMPTS = 64
 # Of a template, an instruction or a separator: more than most models have positions.
 MOST_CHARACTERS = 1 << 16
 # Converted, added or named layers, and sink tokens.

@@ -1,7 +1,7 @@
 """Layer kinds → boolean masks.
 
 A layer's own mask, which transformers built, says what it sees as a forward layer: its window or chunk and the padding
-are in it. Every other kind follows from it by mirroring, so that no window has to be known here.
+are in it. Every other kind follows from it, by mirroring or by one more column, so that no window has to be known here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LayerMasks:
         m: Number of sink tokens that nosink kinds hide: the first m real ones of each row.
 
     Source:
-        NoSink, appendix D.
+        NoSink, appendix D; KV-Embedding (rerouted).
 
     Example:
         >>> masks = LayerMasks(torch.ones(1, 3, dtype=torch.bool), m=1)
@@ -45,11 +45,13 @@ class LayerMasks:
             causal: Whether the layer itself is causal.
 
         Returns:
-            [B or 1, 1, T, T] bool or None: then the kind alone says what is visible.
+            [B or 1, 1, T, T] bool or None: then the kind alone says what is visible (never so of "rerouted").
         """
         if kind == "forward":
             return own
-        return None if own is None and not self._padded else self.dense(kind, own, causal=causal)
+        # No kernel shows a later column to earlier rows by itself.
+        bare = own is None and not self._padded and kind != "rerouted"
+        return None if bare else self.dense(kind, own, causal=causal)
 
     def dense(self, kind: LayerKind, own: Tensor | None, *, causal: bool) -> Tensor:
         """The mask as :meth:`mask` gives it, written out where it is None there too.
@@ -80,6 +82,8 @@ class LayerMasks:
             seen = seen.mT
         elif kind in ("bidirectional", "nosink-bidirectional"):
             seen = seen | seen.mT
+        elif kind == "rerouted":
+            seen = seen | _last(real)[:, None, None, :]
         if self._padded:
             seen = seen & real[:, None, None, :]
         if kind.startswith("nosink") and self.m:
@@ -88,6 +92,12 @@ class LayerMasks:
             seen = seen & ~(sink[:, None, None, :] & (place > self.m)[:, None, :, None])
         # A padding position sees itself: a row without any key has no softmax.
         return seen | torch.eye(length, dtype=torch.bool, device=seen.device) if self._padded else seen
+
+
+def _last(real: Tensor) -> Tensor:
+    """[B, T] bool, True at each row's last real position."""
+    place = real.long().cumsum(dim=1)
+    return real & (place == place[:, -1:])
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from .limits import MOST_LAYERS, MOST_SINK_TOKENS, check_whole, shown
 
-LayerKind = Literal["forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional"]
+LayerKind = Literal["forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "rerouted"]
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 PlanVariant = Literal["paper", "published"]
 
@@ -81,6 +81,8 @@ class LayerPlan:
             embeddings. ``"extend"``: k further passes through the last layer, converted, on top.
         kind: What converted layers see. ``"backward"``: token i sees t ≥ i. ``"bidirectional"``: all t.
             ``"nosink-forward"``, ``"nosink-bidirectional"``: all but the first ``m`` tokens, of t ≤ i and of all t.
+            ``"rerouted"``: t ≤ i and the text's very last token (template and special tokens included), whose key and
+            value sum up the text; a window does not hide it, and its key keeps the rotary position that it has.
         k: Number of converted layers, from the top, at most 1024; ``"all"``: the whole backbone.
         k0: The topmost of these that are nosink-bidirectional (with kind="bidirectional").
         m: Number of sink tokens that nosink kinds hide, at most 1024. The first m tokens themselves see what the
@@ -96,7 +98,8 @@ class LayerPlan:
         ValueError: A value that is not known or contradicts another; what was given is named.
 
     Source:
-        NoSink, sections 3.1, 3.5 and 3.6, and appendix D.
+        NoSink, sections 3.1, 3.5 and 3.6, and appendix D. ``"rerouted"``: KV re-routing (KV-Embedding, 2026), which
+        puts a copy of the last token's key and value in front of all tokens, the last one's own view included.
 
     Example:
         >>> plan = LayerPlan(k=4, k0=2)

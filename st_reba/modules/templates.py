@@ -5,8 +5,9 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .limits import MOST_COPIES, check_text, shown
+from .limits import MOST_COPIES, MOST_PROMPTS, check_text, shown
 
 # Named templates, as the papers write them. A mapping holds one template a task (encode_query, encode_document).
 TEMPLATES: dict[str, str | dict[str, str]] = {
@@ -21,6 +22,34 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
     # PromptEOL, as in Echo, section 4.2 and appendix D.
     "prompteol": 'This sentence: "{text}" means in one word:"',
 }
+# Named ensembles: each text stands in all of their templates, whose vectors are put together. MetaEOL asks for one word
+# from several sides; a contrastive ensemble asks for what is to be taken away. The wording is this project's own.
+ENSEMBLES: dict[str, tuple[str, ...]] = {
+    "metaeol": (
+        'The text: "{text}" In one word, what it says is: "',
+        'The text: "{text}" In one word, its subject is: "',
+        'The text: "{text}" In one word, its mood is: "',
+        'The text: "{text}" In one word, its main fact is: "',
+        'The text: "{text}" In one word, said differently: "',
+    ),
+    "metaeol-zh": (
+        "这句话：“{text}”的意思用一个词概括是：“",
+        "这句话：“{text}”的主题用一个词说是：“",
+        "这句话：“{text}”的感情用一个词说是：“",
+        "这句话：“{text}”里最重要的事用一个词说是：“",
+        "换一种说法，这句话：“{text}”用一个词说是：“",
+    ),
+    "contrastive": (
+        'This sentence: "{text}" means in one word:"',
+        'A word that has nothing to do with this sentence: "{text}" is: "',
+    ),
+    "contrastive-zh": (
+        "这句话：“{text}”的意思用一个词概括是：“",
+        "与这句话：“{text}”无关的一个词是：“",
+    ),
+}
+# What their vectors are multiplied by, where that is not the same for all.
+WEIGHTS: dict[str, tuple[float, ...]] = {"contrastive": (1.0, -0.25), "contrastive-zh": (1.0, -0.25)}
 TASKS = ("query", "document")
 # Keyword arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = frozenset(
@@ -160,12 +189,67 @@ def task_templates(
     return templates
 
 
+def ensemble_templates(
+    template: str | Mapping[str, str] | Sequence[str | Mapping[str, str]] | None,
+    repeats: int | None = None,
+    separator: str = "",
+) -> tuple[dict[str, Template], ...]:
+    """The templates that every text stands in: one, or those of an ensemble.
+
+    Args:
+        template: As for :func:`task_templates`; or a list of such, or the name of an ensemble.
+        repeats: As for :func:`task_templates`.
+        separator: As for :func:`task_templates`.
+
+    Returns:
+        The template of each task, once for each template of the ensemble.
+
+    Raises:
+        ValueError: As for :func:`task_templates`, or an ensemble of fewer than two templates, of more than 64, or of
+            such with different numbers of copies.
+
+    Example:
+        >>> [each["document"].copies for each in ensemble_templates(["{text}", "Read this: {text}"])]
+        [1, 1]
+    """
+    if isinstance(template, str) and template in ENSEMBLES:
+        template = ENSEMBLES[template]
+    if isinstance(template, (str, Mapping)) or template is None:
+        return (task_templates(template, repeats, separator),)
+    if not isinstance(template, (list, tuple)):
+        raise ValueError(f"template={shown(template)} must be a template, a mapping, or a list of such.")
+    if not 2 <= len(template) <= MOST_PROMPTS:
+        raise ValueError(
+            f"template={shown(template)} lists {len(template)} templates: an ensemble has from 2 to {MOST_PROMPTS}. "
+            "Give one template by itself."
+        )
+    for each in template:
+        if not isinstance(each, (str, Mapping)) or (isinstance(each, str) and each in ENSEMBLES):
+            raise ValueError(f"template={shown(template)}: {shown(each)} must be one template, or a mapping.")
+    found = tuple(task_templates(each, repeats, separator) for each in template)
+    if len(copies := {each["document"].copies for each in found}) > 1:
+        raise ValueError(
+            f"template={shown(template)}: its templates have {sorted(copies)} {{text}} slots, but all of an ensemble "
+            "must have as many, as one pooling serves them all."
+        )
+    return found
+
+
+def as_stored(template: Any) -> str | dict[str, str] | list[str | dict[str, str]] | None:
+    """A template in a form of its own that JSON can hold."""
+    if template is None or isinstance(template, str):
+        return template
+    if isinstance(template, Mapping):
+        return dict(template)
+    return [each if isinstance(each, str) else dict(each) for each in template]
+
+
 def _resolved(template: str | Mapping[str, str]) -> dict[str, Template]:
     if isinstance(template, str) and "{" not in template:
         if template not in TEMPLATES:
             raise ValueError(
-                f"template={shown(template)} is neither the name of a template {sorted(TEMPLATES)} nor a template with "
-                "a {text} slot."
+                f"template={shown(template)} is neither the name of a template {sorted(TEMPLATES)} or of an ensemble "
+                f"{sorted(ENSEMBLES)}, nor a template with a {{text}} slot."
             )
         template = TEMPLATES[template]
     if isinstance(template, str):
@@ -181,6 +265,19 @@ def _resolved(template: str | Mapping[str, str]) -> dict[str, Template]:
     if len({each.copies for each in parsed.values()}) > 1:
         raise ValueError(f"template={shown(dict(template))}: the query's and the document's number of copies differ.")
     return parsed
+
+
+def written(template: Any, repeats: int | None, separator: str) -> dict[str, str]:
+    """Each task's template in full, for readers; ⊕ stands between those of an ensemble."""
+    if isinstance(template, str):
+        template = ENSEMBLES.get(template, template)
+    if isinstance(template, (list, tuple)):
+        each = [written(one, repeats, separator) for one in template]
+        return {task: " ⊕ ".join(one[task] for one in each) for task in each[0]}
+    if template is None:
+        return dict.fromkeys(("query", "document"), separator.join(["{text}"] * (2 if repeats is None else repeats)))
+    full = TEMPLATES.get(template, template) if isinstance(template, str) else template
+    return dict.fromkeys(("query", "document"), full) if isinstance(full, str) else dict(full)
 
 
 @dataclass(frozen=True)
@@ -202,6 +299,11 @@ class Frame:
     def overhead(self) -> int:
         """Number of special and template tokens: s."""
         return sum(len(piece) for piece in self.pieces if piece is not None)
+
+    def with_placeholder(self, token: int) -> Frame:
+        """The same with one more token, directly in front of the first copy."""
+        first = self.pieces.index(None)
+        return Frame((*self.pieces[:first], (token,), *self.pieces[first:]))
 
     def place(self, content: Sequence[int]) -> tuple[list[int], list[int]]:
         """Place one text.

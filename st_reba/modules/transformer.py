@@ -26,9 +26,10 @@ from .backbone import (
 from .capture import BackwardAttention, Capture, CaptureSpec
 from .checkpointing import prepare_checkpointing
 from .conversion import check_captured, check_convertible, check_readable, not_finite
-from .depth import Layer, Reading, ReadingPass, check_layer, resolve_reading
+from .depth import Join, Layer, Reading, ReadingPass, check_layer, resolve_reading
 from .differentiable import DifferentiableAttention
 from .hooks import decoder_layers, install
+from .limits import MOST_LAYERS, check_whole
 from .plan import LayerPlan, Stack
 from .record import check_record
 from .running import RunningTransformer
@@ -50,15 +51,17 @@ class DecoderTransformer(RunningTransformer):
         model_name_or_path: Folder or Hub id of the backbone.
         layers: What each layer sees: a :class:`LayerPlan`, or a mapping of its fields; None: the backbone as it is.
         layer: The layer whose hidden states are read: a number from 0 (embeddings) to L, or from -1 (L) downwards; or
-            the first and the last of several as ``[2, 4]``, of which the mean is taken, each token's vectors scaled to
-            length 1 before. None: the last. Layers above are not run, and ``layers`` counts from the top of those that
-            run.
+            the first and the last of several as ``[2, 4]``, each token's vectors of each scaled to length 1. None: the
+            last. Layers above are not run, and ``layers`` counts from the top of those that run.
+        join: How several make one: ``"mean"``, or ``"concat"``: side by side, in more dimensions.
         final_norm: Whether inner layers are read behind the backbone's final norm, or before it.
         non_finite: What to do with a text for which the backbone gives NaN or infinity: ``"error"`` names the text;
             ``"zeros"`` gives it zero vectors (as the published ReBA code does).
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
         postfilter: What the ``Dense`` behind the pooling was fitted on, for the record (see :func:`check_record`).
+        base_layers: The base model's number of layers, where this backbone holds the lowest of them alone, for the
+            record.
         **kwargs: All that :class:`StoredTransformer` and sentence-transformers' own ``Transformer`` take.
     """
 
@@ -66,14 +69,17 @@ class DecoderTransformer(RunningTransformer):
         *Transformer.config_keys,
         "layers",
         "layer",
+        "join",
         "final_norm",
         "non_finite",
         "base_model",
         "base_revision",
         "postfilter",
+        "base_layers",
     ]
 
     postfilter: dict[str, Any] | None = None
+    base_layers: int | None = None
 
     def __init__(
         self,
@@ -81,24 +87,29 @@ class DecoderTransformer(RunningTransformer):
         *,
         layers: LayerPlan | Mapping[str, Any] | None = None,
         layer: Layer | None = None,
+        join: Join = "mean",
         final_norm: bool = True,
         non_finite: NonFinite = "error",
         base_model: str | None = None,
         base_revision: str | None = None,
         postfilter: Mapping[str, Any] | None = None,
+        base_layers: int | None = None,
         **kwargs: Any,
     ) -> None:
         record = check_record(postfilter)
+        if base_layers is not None:
+            check_whole("base_layers", base_layers, MOST_LAYERS, also=", or None")
         if non_finite not in get_args(NonFinite):
             raise ValueError(f"non_finite={non_finite!r} is not known: choose one of {list(get_args(NonFinite))}.")
-        check_layer(layer, final_norm)
+        check_layer(layer, final_norm, join)
         plan = _plan(layers)
         given = {**TEXT_ONLY, **kwargs}
         super().__init__(model_name_or_path, base_model=base_model, base_revision=base_revision, **given)
         if "model_max_length" not in (kwargs.get("processor_kwargs") or {}):
             limit_length(self.tokenizer, self.config)
-        self._equip(plan, layer, final_norm, non_finite, base_model, base_revision)
+        self._equip(plan, layer, join, final_norm, non_finite, base_model, base_revision)
         self.postfilter = record
+        self.base_layers = base_layers
 
     @classmethod
     def adopt(
@@ -122,13 +133,14 @@ class DecoderTransformer(RunningTransformer):
         """
         adopted = cls.__new__(cls)
         adopted.__dict__ = dict(transformer.__dict__)
-        adopted._equip(_plan(layers), None, True, "error", base_model, base_revision)
+        adopted._equip(_plan(layers), None, "mean", True, "error", base_model, base_revision)
         return adopted
 
     def _equip(
         self,
         plan: LayerPlan,
         layer: Layer | None,
+        join: Join,
         final_norm: bool,
         non_finite: NonFinite,
         base_model: str | None,
@@ -144,7 +156,7 @@ class DecoderTransformer(RunningTransformer):
                 f"{type(self.model).__name__} is an encoder-decoder: its decoder reads the text shifted, beside an "
                 "encoder that sees all of it. Use a decoder-only base model."
             )
-        self._set_layers(plan, layer, final_norm)
+        self._set_layers(plan, layer, join, final_norm)
         if getattr(self.config.get_text_config(), "attn_logit_softcapping", None):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             switch_on(self.model)
@@ -155,6 +167,19 @@ class DecoderTransformer(RunningTransformer):
         # Whether what all texts of a batch begin with is run once; None: where it is found exact, at first use.
         shareable = self.takes_left_padding and "past_key_values" in self._forward_parameters
         self.shares_prefix: bool | None = None if shareable and not turns_by_length(self.model) else False
+
+    def renew(self, layer: Layer | None, *, base_layers: int) -> None:
+        """Set up what depends on the backbone, after it was replaced by one of its lower layers alone.
+
+        Args:
+            layer: The layer of the new backbone that is read.
+            base_layers: The number of layers before.
+        """
+        shares = self.shares_prefix
+        self._equip(self._plan, layer, self.join, self.final_norm, self.non_finite, self.base_model, self.base_revision)
+        self.base_layers = base_layers
+        if shares is False:
+            self.shares_prefix = False
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -193,7 +218,7 @@ class DecoderTransformer(RunningTransformer):
 
     @layers.setter
     def layers(self, plan: LayerPlan | Mapping[str, Any] | None) -> None:
-        self._set_layers(_plan(plan), self._layer, self._reading.final_norm)
+        self._set_layers(_plan(plan), self._layer, self.join, self.final_norm)
 
     @property
     def layer(self) -> Layer | None:
@@ -202,7 +227,16 @@ class DecoderTransformer(RunningTransformer):
 
     @layer.setter
     def layer(self, layer: Layer | None) -> None:
-        self._set_layers(self._plan, layer, self._reading.final_norm)
+        self._set_layers(self._plan, layer, self.join, self.final_norm)
+
+    @property
+    def join(self) -> Join:
+        """How several layers make one."""
+        return self._reading.join
+
+    @join.setter
+    def join(self, join: Join) -> None:
+        self._set_layers(self._plan, self._layer, join, self.final_norm)
 
     @property
     def final_norm(self) -> bool:
@@ -211,7 +245,7 @@ class DecoderTransformer(RunningTransformer):
 
     @final_norm.setter
     def final_norm(self, final_norm: bool) -> None:
-        self._set_layers(self._plan, self._layer, final_norm)
+        self._set_layers(self._plan, self._layer, self.join, final_norm)
 
     @property
     def reading(self) -> Reading:
@@ -241,9 +275,10 @@ class DecoderTransformer(RunningTransformer):
         config: dict[str, Any] = super().get_config_dict()
         if "layers" in config:
             config["layers"] = None if self._plan == LayerPlan() else self._plan.to_dict()
-        if self.postfilter is None:
-            # Older versions load a model without one too.
-            config.pop("postfilter", None)
+        for name in ("postfilter", "base_layers"):
+            if getattr(self, name) is None:
+                # Older versions load a model without one too.
+                config.pop(name, None)
         return config
 
     def forward(
@@ -286,7 +321,8 @@ class DecoderTransformer(RunningTransformer):
             kind = DifferentiableAttention if learning else BackwardAttention
             observer = accumulator = kind(first, count, attention_mask.shape[1], both=spec.both)
         stack = None if self._stack.is_plain else self._stack
-        if learning and self.model.training and (stack is not None or observer is not None):
+        plain = stack is None and observer is None and reading is None and self._reading.is_plain
+        if learning and self.model.training and not plain:
             prepare_checkpointing(self.model, twice=bool(self._stack.second))
         state = ForwardState(attention_mask, capture=observer, stack=stack)
         hidden = self._run(given["input_ids"], state, unmasked, reading)
@@ -309,8 +345,8 @@ class DecoderTransformer(RunningTransformer):
         shown = {**self.get_config_dict(), "layers": str(self._stack), "architecture": type(self.model).__name__}
         return f"{type(self).__name__}({shown})"
 
-    def _set_layers(self, plan: LayerPlan, layer: Layer | None, final_norm: bool) -> None:
-        reading = resolve_reading(layer, final_norm, self.depth)
+    def _set_layers(self, plan: LayerPlan, layer: Layer | None, join: Join, final_norm: bool) -> None:
+        reading = resolve_reading(layer, final_norm, self.depth, join)
         try:
             stack = plan.resolve(reading.runs)
         except ValueError as error:

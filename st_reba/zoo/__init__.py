@@ -4,7 +4,7 @@ Scores are those that the papers print. Names on the Hub, licences and statuses 
 anything: publishing a model confirms them, and pins the commit of its base.
 
 >>> import st_reba.zoo
->>> model = st_reba.zoo.load("mini-reba").build()
+>>> model = st_reba.zoo.build("mini-reba")
 >>> model.encode("你好").shape
 (192,)
 """
@@ -20,9 +20,9 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from ..build import build as build_model
-from ..recipe import PAPERS, STATUSES, About, Score, is_recipe, read_recipe
+from ..recipe import PAPERS, STATUSES, About, Score, is_recipe, located, read_recipe
 
-__all__ = ["PAPERS", "STATUSES", "About", "Recipe", "Score", "load", "names"]
+__all__ = ["PAPERS", "STATUSES", "About", "Recipe", "Score", "build", "load", "names"]
 
 _RECIPES = Path(__file__).parent / "recipes"
 
@@ -56,7 +56,7 @@ class Recipe:
             ValueError: The base cannot be loaded as it is, or layers are to be tuned: see :meth:`check`.
         """
         self.check(**overrides)
-        return build_model(**{**self.arguments, **overrides})
+        return build_model(**{**located(self.arguments, self.path), **overrides})
 
     def check(self, **overrides: Any) -> None:
         """Whether :meth:`build` would begin; arguments as there.
@@ -126,3 +126,20 @@ def load(name_or_path: str | os.PathLike[str]) -> Recipe:
         )
     arguments, about = read_recipe(path, build_model)
     return Recipe(path.stem, path, arguments, about)
+
+
+def build(name_or_path: str | os.PathLike[str], **overrides: Any) -> SentenceTransformer:
+    """Build a model of the zoo.
+
+    Args:
+        name_or_path: As for :func:`load`.
+        **overrides: As for :meth:`Recipe.build`.
+
+    Raises:
+        ValueError: As there.
+
+    Example:
+        >>> build("mini-echo", pooling="mean").encode("你好").shape
+        (192,)
+    """
+    return load(name_or_path).build(**overrides)

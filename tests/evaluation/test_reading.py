@@ -206,7 +206,7 @@ def test_a_rare_class_is_trained_on_first(write: Write) -> None:
 def test_options_are_checked(write: Write) -> None:
     pairs, tags = write("a.csv", PAIR_FILES["a.csv"]), write("t.txt", (SENTENCE + "\n") * 50)
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (pairs, {"kind": "triples"}, "kind='triples' is not known"),
+        (pairs, {"kind": "triplets"}, "kind='triplets' is not known"),
         (pairs, {"bad_lines": "ignore"}, "bad_lines='ignore' is not known"),
         (pairs, {"validation": 1.0}, "validation=1.0 must be a fraction between 0 and 1"),
         (tags, {"validation": 0.5}, "validation=0.5 must be a fraction between 0 and 0.5"),

@@ -94,6 +94,39 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "but not the first 2 (the sink)",
         ],
     ),
+    "reba-layer": (
+        {"layer": -4},
+        [
+            "v_t is the base's hidden state at position t: layer 3 of 6, after the final norm (0 are the embeddings)",
+            "no layer above is run",
+            "| hidden states | layer 3 of 6, after the final norm |",
+            "A position passes 3 layers, where the base has 6.",
+        ],
+    ),
+    "echo-layers": (
+        {"method": "echo", "pooling": "mean", "layer": [2, 4], "final_norm": False},
+        [
+            "position t: mean of layers 2 to 4 of 6, before the final norm (0 are the embeddings), each "
+            "layer's vector divided by its length before the mean; no layer above is run.",
+            "A word's vector is the mean of v at its tokens",
+        ],
+    ),
+    "echo-beside": (
+        {"method": "echo", "pooling": "mean", "layer": [2, 3], "join": "concat"},
+        [
+            "position t: concatenation of layers 2 to 3 of 6, after the final norm (0 are the embeddings), each "
+            "layer's vector divided by its length before the concatenation; no layer above is run.",
+            "| dimensions | 384 |",
+        ],
+    ),
+    "nosink-layer": (
+        {"method": "nosink", "layer": 3, "setting": "mask0-bidir", "k": 2},
+        [
+            "What the layers see: 1 forward → 2 nosink-bidirectional.",
+            "v_t is the base's hidden state at position t: layer 3 of 6",
+            "A position passes 3 layers, where the base has 6.",
+        ],
+    ),
     "echo": (
         {
             "method": "echo",
@@ -249,7 +282,29 @@ def test_names_differ() -> None:
     models = [facts_of_model(st_reba.build("mini", **options)) for options, _ in MODELS.values()]
     names = [each.signature for each in models]
     assert len(set(names)) == len(names)
+    assert {"mini-reba-2-last-layer-4", "mini-nosink-mean-mask0-bidir-k2-layer3"} < set(names)
     assert "mini-reba-2-last" in names and "mini-nosink-mean-mask0-and-bidir-k4-k02" in names
+
+
+def test_recipes_of_layers(tmp_path: Path) -> None:
+    """A recipe's facts are its model's, whose layers a truncated model still names; unknown bases have no numbers."""
+    file = tmp_path / "half.yaml"
+    for layer, norm in (("3", "true"), ("[1, 3]", "false"), ("0", "true"), ("null", "false")):
+        file.write_text(f"base: mini\nmethod: echo\nlayer: {layer}\nfinal_norm: {norm}\n", encoding="utf-8")
+        recipe = zoo.load(file)
+        model = recipe.build(device="cpu")
+        assert facts_of_recipe(recipe).signature == facts_of_model(model).signature
+        if layer == "null":
+            assert "hidden states | layer 6 of 6, before the final norm |" in recipe_card(recipe)
+            continue
+        short = facts_of_model(st_reba.truncate_layers(model))
+        assert short.signature == facts_of_model(model).signature
+        assert {name: short.options.get(name) for name in ("layer", "final_norm")} == {
+            "layer": yaml.safe_load(layer),
+            "final_norm": None if norm == "true" else False,
+        }
+    file.write_text("base: org/large\nmethod: echo\nlayer: -8\n", encoding="utf-8")
+    assert "hidden states | layer -8, after the final norm |" in recipe_card(zoo.load(file))
 
 
 def test_same_bytes_and_no_path(model: SentenceTransformer, saved: Path) -> None:

@@ -136,6 +136,10 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
             f"Attention maps need a pipeline that starts with a module of st_reba, not {type(transformer).__name__}. "
             "Build the model with st_reba.build; method='nosink', setting='baseline' leaves its layers as they are."
         )
+    if getattr(transformer, "rows", 1) > 1:
+        raise ValueError(
+            f"Each text stands in {transformer.rows} templates, so it has as many maps. Build with one template."
+        )
     if not isinstance(text, str):
         raise ValueError(f"text is no string but {type(text).__name__}: {text!r:.80}. Pass one text.")
     if prompt is None and model.default_prompt_name is not None:

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from ...batches import position_counts
 from ...encode import Task, encode_texts
-from ...modules.templates import task_templates
+from ...modules.templates import ensemble_templates
 from ..methods import Limit
 from ..results import slug
 from .package import mteb_module
@@ -177,8 +177,8 @@ def has_roles(model: SentenceTransformer) -> bool:
     if any(saved) or model.default_prompt_name is not None:
         return True
     template = getattr(model[0], "template", None)
-    templates = {} if template is None else task_templates(template)
-    return templates.get("query") != templates.get("document")
+    templates = () if template is None else ensemble_templates(template)
+    return any(each["query"] != each["document"] for each in templates)
 
 
 def model_meta(name: str, revision: str, model: SentenceTransformer | None = None) -> Any:

@@ -69,6 +69,8 @@ class GraphState:
             seen = seen.mT
         elif kind in ("bidirectional", "nosink-bidirectional"):
             seen = seen | seen.mT
+        elif kind == "rerouted":
+            seen = seen | (key == self.real.long().sum(dim=1)[:, None, None] - 1)[:, None]
         seen = seen & self.real[:, None, None, :]
         if kind.startswith("nosink"):
             seen = seen & ~((key < self.stack.m) & (query >= self.stack.m))[None, None]

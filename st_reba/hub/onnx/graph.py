@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sentence_transformers.base.modules import Dense
 from torch import Tensor, nn
 
+from ...modules.depth import begin, reading_pass
 from ...modules.repeat import RepeatTransformer
 from .attention import GraphState, tracing
 from .method import Method
+
+# By which the graph's products with a dense layer's weights are known.
+DENSE_WEIGHT = "dense_weight"
 
 
 class EmbeddingGraph(nn.Module):
@@ -17,7 +22,8 @@ class EmbeddingGraph(nn.Module):
 
     Texts are laid out from column 0 on, whichever side they were padded on. What comes out stands where the tokens
     came in, so that the mean over ``attention_mask`` is the sentence vector: of ``mean`` methods e_i at content token
-    i, and the sentence vector at special tokens; of all others the sentence vector everywhere.
+    i, and the sentence vector at special tokens; of all others, and where a dense layer stands behind the pooling, the
+    sentence vector everywhere.
 
     Args:
         transformer: The model's first module.
@@ -31,6 +37,8 @@ class EmbeddingGraph(nn.Module):
         super().__init__()
         self.model = transformer.model
         self.method = method
+        self._reading = transformer.reading
+        self.behind = nn.ModuleList(Affine(each) if isinstance(each, Dense) else each for each in method.behind)
         self._takes = transformer._forward_parameters
         literals = [token for piece in method.frame.pieces if piece is not None for token in piece]
         # The last one stands for a text without any token.
@@ -68,12 +76,17 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = positions
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        with tracing(state):
+        reading = begin(self._reading)
+        with tracing(state), reading_pass(reading):
             hidden: Tensor = self.model(**inputs).last_hidden_state
+        if reading is not None:
+            hidden = reading.read(hidden)
         each, sentence = self._pooled(hidden, state, place, real, copies, offsets, tokens, total, room)
         if method.zeros:
             finite = (hidden.abs() <= torch.finfo(torch.float32).max) | ~real[:, :, None]
             sentence = torch.where(finite.all(dim=2).all(dim=1)[:, None], sentence, 0.0)
+        for module in self.behind:
+            sentence, each = module({"sentence_embedding": sentence})["sentence_embedding"], None
         spread = sentence[:, None].expand(-1, width, -1)
         if each is None:
             return spread + torch.zeros_like(columns, dtype=hidden.dtype)[:, :, None]
@@ -187,6 +200,30 @@ class EmbeddingGraph(nn.Module):
         if self.method.pooling == "last":
             return None, each[:, 0]
         return each, _mean(each, index < tokens)
+
+
+class Affine(nn.Module):
+    """A ``Dense`` as a product and a sum: runtimes' tools know these better than one operator for both.
+
+    Args:
+        dense: The layer.
+    """
+
+    dense_weight: Tensor
+    dense_bias: Tensor
+
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        weight = dense.linear.weight.detach()
+        bias = torch.zeros(len(weight)) if dense.linear.bias is None else dense.linear.bias.detach()
+        self.register_buffer(DENSE_WEIGHT, weight.T.contiguous(), persistent=False)
+        self.register_buffer("dense_bias", bias, persistent=False)
+        self.activation = dense.activation_function
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Apply the layer to the sentence vector [B, d]."""
+        product = torch.matmul(features["sentence_embedding"], self.dense_weight)
+        return {"sentence_embedding": self.activation(product + self.dense_bias)}
 
 
 def _rows(values: Tensor, index: Tensor) -> Tensor:

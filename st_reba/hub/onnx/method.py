@@ -8,7 +8,9 @@ from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from torch import nn
 
 from ...modules import ChunkedReBAPooling, DecoderTransformer, ReBAPooling, RepeatTransformer
 from ...modules.backbone import TEXT_TOWER, has_towers, layer_kinds, turns_by_length
@@ -39,6 +41,8 @@ class Method:
         normalized: Whether vectors are scaled to length 1 (not in the graph, but behind it).
         budget: Content tokens a copy may hold.
         dimension: Of the vectors.
+        behind: What stands between the pooling and the last ``Normalize``: dense layers, as a post-filter's, and what
+            they need in front. All of it is in the graph, so that consumers have to know nothing of it.
     """
 
     frame: Frame
@@ -53,6 +57,7 @@ class Method:
     normalized: bool
     budget: int | None
     dimension: int
+    behind: tuple[nn.Module, ...] = ()
 
     @property
     def copies(self) -> int:
@@ -75,7 +80,7 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
     Raises:
         ValueError: The model holds something that no graph can; what, and what to do, is said.
     """
-    first, pooling, normalized = _modules(model)
+    first, pooling, behind, normalized = _modules(model)
     _check_backbone(first)
     if model.truncate_dim is not None:
         raise ValueError(
@@ -85,7 +90,7 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
     prompt, asked = prompt_of(model, task)
     frame = first.frame(prompt, asked)
     before, after = special_ids(first.text_tokenizer)
-    reba = None
+    reba, dimension = None, int(pooling.embedding_dimension)
     if isinstance(pooling, ReBAPooling):
         names = ("variant", "include_special", "normalize_weights")
         reba = {name: getattr(pooling, name) for name in names}
@@ -104,11 +109,13 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         zeros=first.non_finite == "zeros",
         normalized=normalized,
         budget=first.budget(prompt, asked),
-        dimension=int(pooling.embedding_dimension),
+        dimension=next((each.out_features for each in reversed(behind) if isinstance(each, Dense)), dimension),
+        behind=behind,
     )
 
 
-def _modules(model: SentenceTransformer) -> tuple[RepeatTransformer, Any, bool]:
+def _modules(model: SentenceTransformer) -> tuple[RepeatTransformer, Any, tuple[nn.Module, ...], bool]:
+    """The first module, the pooling, what follows up to the last dense layer, and whether a Normalize follows that."""
     modules: list[Any] = list(model)
     names = [type(module).__name__ for module in modules]
     if not modules or not isinstance(modules[0], DecoderTransformer):
@@ -124,9 +131,21 @@ def _modules(model: SentenceTransformer) -> tuple[RepeatTransformer, Any, bool]:
             "which a graph cannot hold. Build without chunk."
         )
     rest = modules[2:]
-    if not isinstance(modules[1], (ReBAPooling, Pooling)) or not all(isinstance(each, Normalize) for each in rest):
-        raise ValueError(f"MODEL is {names}: only a pooling, and Normalize behind it, can be exported.")
-    return modules[0], modules[1], bool(rest)
+    known = all(isinstance(each, (Normalize, Dense)) for each in rest)
+    if not isinstance(modules[1], (ReBAPooling, Pooling)) or not known:
+        raise ValueError(f"MODEL is {names}: only a pooling, and Dense and Normalize behind it, can be exported.")
+    for each in rest:
+        if {each.module_input_name, each.module_output_name} != {"sentence_embedding"}:
+            raise ValueError(
+                f"{type(each).__name__} makes {each.module_output_name!r} of {each.module_input_name!r}: only what "
+                "changes 'sentence_embedding' can be exported."
+            )
+        if getattr(each, "use_residual", False):
+            raise ValueError(
+                f"{type(each).__name__} has use_residual=True, which cannot be exported. Build without it."
+            )
+    last = max((number for number, each in enumerate(rest, 1) if isinstance(each, Dense)), default=0)
+    return modules[0], modules[1], tuple(rest[:last]), len(rest) > last
 
 
 def _mode(pooling: Pooling) -> str:
@@ -142,6 +161,10 @@ def _check_backbone(first: RepeatTransformer) -> None:
         raise ValueError(
             f"layers={first.layers!r}: layers that run a second time (inter, extra, extend) cannot be exported. Use a "
             "plan of architecture 'inplace'."
+        )
+    if first.prepend:
+        raise ValueError(
+            f"prepend={first.prepend}: a token that is replaced between layers cannot be exported. Build without it."
         )
     if has_towers(first.model):
         raise ValueError(f"{name} has towers beside its decoder, and a graph holds text only. {TEXT_TOWER}")
