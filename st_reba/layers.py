@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
 from .modules import RepeatTransformer
 from .modules.alignment import moved, padding_in_front
-from .modules.hooks import decoder_layers
+from .modules.conversion import check_readable
+from .modules.depth import Reading, TopReading
 
 Layers = Literal["last", "all"] | Sequence[int]
 
@@ -53,8 +52,7 @@ def layer_numbers(layers: Layers, depth: int) -> list[int]:
 class InnerStates:
     """The hidden states of several layers, out of one pass.
 
-    Hooks on the layers see what enters them. (A backbone's own ``output_hidden_states`` does not come through
-    sentence-transformers, and keeps every layer.)
+    (A backbone's own ``output_hidden_states`` does not come through sentence-transformers, and keeps every layer.)
 
     Args:
         transformer: The module that runs.
@@ -73,6 +71,7 @@ class InnerStates:
 
     def __init__(self, transformer: RepeatTransformer, layers: list[int]) -> None:
         self.transformer, self.layers = transformer, layers
+        depth = transformer.depth
         if transformer.stack.second:
             raise ValueError(
                 f"layers={layers}: {transformer.layers!r} runs layers twice, so that there is no one hidden state "
@@ -83,11 +82,12 @@ class InnerStates:
                 f"layers={layers}: this model reads {transformer.reading}, and runs no layer above. Use layers='last', "
                 "or a model that was built without layer=…."
             )
+        self._reading = Reading(tuple(range(min(layers), depth + 1)), True, depth)
         try:
-            self.modules = decoder_layers(transformer.model, transformer.depth)
+            check_readable(transformer.model, self._reading, transformer.layers, transformer.stack)
         except ValueError:
             raise ValueError(
-                f"layers={layers}: {type(transformer.model).__name__} has no list of {transformer.depth} layers that "
+                f"layers={layers}: {type(transformer.model).__name__} has no list of {depth} layers that "
                 "say their layer_idx, so only its last hidden states can be had. Use layers='last'."
             ) from None
 
@@ -99,50 +99,30 @@ class InnerStates:
             **capture: Its ``capture``.
 
         Yields:
-            What it gives, padding behind the texts, with each layer's hidden states for ``token_embeddings`` in turn.
+            What it gives, padding behind the texts, with each layer's hidden states for ``token_embeddings`` in turn:
+            the last one's behind the final norm, all others' before it.
 
         Raises:
             ValueError: A layer takes something else than hidden states, or gave NaN or infinity.
         """
-        # Padding behind the texts, as the pass itself would move it: what the hooks see then stands where it belongs.
+        # Padding behind the texts, as the pass itself would move it: what is read then stands where it belongs.
         start = padding_in_front(features["attention_mask"])
         if start is not None:
             features = moved(features, start)
-        with self._watched() as states:
-            output = self.transformer(features, **capture)
-        last = output["token_embeddings"]
+        reading = TopReading(self._reading)
+        output = self.transformer(features, reading=reading, **capture)
         for layer in self.layers:
-            hidden = last if layer == self.transformer.depth else self._checked(states.pop(layer, None), layer, output)
-            yield {**output, "token_embeddings": hidden}
+            if layer == self.transformer.depth:
+                yield output
+            else:
+                yield {**output, "token_embeddings": self._checked(reading.states[layer], layer, output)}
 
-    @contextmanager
-    def _watched(self) -> Iterator[dict[int, torch.Tensor]]:
-        """What enters the layers that are asked for, inside the ``with`` block; a beginning is not run apart."""
-        states: dict[int, torch.Tensor] = {}
-        thread = threading.get_ident()
-
-        def keep(module: torch.nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            # Another thread may be running the same backbone.
-            if threading.get_ident() == thread:
-                states[self.modules[module]] = arguments[0] if arguments else keywords["hidden_states"]
-
-        wanted = [module for module, layer in self.modules.items() if layer in self.layers]
-        handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in wanted]
-        shares, self.transformer.shares_prefix = self.transformer.shares_prefix, False
-        try:
-            yield states
-        finally:
-            self.transformer.shares_prefix = shares
-            for handle in handles:
-                handle.remove()
-
-    def _checked(self, hidden: torch.Tensor | None, layer: int, output: dict[str, Any]) -> torch.Tensor:
+    def _checked(self, hidden: torch.Tensor, layer: int, output: dict[str, Any]) -> torch.Tensor:
         last: torch.Tensor = output["token_embeddings"]
         name = type(self.transformer.model).__name__
-        if not isinstance(hidden, torch.Tensor) or hidden.shape != last.shape:
-            found = f"{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else "nothing"
+        if hidden.shape != last.shape:
             raise ValueError(
-                f"layers={self.layers}: what enters the layer behind layer {layer} of {name} is {found}, not hidden "
+                f"layers={self.layers}: what layer {layer} of {name} hands on is {list(hidden.shape)}, not hidden "
                 f"states {list(last.shape)}. Use layers='last'."
             )
         hidden = hidden.masked_fill(~output["real_mask"].bool()[:, :, None], 0.0)

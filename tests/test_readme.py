@@ -27,7 +27,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     Path("corpus.txt").write_text("猫在窗台上睡着了。\n股票大跌。\n", encoding="utf-8")
     Path("corpus.jsonl").write_text('{"text": "猫在窗台上睡着了。"}\n{"text": "股票大跌。"}\n', encoding="utf-8")
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
-    pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(40)]
+    pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
     words = [
         f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)
@@ -38,10 +38,11 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     hub = ("Qwen/", "push llama2-chinese-reba", "C-MTEB")
     commands = re.findall(r"^st-reba .*$", README, re.MULTILINE)
     commands = [line for line in commands if not any(word in line for word in hub)]
-    assert len(commands) == 20
+    assert len(commands) == 22
     for command in commands:
         assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     assert '"rank": 1' in out and "Chosen (*)" in out
+    assert "* best single method" in out and Path("composed/recipe-fast.yaml").is_file()
     assert "accuracy cosine" in out and "cosine_spearman" in out
     assert Path("maps/attention.png").is_file() and Path("report/report.md").is_file()

@@ -31,7 +31,7 @@ from .card_text import (
 )
 from .facts import Facts, facts_of_model, facts_of_recipe, left_at_base
 from .golden import FILE as GOLDEN
-from .layer_facts import hidden_states, reads
+from .layer_text import hidden_states, reads
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData

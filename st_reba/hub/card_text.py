@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..filtered import told
 from ..recipe import About
 from .facts import Facts, is_embedded
-from .layer_facts import held, reads
+from .layer_text import held, reads
 
 PAPERS = {
     "reba": "*Retrieval Backward Attention without Additional Training*",

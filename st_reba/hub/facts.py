@@ -33,7 +33,7 @@ from ..modules.tokens import frame, position_limit
 from ..postfilter import PostFilter
 from ..recipe import About, located
 from ..zoo import Recipe
-from .layer_facts import ends, reading_given, reading_options
+from .layer_options import ends, reading_given, reading_options
 from .training import datasets_of, training_of
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -110,6 +110,10 @@ class ReadingPass:
         reading: What is read.
     """
 
+    # What asked for it, and what asks for nothing: for messages.
+    option = "layer"
+    plain = "layer=None"
+
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         # By layer: hidden states [B, T, d] before the final norm; and behind it, once read.
@@ -135,14 +139,14 @@ class ReadingPass:
         reading = self.reading
         if index >= reading.runs:
             raise ValueError(
-                f"layer: {type(module).__name__} ran as layer {index + 1} of {reading.depth}, though only "
+                f"{self.option}: {type(module).__name__} ran as layer {index + 1} of {reading.depth}, though only "
                 f"{reading.runs} are needed: this backbone finds its layers in a way that cannot be cut short. Use "
-                "layer=None."
+                f"{self.plain}."
             )
         if hidden.ndim != 3:
             raise ValueError(
-                f"layer: {type(module).__name__} passes on {hidden.ndim}-dimensional hidden states in place of "
-                "[B, T, d], so none can be read between its layers. Use layer=None."
+                f"{self.option}: {type(module).__name__} passes on {hidden.ndim}-dimensional hidden states in place of "
+                f"[B, T, d], so none can be read between its layers. Use {self.plain}."
             )
         if index == 0 and reading.layers[0] == 0:
             self.states[0] = entered
@@ -180,6 +184,17 @@ class ReadingPass:
         if missing := [layer for layer in layers if layer not in self.states]:
             raise ValueError(f"layer: layer {missing[0]} of the backbone was not seen to run. Use layer=None.")
         return [self.states[layer] for layer in layers]
+
+
+class TopReading(ReadingPass):
+    """Reads the highest of several layers, and keeps the others' states for whoever asks for them."""
+
+    option = "layers"
+    plain = "layers='last'"
+
+    def read(self, last: Tensor) -> Tensor:
+        """Its hidden states [B, T, d]."""
+        return self.each(last)[-1]
 
 
 # A state is zero only where it is padding, and masked.

@@ -217,7 +217,10 @@ def ensemble_templates(
     if isinstance(template, (str, Mapping)) or template is None:
         return (task_templates(template, repeats, separator),)
     if not isinstance(template, (list, tuple)):
-        raise ValueError(f"template={shown(template)} must be a template, a mapping, or a list of such.")
+        raise ValueError(
+            f"template={shown(template)} must be a template, a mapping with the keys 'query' and 'document', or a list "
+            "of such."
+        )
     if not 2 <= len(template) <= MOST_PROMPTS:
         raise ValueError(
             f"template={shown(template)} lists {len(template)} templates: an ensemble has from 2 to {MOST_PROMPTS}. "

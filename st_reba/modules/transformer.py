@@ -247,6 +247,11 @@ class DecoderTransformer(RunningTransformer):
     def final_norm(self, final_norm: bool) -> None:
         self._set_layers(self._plan, self._layer, self.join, final_norm)
 
+    def get_embedding_dimension(self) -> int:
+        """Dimension of the hidden states that are read."""
+        several = len(self._reading.layers) if self.join == "concat" else 1
+        return several * int(super().get_embedding_dimension())
+
     @property
     def reading(self) -> Reading:
         """The layers of this backbone that are read, and how many run."""

@@ -129,9 +129,9 @@ def test_files_are_parted(kind: Any, tmp_path: Path) -> None:
     assert f"{len(parted.validation)} validation, {len(parted.heldout)} held-out" in words and kind in words
     shared = set(parted.validation.texts) & set(parted.heldout.texts)
     assert parted.shared == len(shared) and (f"({len(shared)} of its" in words) is bool(shared)
-    smaller = read_parts(path, kind, limit=90, validation=0.55, seed=4)
-    assert len(smaller.validation) + len(smaller.heldout) <= 90 and smaller.seed == 4
-    assert smaller.arguments[1:] == ("--kind", kind, "--validation", "0.55", "--limit", "90", "--seed", "4")
+    smaller = read_parts(path, kind, limit=96, validation=0.55, seed=4)
+    assert len(smaller.validation) + len(smaller.heldout) <= 96 and smaller.seed == 4
+    assert smaller.arguments[1:] == ("--kind", kind, "--validation", "0.55", "--limit", "96", "--seed", "4")
     if kind == "ranking":
         # A query's lines stay together, and its texts are numbered where they are asked for.
         queries = [{part.texts[item[0]] for item in part.items} for part in (parted.validation, parted.heldout)]
@@ -202,9 +202,7 @@ def test_columns_and_bad_lines(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"t.csv, line 92: 2 fields, but the header has 3 columns"):
         read_parts(triples)
     assert read_parts(triples, bad_lines="skip").validation.kind == "triples"
-    with pytest.raises(
-        ValueError, match=r"holds triples, which only the composed search takes: st-reba tune --compose"
-    ):
+    with pytest.raises(ValueError, match="holds triples, which only the composed search takes: st-reba tune --compose"):
         read_task(triples, bad_lines="skip")
     with pytest.raises(ValueError, match=r"no columns for anchor, positive, negative \(for triples\)"):
         read_parts(path, "triples", bad_lines="skip")
@@ -314,6 +312,28 @@ def test_arms_are_different_passes() -> None:
     assert len(arms) == 4 * (1 + 12 + 15)
 
 
+def test_a_plan_counts_from_the_top_of_the_layers_that_run() -> None:
+    for arm in Space().arms(6):
+        for runs in range(1, 7):
+            wanted = ["forward"] * min(arm.first if arm.kind != "forward" else runs, runs)
+            wanted += [arm.kind] * (runs - len(wanted))
+            if arm.sink is not None:
+                wanted[arm.sink :] = ["nosink-bidirectional"] * len(wanted[arm.sink :])
+            assert list(arm.plan(runs).resolve(runs).kinds) == wanted, f"{arm}, {runs}"
+
+
+def test_a_method_is_told_by_what_runs() -> None:
+    for arm in Space().arms(6):
+        for last in range(7):
+            trial = Trial(arm, Read(last, last, True, "mean"))
+            runs = max(1, last)
+            assert trial.own.arm.plan(runs).resolve(runs) == arm.plan(runs).resolve(runs)
+            # Two that are told alike run alike, and nothing is told that does not run.
+            assert trial.own.own == trial.own and trial.own.arguments(6) == trial.arguments(6)
+            assert trial.own.arm.kind == "forward" or trial.own.arm.first < runs
+            assert trial.own.arm.sink is None or trial.own.arm.sink < runs
+
+
 @pytest.mark.parametrize(
     ("arm", "read", "paper"),
     [
@@ -336,3 +356,11 @@ def test_arms_are_different_passes() -> None:
 def test_whose_method_it_is(arm: Arm, read: Read, paper: str) -> None:
     assert Trial(arm, read).paper(6) == paper
     assert Trial(arm, read, Filter("center")).paper(6) == "composed"
+
+
+def test_the_space_in_the_documentation(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "COMPOSING.md").read_text(encoding="utf-8")
+    path = tmp_path / "space.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    assert len(read_space(path).arms(6)) == 35 and len(Space().arms(6)) == 112
+    assert "there are 112 arms" in text

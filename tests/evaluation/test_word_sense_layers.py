@@ -169,10 +169,10 @@ def test_what_has_no_inner_layers(base: Base) -> None:
         assert encode_word_layers(twice, ITEMS, "last").shape[0] == 1
     # A backbone whose layers pass on something else than one stream of hidden states, or are no list.
     odd: Any = st_reba.build(base("llama"), "echo")
-    second = odd[0].model.layers[1]
-    second.register_forward_pre_hook(lambda _, given: (given[0][:, :, None], *given[1:]))
+    first, second = odd[0].model.layers
+    first.register_forward_hook(lambda _, given, output: output[:, :, None])
     second.forward = lambda hidden, *_, **__: hidden[:, :, 0]
-    with pytest.raises(ValueError, match=r"behind layer 1 of LlamaModel is \[5, \d+, 1, 32\], not .*layers='last'"):
+    with pytest.raises(ValueError, match=r"layers: Llama\w+ passes on 4-dimensional hidden states.*layers='last'"):
         encode_word_layers(odd, ITEMS, [1], batch_size=5)
     for layer in odd[0].model.layers:
         layer.self_attn.layer_idx = None
@@ -185,12 +185,12 @@ def test_not_finite(base: Base) -> None:
     model = st_reba.build(base("llama"), "echo")
     wanted = encode_word_layers(model, ITEMS)
 
-    def spoil(_: Any, given: Any) -> Any:
-        hidden = given[0].clone()
+    def spoil(_: Any, given: Any, output: Any) -> Any:
+        hidden = output.clone()
         hidden[0, 0, 0] = torch.inf
-        return (hidden, *given[1:])
+        return hidden
 
-    model[0].model.layers[1].register_forward_pre_hook(spoil)
+    model[0].model.layers[0].register_forward_hook(spoil, prepend=True)
     model[0].model.layers[1].register_forward_hook(lambda _, given, output: torch.zeros_like(output))
     with pytest.raises(ValueError, match=r"layer 1 of LlamaModel gave NaN or infinity \(torch.float32\)"):
         encode_word_layers(model, ITEMS, [1])

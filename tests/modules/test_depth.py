@@ -358,6 +358,19 @@ def test_words(layer: Any) -> None:
         st_reba.encode_word_layers(model_of("mini", "echo", layer=layer), items, [0, 6])
 
 
+def test_words_side_by_side() -> None:
+    """Two layers side by side are each layer's word vectors, of unit states, side by side."""
+    items = [("他在银行取钱", (2, 4)), ("Hello, world", (0, 5))]
+    model = model_of("mini", "echo", layer=[1, 2], join="concat")
+    vectors = st_reba.encode_words(model, items)
+    assert vectors.shape == (2, 2 * 192) and model[0].get_embedding_dimension() == 2 * 192
+    half = np.split(vectors, 2, axis=1)
+    mean = st_reba.encode_words(model_of("mini", "echo", layer=[1, 2]), items)
+    np.testing.assert_allclose((half[0] + half[1]) / 2, mean, atol=1e-6)
+    # Each is a mean of states of length 1.
+    assert all(np.all(np.linalg.norm(each, axis=1) <= 1 + 1e-6) for each in half)
+
+
 @pytest.mark.parametrize("layer", [3, (1, 3)])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_pieces(pooling: Any, layer: Any) -> None:

@@ -237,7 +237,8 @@ def _command(words: list[str], **options: Any) -> str:
     command = ["st-reba", "tune", *words]
     for name, value in options.items():
         if value is not None and value is not False:
-            command += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+            text = f"{value:.10g}" if isinstance(value, float) else str(value)
+            command += [f"--{name.replace('_', '-')}"] + ([] if value is True else [text])
     return shlex.join(command)
 
 

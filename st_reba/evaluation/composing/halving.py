@@ -230,9 +230,17 @@ class Halving:
         return Result(**about, tokens=encoded.tokens, seconds=seconds, scored=rounded, error=error)
 
     def _order(self, results: Sequence[Result], wanted: Callable[[Trial], bool]) -> list[Arm]:
-        """Arms by the best of their trials that are wanted; of equals the earlier first."""
+        """Arms by the best of their trials that are wanted and that no other arm has; of equals the earlier first."""
+        there = {result.arm for result in results}
         best = {
-            result.arm: max((score for trial, score in result.trials() if wanted(trial)), default=None)
+            result.arm: max(
+                (
+                    score
+                    for trial, score in result.trials()
+                    if (trial.arm == result.arm or trial.arm not in there) and wanted(trial)
+                ),
+                default=None,
+            )
             for result in results
         }
         scored = {arm: score for arm, score in best.items() if score is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...batches import copied_positions, token_batches
 from ...modules import RepeatTransformer
 from ...modules.alignment import moved, padding_in_front
 from ...modules.capture import BackwardAttention, CaptureSpec
-from ...modules.depth import Reading, ReadingPass
+from ...modules.depth import Reading, TopReading
 from .space import reading_of
 from .trial import Arm, Read
 
@@ -43,8 +43,6 @@ def encode_arm(
     arm: Arm,
     reads: Sequence[Read],
     texts: Sequence[str],
-    *,
-    progress: Callable[[int], object] | None = None,
 ) -> Encoded:
     """Run texts through an arm once, and pool every reading.
 
@@ -53,7 +51,6 @@ def encode_arm(
         arm: Input and plan.
         reads: What to read.
         texts: The texts.
-        progress: Called with the number of texts that have just run.
 
     Returns:
         The vectors in the texts' order. A text whose hidden states are not finite has NaN.
@@ -90,12 +87,10 @@ def encode_arm(
             given = {name: value.to(device) for name, value in features.items()}
             for read, vectors in _pooled(running, given, reads).items():
                 found[read].append((batch, vectors))
-            if progress is not None:
-                progress(len(batch))
     return Encoded({read: _in_order(parts, len(texts)) for read, parts in found.items()}, sum(lengths))
 
 
-class _EveryLayer(ReadingPass):
+class _EveryLayer(TopReading):
     """Reads layers, and keeps the weights of backward attention as they are after each.
 
     Args:

@@ -35,8 +35,8 @@ class Result:
     error: str | None = None
 
     def trials(self) -> list[tuple[Trial, float]]:
-        """Whole methods and their scores."""
-        return [(Trial(self.arm, each.read, each.filter), each.score) for each in self.scored]
+        """Whole methods and their scores; some may be another arm's, too, whose conversions reach as far down."""
+        return [(Trial(self.arm, each.read, each.filter).own, each.score) for each in self.scored]
 
 
 class Results(RunFolder[tuple[Arm, int], Result]):

@@ -53,6 +53,10 @@ class Sample:
     @cached_property
     def _principal(self) -> tuple[Vectors, Vectors]:
         """Variances, the largest first, and their directions, [up to d, d]."""
+        if self.count > self.width:
+            variances, columns = np.linalg.eigh(self._centred.T @ self._centred / self.count)
+            return variances[::-1], columns.T[::-1]
+        # Of few vectors a decomposition of their covariance would be the larger one.
         _, values, directions = np.linalg.svd(self._centred, full_matrices=False)
         return values**2 / self.count, directions
 

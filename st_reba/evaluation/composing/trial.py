@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...modules.depth import Join
@@ -176,6 +176,21 @@ class Trial:
     arm: Arm
     read: Read
     filter: Filter = NO_FILTER
+
+    @property
+    def own(self) -> Trial:
+        """The same method as it is told best: of an arm whose conversions reach into the layers that run.
+
+        Example:
+            >>> print(Trial(Arm(kind="bidirectional", first=2), Read(0, 1, True, "mean")).own.arm)
+            repeat-1
+        """
+        arm, runs = self.arm, self.read.runs
+        if arm.sink is not None and arm.sink >= runs:
+            arm = replace(arm, sink=None)
+        if arm.kind != "forward" and arm.first >= runs:
+            arm = replace(arm, kind="forward", first=0)
+        return self if arm is self.arm else replace(self, arm=arm)
 
     def paper(self, depth: int) -> str:
         """Which paper's method it is by itself, of ``PAPERS``; else ``"composed"``.
