@@ -87,15 +87,15 @@ def check_obeyed(model: PreTrainedModel, plan: LayerPlan, state: ForwardState, a
         )
 
 
-def check_captured(model: PreTrainedModel, stack: Stack, captured: int) -> None:
+def check_captured(model: PreTrainedModel, stack: Stack, runs: int, captured: int) -> None:
     """Raise unless every layer was captured: one that was not would change the vectors silently.
 
     Args:
         model: The backbone.
         stack: What each layer that runs sees.
+        runs: How many layers run, from the bottom.
         captured: How many layers were.
     """
-    runs = len(stack.kinds)
     if kinds := layer_kinds(model)[:runs]:
         expected = sum("attention" in kind and "linear" not in kind for kind in kinds)
     else:

@@ -336,7 +336,9 @@ class DecoderTransformer(RunningTransformer):
         if not bool(finite.all()):
             hidden = self._without(hidden, finite, given)
         if observer is not None:
-            check_captured(self.model, self._stack, observer.layers)
+            check_captured(
+                self.model, self._stack, self.depth if self._layer is None else self._reading.runs, observer.layers
+            )
         result = {**features, "token_embeddings": hidden if start is None else shifted(hidden, -start, 1)}
         if accumulator is not None:
             matrix = accumulator.matrix()
