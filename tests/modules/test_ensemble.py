@@ -297,7 +297,7 @@ def test_learns(base: Base) -> None:
         ({"template": ["{text}", "metaeol"]}, "'metaeol' must be one template"),
         ({"template": ["{text}", "none"]}, "'none' is neither the name of a template"),
         ({"template": ["{text}", "{text} {text}"]}, r"have \[1, 2\] \{text\} slots"),
-        ({"template": 3}, "template=3 must be a template, a mapping, or a list"),
+        ({"template": 3}, "template=3 must be a template, a mapping with the keys .*, or a list"),
         ({"template": TWO}, r"has 2 \{text\} slots, but method='classical' runs the text once"),
         ({"template": ONE, "repeats": 3}, "repeats=3 does not fit the template"),
         ({"template": ONE, "weights": [1, 2]}, r"weights=\[1, 2\] are 2 for 3 templates"),
