@@ -21,6 +21,7 @@ import st_reba
 from st_reba import cli
 from st_reba.build import EMBEDDED, VARIANTS, weights_dtype
 from st_reba.encode import Task
+from st_reba.filtered import postfilter_of
 from st_reba.index import Index
 from st_reba.modules.repeat import Span
 
@@ -187,6 +188,16 @@ def test_build(run: Run, tmp_path: Path) -> None:
                 "compute_matched": True,
             },
         ),
+        (
+            "--method prompteol --template prompteol --template {text}= --weights=1,-0.5 --no-equal-norms",
+            {
+                "method": "prompteol",
+                "template": ["prompteol", "{text}="],
+                "weights": [1, -0.5],
+                "equal_norms": False,
+            },
+        ),
+        ("--method classical --pooling mean --prepend 2", {"method": "classical", "pooling": "mean", "prepend": 2}),
     ],
 )
 def test_every_option_of_build(run: Run, tmp_path: Path, arguments: str, options: dict[str, Any]) -> None:
@@ -198,6 +209,20 @@ def test_every_option_of_build(run: Run, tmp_path: Path, arguments: str, options
     assert len(list(got)) == len(list(wanted)) and got.max_seq_length == wanted.max_seq_length
     assert {name: text for name, text in got.prompts.items() if text} == json.loads(out)["prompts"]
     assert np.allclose(got.encode_query(TEXTS), wanted.encode_query(TEXTS), atol=1e-4)
+
+
+def test_build_with_a_postfilter(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
+    how = ("--method", "classical", "--pooling", "mean")
+    model = st_reba.build("mini", "classical", pooling="mean")
+    texts = [f"第{n}个文件" for n in range(120)]
+    postfilter_of(model, texts, "center").save(tmp_path / "f.safetensors")
+    assert run("build", "mini", tmp_path / "model", *how, "--postfilter", tmp_path / "f.safetensors")[0] == 0
+    wanted = st_reba.fit_postfilter(model, texts, "center").encode(TEXTS)
+    got = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
+    assert np.allclose(got, wanted, atol=1e-5) and not np.allclose(got, model.encode(TEXTS), atol=0.1)
+    assert "gone.safetensors" in refused(
+        "build", "mini", tmp_path / "no", "--postfilter", tmp_path / "gone.safetensors"
+    )
 
 
 def test_build_does_not_write_over(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
@@ -246,6 +271,11 @@ def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path
         ("--repeats 3 --template echo", ["repeats=3", "template"]),
         ("--template nope", ["'nope'", "echo-instruct"]),
         ("--template {text", ["{text", "brace"]),
+        ("--template prompteol --template {text}= --weights 1", ["weights", "2"]),
+        ("--template prompteol --template {text}= --weights 1,x", ["--weights", "'1,x'"]),
+        ("--weights 1,2", ["weights", "template"]),
+        ("--no-equal-norms", ["equal_norms", "template"]),
+        ("--prepend 9", ["prepend", "9"]),
         ("--separator / --template echo", ["separator", "template"]),
         ("--max-seq-length 0", ["--max-seq-length", "'0'"]),
         ("--max-seq-length nan", ["--max-seq-length", "'nan'"]),

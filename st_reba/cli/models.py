@@ -16,6 +16,7 @@ from .options import (
     layer,
     layer_count,
     new_command,
+    numbers,
     plan,
     positive,
     print_description,
@@ -65,7 +66,21 @@ def add_build(commands: Any) -> None:
     command.add_argument("--method", choices=METHODS, default="reba", help="(default: %(default)s)")
     command.add_argument("--repeats", type=positive, default=2, help="copies of the text (default: %(default)s)")
     command.add_argument("--pooling", choices=POOLINGS, help="(default: mean for nosink, else last)")
-    command.add_argument("--template", help="text with {text} slots, one a copy; or the name of a template")
+    command.add_argument(
+        "--template",
+        action="append",
+        help="text with {text} slots, one a copy; or the name of a template, or of an ensemble (metaeol, contrastive); "
+        "given several times: an ensemble of them, each text's vectors added",
+    )
+    command.add_argument(
+        "--weights",
+        type=numbers,
+        metavar="W,W",
+        help="--template, several: what their vectors are multiplied by, as --weights=1,-0.5 (default: the average)",
+    )
+    command.add_argument(
+        "--no-equal-norms", action="store_true", help="--template, several: do not divide each vector by its length"
+    )
     command.add_argument("--separator", default="", help="text between the copies")
     command.add_argument("--instruction", default="", help="value of the template's {instruction}")
     command.add_argument("--variant", choices=("paper", "published"), default="paper", help="(default: %(default)s)")
@@ -74,6 +89,13 @@ def add_build(commands: Any) -> None:
     command.add_argument("--k0", type=count, metavar="K0", help="--setting: those of them that hide the sink")
     command.add_argument("--m", type=count, default=1, help="--setting: sink tokens (default: %(default)s)")
     command.add_argument("--layers", type=plan, metavar="JSON", help="instead of --setting: a plan of your own")
+    command.add_argument(
+        "--prepend",
+        type=count,
+        default=0,
+        metavar="N",
+        help="Token Prepending in the first N layers: a placeholder before the text takes over the last token's state",
+    )
     command.add_argument(
         "--layer",
         type=layer,
@@ -86,6 +108,11 @@ def add_build(commands: Any) -> None:
     command.add_argument("--truncate-layers", action="store_true", help="--layer: do not save the layers above")
     command.add_argument("--no-check", action="store_true", help="do not check that each layer obeys the plan")
     command.add_argument("--span", choices=SPANS, help="positions that echo and classical pool")
+    command.add_argument(
+        "--postfilter",
+        metavar="FILE",
+        help="a filter behind all that, fitted on this very model by st-reba postfilter",
+    )
     command.add_argument("--no-normalize", action="store_true", help="do not scale vectors to length 1")
     command.add_argument("--normalize-weights", action="store_true", help="reba: divide each sum of weights to 1")
     command.add_argument("--include-special", action="store_true", help="reba: sum over template and special tokens")
@@ -120,7 +147,9 @@ def build(options: argparse.Namespace) -> None:
         options.method,
         repeats=options.repeats,
         pooling=options.pooling,
-        template=options.template,
+        template=_one_or_several(options.template),
+        weights=options.weights,
+        equal_norms=not options.no_equal_norms,
         separator=options.separator,
         instruction=options.instruction,
         normalize=not options.no_normalize,
@@ -130,10 +159,12 @@ def build(options: argparse.Namespace) -> None:
         k0=options.k0,
         m=options.m,
         layers=options.layers,
+        prepend=options.prepend,
         layer=options.layer,
         final_norm=not options.no_final_norm,
         join=options.join,
         check=not options.no_check,
+        postfilter=options.postfilter,
         span=options.span,
         normalize_weights=options.normalize_weights,
         include_special=options.include_special,
@@ -150,6 +181,10 @@ def build(options: argparse.Namespace) -> None:
     truncated = {"truncate_layers": options.truncate_layers}
     save(model, options.out, overwrite=options.overwrite, golden=not options.no_golden, **truncated)
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)
+
+
+def _one_or_several(templates: list[str] | None) -> str | list[str] | None:
+    return templates[0] if templates is not None and len(templates) == 1 else templates
 
 
 def add_info(commands: Any) -> None:

@@ -157,6 +157,14 @@ def layer(text: str) -> int | list[int]:
     return int(first) if last is None else [int(first), int(last)]
 
 
+def numbers(text: str) -> list[float]:
+    """Numbers, as ``1,-0.5``."""
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: write --weights=1,-0.5") from None
+
+
 def count(text: str) -> int:
     """A whole number from 0 on."""
     if not text.isdecimal():

@@ -17,7 +17,7 @@ from ..figures import STYLES, save_figure
 from .costs import Costs
 from .heldout import Row
 from .results import Result
-from .trial import NO_FILTER
+from .trial import NO_FILTER, Trial
 
 _NAMES = {
     "classical": "classical",
@@ -81,6 +81,21 @@ class ComposedReport:
         filtered = trial.filter != NO_FILTER and name in POSTFILTERS
         postfilter = POSTFILTERS[name] if filtered else None
         return {"base": self.base, **trial.arguments(self.layers, postfilter), **self.options}
+
+    def trials(self) -> list[tuple[Result, Trial, float]]:
+        """Every method that was scored, once a rung, and its score.
+
+        Arms that differ only in layers that a method does not run give one method.
+        """
+        found = {
+            (result.rung, trial): (result, trial, score) for result in self.results for trial, score in result.trials()
+        }
+        return list(found.values())
+
+    def last(self) -> list[tuple[Trial, float]]:
+        """Those of the last rung."""
+        last = max(result.rung for result in self.results)
+        return [(trial, score) for result, trial, score in self.trials() if result.rung == last]
 
     @property
     def single(self) -> Row | None:
@@ -152,12 +167,10 @@ def _csv(report: ComposedReport) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rung", "items", "score", "cost", "tokens", "layers", "method", "arm", "read", "filter"])
-    for result in report.results:
-        for trial, score in result.trials():
-            own = (f"{report.costs.of(trial):.4f}", f"{report.costs.tokens(trial.arm):.2f}", trial.read.runs)
-            method = trial.paper(report.layers)
-            cells = (method, str(trial.arm), str(trial.read), str(trial.filter))
-            writer.writerow([result.rung, result.items, f"{score:.6f}", *own, *cells])
+    for result, trial, score in report.trials():
+        own = (f"{report.costs.of(trial):.4f}", f"{report.costs.tokens(trial.arm):.2f}", trial.read.runs)
+        cells = (trial.paper(report.layers), str(trial.arm), str(trial.read), str(trial.filter))
+        writer.writerow([result.rung, result.items, f"{score:.6f}", *own, *cells])
     return text.getvalue()
 
 
@@ -197,11 +210,7 @@ def _markdown(report: ComposedReport) -> str:
         "",
         "![Cost and quality](costs.png)",
     ]
-    last = max(result.rung for result in report.results)
-    best = sorted(
-        (each for result in report.results if result.rung == last for each in result.trials()),
-        key=lambda each: -each[1],
-    )
+    best = sorted(report.last(), key=lambda each: -each[1])
     lines += ["", "The twenty best on the validation part:", "", "| score | cost | method |", "|---|---|---|"]
     lines += [f"| {score:.4f} | {report.costs.of(trial):.2f} | {_cell(str(trial))} |" for trial, score in best[:20]]
     failed = {f"{result.arm}: {result.error}" for result in report.results if result.error}
@@ -219,13 +228,7 @@ def _figure(report: ComposedReport) -> Any:
     figure = required("matplotlib.figure", "evaluation").Figure(figsize=(8, 5), dpi=120, layout="constrained")
     required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
     axes = figure.subplots()
-    last = max(result.rung for result in report.results)
-    points = sorted(
-        (report.costs.of(trial), -score)
-        for result in report.results
-        if result.rung == last
-        for trial, score in result.trials()
-    )
+    points = sorted((report.costs.of(trial), -score) for trial, score in report.last())
     axes.scatter(
         [cost for cost, _ in points],
         [-score for _, score in points],
