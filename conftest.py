@@ -8,6 +8,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _example_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _example_folder(request: pytest.FixtureRequest) -> None:
+    # Asked for here, not above: a folder for every other test too would be thousands.
     if isinstance(request.node, pytest.DoctestItem):
-        monkeypatch.chdir(tmp_path)
+        folder: Path = request.getfixturevalue("tmp_path")
+        patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        patch.chdir(folder)

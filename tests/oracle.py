@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-from reference import Layout, hidden_and_attention, layout, symmetrized_max
+from reference import Layout, as_double, hidden_and_attention, layout, symmetrized_max
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -31,14 +31,18 @@ def loaded(base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, AutoTokenizer.from_pretrained(folder(base))
 
 
+@lru_cache(maxsize=4)
+def double(base: str) -> PreTrainedModel:
+    return as_double(loaded(base)[0])
+
+
 @lru_cache(maxsize=256)
 def oracle(
     base: str, text: str, pieces: tuple[str | None, ...], limit: int | None = None
 ) -> tuple[Layout, Tensor, Tensor]:
     """Layout, hidden states V [T, d] and A^new [T, T], float64."""
-    model, tokenizer = loaded(base)
-    placed = layout(tokenizer, text, list(pieces), limit=limit)
-    hidden, attention = hidden_and_attention(model, placed.ids)
+    placed = layout(loaded(base)[1], text, list(pieces), limit=limit)
+    hidden, attention = hidden_and_attention(double(base), placed.ids)
     return placed, hidden, symmetrized_max(attention)
 
 

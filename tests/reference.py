@@ -245,12 +245,16 @@ def reba_weights(
     own sum.
     """
     length = len(layout.ids)
-    weights = torch.zeros(layout.n, length, dtype=torch.float64)
+    # Numbers are read and written by themselves, a tensor's entries a hundred times as slowly.
+    values = A_new.tolist()
+    rows = [[0.0] * length for _ in range(layout.n)]
     for i, start in enumerate(layout.positions(1)):
         for t in range(start, length):
             if include_special or layout.copy_of[t] > 0:
-                weights[i, t] = A_new[start, t]
-        if normalize_weights:
+                rows[i][t] = values[start][t]
+    weights = torch.tensor(rows, dtype=torch.float64).reshape(layout.n, length)
+    if normalize_weights:
+        for i in range(layout.n):
             weights[i] = weights[i] / weights[i].sum()
     return weights
 
@@ -260,10 +264,12 @@ def reba_tokens(
 ) -> Tensor:
     """E [n, d]: e_i = sum over t in C with t >= pos(1, i) of A_new[pos(1, i), t] v_t."""
     weights = reba_weights(A_new, layout, include_special=include_special, normalize_weights=normalize_weights)
+    states = list(V.double())
     result = torch.zeros(layout.n, V.shape[1], dtype=torch.float64)
-    for i in range(layout.n):
-        for t in range(len(layout.ids)):
-            result[i] += weights[i, t] * V[t].double()
+    for row, factors in zip(result, weights.tolist(), strict=True):
+        for factor, state in zip(factors, states, strict=True):
+            if factor != 0:
+                row += factor * state
     return result
 
 
@@ -311,11 +317,11 @@ def published_last(V: Tensor, A_new: Tensor) -> Tensor:
 
 def published_mean(V: Tensor, A_new: Tensor) -> Tensor:
     """Weights w_t = sum over rows i < floor(T / 2), i <= t, of A_new[i, t]: all positions, divided by their sum."""
-    length = len(V)
+    length, values = len(V), A_new.tolist()
     weights = [0.0] * length
     for i in range(length // 2):
         for t in range(i, length):
-            weights[t] += float(A_new[i, t])
+            weights[t] += values[i][t]
     return _normalized_sum(V, weights)
 
 

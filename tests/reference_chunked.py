@@ -43,12 +43,15 @@ def chunked_weights(
     A_new: Tensor, layout: Layout, *, include_special: bool = False, normalize_weights: bool = False
 ) -> Tensor:
     """W [n, T] of one piece: W[i, t] = A_new[pos(1, i), t] for t in C, t >= pos(1, i); its diagonal weighs v_i."""
-    weights = torch.zeros(layout.n, len(layout.ids), dtype=torch.float64)
+    values = A_new.tolist()
+    rows = [[0.0] * len(layout.ids) for _ in range(layout.n)]
     for i, start in enumerate(layout.positions(1)):
         for t in range(start, len(layout.ids)):
             if include_special or layout.copy_of[t] > 0:
-                weights[i, t] = A_new[start, t]
-        if normalize_weights:
+                rows[i][t] = values[start][t]
+    weights = torch.tensor(rows, dtype=torch.float64)
+    if normalize_weights:
+        for i in range(layout.n):
             weights[i] = weights[i] / weights[i].sum()
     return weights
 
@@ -74,11 +77,12 @@ def chunked_tokens(
         repeated = piece_layout(placed, piece, k)
         V_piece, A_new = run(tuple(repeated.ids))
         weights = chunked_weights(A_new, repeated, include_special=include_special, normalize_weights=normalize_weights)
-        for row, i in enumerate(piece):
-            here = repeated.positions(1)[row]
-            tokens[i] += weights[row, here] * V[placed.positions(1)[i]].double()
+        states = list(V_piece.double())
+        for factors, i, here in zip(weights.tolist(), piece, repeated.positions(1), strict=True):
+            tokens[i] += factors[here] * V[placed.positions(1)[i]].double()
             for t in range(here + 1, len(repeated.ids)):
-                tokens[i] += weights[row, t] * V_piece[t].double()
+                if factors[t] != 0:
+                    tokens[i] += factors[t] * states[t]
     return tokens
 
 

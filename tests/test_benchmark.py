@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import json
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import st_reba
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
+from benchmarks import cli  # noqa: E402
 from benchmarks.aims import Aim, judge  # noqa: E402
 from benchmarks.batches import draw_lengths, make_batch, make_texts  # noqa: E402
 from benchmarks.growth import grown, power_law, two_parts  # noqa: E402
@@ -53,9 +57,26 @@ HEAD: dict[str, Any] = {
 }
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def started(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The script in a process of its own."""
     command = [sys.executable, SCRIPTS / "benchmark.py", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd)
+
+
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same command line in this process, which need not import everything once more; it is left as it was."""
+    given, out, err = [str(each) for each in arguments], io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(cwd)
+        # For the whole of a process: `started` runs it.
+        patch.setattr(cli, "keep_memory", lambda: True)
+        try:
+            status = cli.main(given)
+        except SystemExit as error:
+            status = int(error.code or 0)
+        finally:
+            gc.unfreeze()
+    return subprocess.CompletedProcess(given, status, out.getvalue(), err.getvalue())
 
 
 def record(variant: str, length: int, seconds: float, peak: int | None = 2**20, rows: int = 1, **other: Any) -> Record:
@@ -117,7 +138,7 @@ def test_the_report_and_figures_come_from_a_file_alike(tmp_path: Path) -> None:
 
 
 def test_only_some(tmp_path: Path) -> None:
-    done = run("--smoke", "--only", "reba-2 last", "prompteol", "--json", "out.json", cwd=tmp_path)
+    done = started("--smoke", "--only", "reba-2 last", "prompteol", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
     assert {each["variant"] for each in records} == {"Echo-2 last", "Echo-2 last again", "PromptEOL", LAST}

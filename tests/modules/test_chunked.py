@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import TEXTS, assert_close, loaded
+from oracle import TEXTS, assert_close, double, loaded
 from reference import Layout, hidden_and_attention, layout, symmetrized_max
 from reference_chunked import Run, chunked_pooled, chunked_tokens, cut
 from sentence_transformers import SentenceTransformer
@@ -37,7 +37,7 @@ MODULES = Path(st_reba.__file__).parent / "modules"
 
 @lru_cache(maxsize=4096)
 def run(base: str, ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    hidden, attention = hidden_and_attention(loaded(base)[0], ids)
+    hidden, attention = hidden_and_attention(double(base), ids)
     return hidden, symmetrized_max(attention)
 
 

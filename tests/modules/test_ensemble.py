@@ -16,7 +16,7 @@ import pytest
 import reference
 import reference_nosink
 import torch
-from oracle import TEXTS, assert_close, loaded
+from oracle import TEXTS, assert_close, double, loaded
 from reference_stages import ensemble
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import losses
@@ -51,8 +51,8 @@ def pieces(template: str) -> list[str | None]:
 @lru_cache(maxsize=512)
 def vector(base: str, text: str, template: str, method: str) -> Tensor:
     """One prompt's vector, by the oracle."""
-    model, tokenizer = loaded(base)
-    placed = reference.layout(tokenizer, text, pieces(template))
+    model = double(base)
+    placed = reference.layout(loaded(base)[1], text, pieces(template))
     if method == "nosink":
         depth = model.config.num_hidden_layers
         wanted = reference_nosink.plan(depth, kind="nosink-bidirectional", k=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,13 +67,17 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "prompteol": ("prompteol", {}),
 }
 BASES = [("mini", "bos"), ("llama", "bos_eos"), ("bloom", "bos_eos"), ("gpt_oss", "plain")]
+# Every method on one base; on the others what reads their attention, and a pooling each of what reads hidden states
+# alone, which are poolings of the same states everywhere. Every tokenizer for ReBA, and in turn for two others.
+FEWER = {
+    "mini": ("reba last", "published mean", "echo template"),
+    "bloom": ("reba mean", "published last", "classical cls", "prompteol"),
+    "gpt_oss": ("reba last", "published mean", "echo mean", "classical last"),
+}
 CASES = [
-    *((name, tokenizer, method) for name, tokenizer in BASES for method in METHODS),
-    *(
-        ("gpt2", tokenizer, method)
-        for tokenizer in TOKENIZERS
-        for method in ("reba last", "published mean", "echo mean")
-    ),
+    *((name, tokenizer, method) for name, tokenizer in BASES for method in FEWER.get(name, METHODS)),
+    *(("gpt2", tokenizer, "reba last") for tokenizer in TOKENIZERS),
+    *(("gpt2", tokenizer, ("published mean", "echo mean")[number % 2]) for number, tokenizer in enumerate(TOKENIZERS)),
 ]
 
 
@@ -219,9 +225,18 @@ def _poison(model: SentenceTransformer, text: str, value: float) -> None:
         model[0].model.get_input_embeddings().weight[token] = value
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("method", ["reba last", "reba mean", "published mean", "echo mean", "prompteol"])
-@pytest.mark.parametrize("name", ["llama", "bloom", "gpt_oss", "gemma2"])
+POISONED = list(
+    itertools.product(
+        ("llama", "bloom", "gpt_oss", "gemma2"), ("reba last", "reba mean", "published mean", "echo mean", "prompteol")
+    )
+)
+
+
+# Values in turn: each meets every base and every method.
+@pytest.mark.parametrize(
+    ("name", "method", "value"),
+    [(*each, (math.nan, math.inf)[(number + number // 5) % 2]) for number, each in enumerate(POISONED)],
+)
 def test_not_finite(base: Base, name: str, method: str, value: float) -> None:
     """One text's NaN is that text's alone: its mates are exact, and it is named or gets zeros."""
     bad = "Zebra Quiz, 斑马 and so on: " * 5

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,17 +37,18 @@ TEXTS = [
     )
 ] + [f"No. {number}" for number in range(80)]
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "whiten": ({"pooling": "mean"}, {"kind": "whiten", "dimensions": 40}),
+    "whiten": ({"pooling": "mean"}, {"kind": "whiten", "dimensions": 16}),
     "abtt": ({"method": "echo", "pooling": "last", "normalize": False}, {"kind": "abtt", "r": 2}),
 }
 
 
 @pytest.fixture(scope="module", params=CASES)
 def exported(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SentenceTransformer, Path, dict[str, Any]]:
     build, options = CASES[request.param]
-    plain = st_reba.build("mini", dtype="float32", device="cpu", max_seq_length=100, **build)
+    # One layer of a tiny model: the filter stands behind the pooling, and tracing takes its time by layers.
+    plain = st_reba.build(base("gpt2"), layer=1, dtype="float32", device="cpu", max_seq_length=100, **build)
     model = st_reba.fit_postfilter(plain, TEXTS, **options)
     folder = tmp_path_factory.mktemp("onnx") / request.param
     return model, folder, exporting.export_onnx(model, folder, int8=True, texts=TEXTS[:32])
@@ -87,15 +89,15 @@ def test_the_filter_stays_exact_in_8_bits(exported: tuple[SentenceTransformer, P
     assert any(node.op_type == "MatMulInteger" for node in nodes)
 
 
-def test_other_layers_behind_the_pooling(tmp_path: Path) -> None:
-    model = st_reba.build("mini", "echo", dtype="float32", device="cpu", max_seq_length=60)
+def test_other_layers_behind_the_pooling(base: Callable[..., str], tmp_path: Path) -> None:
+    model = st_reba.build(base("gpt2"), "echo", layer=1, dtype="float32", device="cpu", max_seq_length=60)
     torch.manual_seed(0)
-    tanh = SentenceTransformer(modules=[*model, Dense(192, 8)], device="cpu")
+    tanh = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
     exporting.export_onnx(tanh, tmp_path / "tanh")
     assert np.abs(exporting.Runner(tmp_path / "tanh").encode(TEXTS[:5]) - tanh.encode(TEXTS[:5])).max() < 1e-5
     for layer, message in (
-        (Dense(192, 192, use_residual=True), "use_residual"),
-        (Dense(192, 8, module_output_name="other"), "makes 'other' of 'sentence_embedding'"),
+        (Dense(32, 32, use_residual=True), "use_residual"),
+        (Dense(32, 8, module_output_name="other"), "makes 'other' of 'sentence_embedding'"),
         (torch.nn.Identity(), "only a pooling, and Dense and Normalize"),
     ):
         with pytest.raises(ValueError, match=message):
