@@ -21,13 +21,13 @@ STATUSES = ("ready", "remote-code", "old-transformers", "tune")
 
 @dataclass(frozen=True)
 class Score:
-    """A figure that a paper gives for exactly this base and method.
+    """A figure for exactly this base and method: a paper's, or one that was measured.
 
     Args:
         task: Of a benchmark, or the benchmark itself where it is an average.
         metric: As the evaluation calls it; ``main_score``: each task's own.
-        value: As printed.
-        table: Where it stands, as ``"Table 2"``.
+        value: As printed there.
+        table: Where it stands, as ``"Table 2"`` of the paper.
     """
 
     task: str
@@ -47,6 +47,7 @@ class About:
         parameters: Of the base, as ``"7B"``.
         paper: The one that ran this base by this method: ``"reba"``, ``"echo"`` or ``"nosink"``; None: none of them.
         scores: That paper's.
+        measured: What was measured with this very recipe.
         status: ``"ready"``; ``"remote-code"``: the base needs its own modelling code; ``"old-transformers"``: that
             code does not run with the versions of transformers that st_reba needs; ``"tune"``: layers are to be tuned.
         note: Why it is not ready, or what was chosen.
@@ -58,6 +59,7 @@ class About:
     parameters: str | None = None
     paper: Literal["reba", "echo", "nosink"] | None = None
     scores: tuple[Score, ...] = ()
+    measured: tuple[Score, ...] = ()
     status: Literal["ready", "remote-code", "old-transformers", "tune"] = "ready"
     note: str | None = None
 
@@ -189,6 +191,7 @@ _ABOUT: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "paper": (lambda value: value is None or value in PAPERS, f"one of {list(PAPERS)}, or null"),
     "scores": (lambda value: isinstance(value, list), "a list of scores"),
+    "measured": (lambda value: isinstance(value, list), "a list of scores"),
     "status": (lambda value: value in STATUSES, f"one of {list(STATUSES)}"),
     "note": (lambda value: value is None or _text(value), "a sentence on one line, or null"),
 }
@@ -205,17 +208,22 @@ _SCORE: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 def _about(given: object, file: str) -> About:
     values = checked_values(given, "about", _ABOUT, file)
-    scores = []
-    for number, each in enumerate(values.get("scores", []), 1):
-        score = checked_values(each, f"about.scores, number {number}", _SCORE, file)
-        if missing := [field.name for field in fields(Score) if field.name not in score]:
-            raise ValueError(f"{file!r}: about.scores, number {number} has no {missing[0]!r}; it needs {list(_SCORE)}.")
-        scores.append(Score(**{**score, "value": float(score["value"])}))
-    if scores and values.get("paper") is None:
+    scores = {name: _scores(values.get(name, []), f"about.{name}", file) for name in ("scores", "measured")}
+    if scores["scores"] and values.get("paper") is None:
         raise ValueError(f"{file!r}: about.scores needs about.paper, whose scores they are: one of {list(PAPERS)}.")
     if values.get("status", "ready") != "ready" and values.get("note") is None:
         raise ValueError(f"{file!r}: about.status={values['status']!r} needs about.note, which says why.")
-    return About(**{**values, "scores": tuple(scores), "language": tuple(values.get("language", ()))})
+    return About(**{**values, **scores, "language": tuple(values.get("language", ()))})
+
+
+def _scores(given: list[object], place: str, file: str) -> tuple[Score, ...]:
+    scores = []
+    for number, each in enumerate(given, 1):
+        score = checked_values(each, f"{place}, number {number}", _SCORE, file)
+        if missing := [field.name for field in fields(Score) if field.name not in score]:
+            raise ValueError(f"{file!r}: {place}, number {number} has no {missing[0]!r}; it needs {list(_SCORE)}.")
+        scores.append(Score(**{**score, "value": float(score["value"])}))
+    return tuple(scores)
 
 
 def checked_values(

@@ -71,6 +71,7 @@ licence_link: https://example.org/licence
 parameters: 0.6B
 paper: echo
 scores: [{task: STS12, metric: cos_sim_spearman, value: 71, table: Table 2}]
+measured: [{task: mine, metric: recall, value: 0.5, table: mine.md}]
 status: tune
 note: k is to be tuned.
 """
@@ -93,6 +94,7 @@ def test_facts_are_read_and_change_no_vector(tmp_path: Path) -> None:
         parameters="0.6B",
         paper="echo",
         scores=(Score("STS12", "cos_sim_spearman", 71.0, "Table 2"),),
+        measured=(Score("mine", "recall", 0.5, "mine.md"),),
         status="tune",
         note="k is to be tuned.",
     )
@@ -129,6 +131,8 @@ def test_facts_by_default(recipe: Path, tmp_path: Path) -> None:
         (", table: Table 2", "", "about.scores, number 1 has no 'table'; it needs"),
         ("table: Table 2", "tables: Table 2", "about.scores, number 1 has the key 'tables'"),
         ("table: Table 2", "table: 2", "table=2 must be a text"),
+        ("measured: [{task: mine, ", "measured: [{", "about.measured, number 1 has no 'task'; it needs"),
+        ("value: 0.5", "value: half", "about.measured, number 1, value='half' must be a number"),
     ],
 )
 def test_facts_that_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

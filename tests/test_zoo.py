@@ -22,16 +22,19 @@ from transformers import BertConfig, BertModel
 import st_reba
 from st_reba import cli, zoo
 from st_reba.cli import zoo as commands
-from st_reba.recipe import About
+from st_reba.recipe import About, located
 
 NAMES = zoo.names()
 TEXTS = ["银行今天关门了。", "A cat sleeps on the roof."]
 MINI = ["mini-classical", "mini-echo", "mini-nosink", "mini-reba"]
+# Found by a search, and named for what they are good for.
+COMPOSED = ["mini-quality", "mini-speed"]
 
 
 def on_mini(recipe: zoo.Recipe) -> dict[str, Any]:
     """A recipe's arguments, for a base of 6 layers and 1,024 positions that is here."""
-    arguments = {name: value for name, value in recipe.arguments.items() if name != "revision"}
+    arguments = located(recipe.arguments, recipe.path)
+    arguments.pop("revision", None)
     arguments["base"] = "mini"
     if "tokenizer" in arguments:
         arguments["tokenizer"] = "mini"
@@ -53,8 +56,10 @@ DISTINCT = {json.dumps(on_mini(zoo.load(name)), sort_keys=True): name for name i
 
 def test_names() -> None:
     folder = Path(zoo.__file__).parent / "recipes"
-    assert sorted(NAMES) == NAMES == sorted(path.stem for path in folder.iterdir())
-    assert {"llama2-chinese-reba", "mistral-7b-instruct-echo", "tinyllama-1.1b-nosink", *MINI} <= set(NAMES)
+    assert sorted(NAMES) == NAMES == sorted(path.stem for path in folder.glob("*.yaml"))
+    assert {"llama2-chinese-reba", "mistral-7b-instruct-echo", "tinyllama-1.1b-nosink", *MINI, *COMPOSED} <= set(NAMES)
+    filters = {zoo.load(name).arguments["postfilter"] for name in COMPOSED}
+    assert {path.name for path in folder.iterdir() if path.suffix != ".yaml"} == filters
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).parents[1] / "setup.cfg")
     packed = {
@@ -70,7 +75,7 @@ def test_every_recipe(name: str) -> None:
     assert recipe.name == name == recipe.path.stem
     assert re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", name)
     # What a name says is what is built.
-    assert arguments["method"] in name.split("-")
+    assert name in COMPOSED or arguments["method"] in name.split("-")
     # Nothing that belongs to a machine or a person, nothing that a default says already.
     signature = inspect.signature(st_reba.build).parameters
     assert not {"device", "token", "cache_folder", "local_files_only", "dtype", "trust_remote_code"} & set(arguments)
@@ -90,7 +95,8 @@ def test_every_recipe(name: str) -> None:
     assert keys == [*sorted(arguments, key=list(signature).index), "about"]
     order = [field.name for field in fields(About)]
     given = list(yaml.safe_load(text)["about"])
-    assert given == [key for key in order if key in given] and set(order) - set(given) <= {"licence_link"}
+    assert given == [key for key in order if key in given] and set(order) - set(given) <= {"licence_link", "measured"}
+    assert bool(about.measured) == (name in COMPOSED)
     assert all(line == line.rstrip() for line in text.splitlines()) and text.endswith("\n")
 
 
@@ -150,9 +156,9 @@ def test_scores() -> None:
 
 @pytest.mark.parametrize("arguments", DISTINCT, ids=DISTINCT.values())
 def test_every_set_of_options_builds(arguments: str) -> None:
-    model = st_reba.build(**json.loads(arguments))
-    vectors = model.encode(TEXTS)
-    assert vectors.shape == (2, 192) and np.isfinite(vectors).all()
+    given = json.loads(arguments)
+    vectors = st_reba.build(**given).encode(TEXTS)
+    assert vectors.shape == (2, 383 if "postfilter" in given else 192) and np.isfinite(vectors).all()
 
 
 def test_build_takes_the_arguments() -> None:
@@ -220,7 +226,7 @@ def test_status(builds: list[dict[str, Any]]) -> None:
         recipe = zoo.load(name)
         if recipe.about.status == "ready":
             recipe.build()
-            assert builds.pop() == recipe.arguments
+            assert builds.pop() == located(recipe.arguments, recipe.path)
             continue
         with pytest.raises(ValueError, match=re.escape(f"recipe {name!r}")) as error:
             recipe.build()

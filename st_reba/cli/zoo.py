@@ -57,6 +57,7 @@ def add_zoo(commands: Any) -> None:
     command.add_argument("--k", type=layer_count, metavar="K", help="converted layers from the top, or all")
     command.add_argument("--k0", type=count, metavar="K0", help="those of them that hide the sink")
     command.add_argument("--revision", help="Hub revision of the base")
+    command.add_argument("--truncate-layers", action="store_true", help="do not save layers above the one that is read")
     command.add_argument("--overwrite", action="store_true", help="replace a saved model that is there")
     command.add_argument("--json", action="store_true", help="print the description as JSON")
     add_running(command)
@@ -108,5 +109,6 @@ def build(options: argparse.Namespace) -> None:
         overrides["trust_remote_code"] = True
     check_out(options.out, overwrite=options.overwrite)
     model = recipe.build(**overrides)
-    save(model, options.out, overwrite=options.overwrite, recipe=recipe)
+    truncated = {"truncate_layers": options.truncate_layers}
+    save(model, options.out, overwrite=options.overwrite, recipe=recipe, **truncated)
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)

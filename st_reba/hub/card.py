@@ -248,7 +248,7 @@ def render(
         method_notes=method_notes(facts),
         kinds=[(kind, KINDS[kind].format(m=facts.plan.m)) for kind in _kinds(facts)] if facts.plan is not None else [],
         costs=costs(facts),
-        limits=limits(facts, about, recipe_only=recipe_only, measured=bool(measured)),
+        limits=limits(facts, about, recipe_only=recipe_only, measured=bool(measured or about.measured)),
         licence=licence_text(facts, about),
         paper=PAPERS.get(about.paper or "", ""),
         citation="\n\n".join(CITATIONS[source] for source in sources(facts, about)),
@@ -319,7 +319,7 @@ def _recipe(given: zoo.Recipe | Mapping[str, Any] | str | None) -> zoo.Recipe | 
     if isinstance(given, str):
         return zoo.load(given)
     about = dict(given["about"])
-    about["scores"] = tuple(Score(**each) for each in about["scores"])
+    about |= {name: tuple(Score(**each) for each in about.get(name, ())) for name in ("scores", "measured")}
     about["language"] = tuple(about["language"])
     return zoo.Recipe(given["name"], Path(f"{given['name']}.yaml"), dict(given["arguments"]), About(**about))
 

@@ -56,7 +56,7 @@ class DecoderTransformer(RunningTransformer):
         join: How several make one: ``"mean"``, or ``"concat"``: side by side, in more dimensions.
         final_norm: Whether inner layers are read behind the backbone's final norm, or before it.
         non_finite: What to do with a text for which the backbone gives NaN or infinity: ``"error"`` names the text;
-            ``"zeros"`` gives it zero vectors (as the published ReBA code does).
+            ``"zeros"`` gives it zero vectors (as the published ReBA code does), which a post-filter then moves.
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
         postfilter: What the ``Dense`` behind the pooling was fitted on, for the record (see :func:`check_record`).

@@ -82,7 +82,7 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """All of it, JSON-serializable."""
         about = asdict(self.about)
-        about["language"], about["scores"] = list(about["language"]), list(about["scores"])
+        about |= {name: list(about[name]) for name in ("language", "scores", "measured")}
         return {"name": self.name, "arguments": dict(self.arguments), "about": about}
 
 
@@ -91,7 +91,7 @@ def names() -> list[str]:
 
     Example:
         >>> [name for name in names() if name.startswith("mini-")]
-        ['mini-classical', 'mini-echo', 'mini-nosink', 'mini-reba']
+        ['mini-classical', 'mini-echo', 'mini-nosink', 'mini-quality', 'mini-reba', 'mini-speed']
     """
     return sorted(path.stem for path in _RECIPES.glob("*.yaml"))
 

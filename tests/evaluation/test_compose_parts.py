@@ -171,6 +171,19 @@ def test_what_chooses_does_not_report(tmp_path: Path) -> None:
     assert (len(parted.validation), len(parted.heldout)) == (60, 40)
 
 
+def test_a_limit_counts_queries_that_can_be_scored(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = rows_of("ranking", 100)
+    # One document alone, several that are all alike, one and the same with two relevances: nothing to order.
+    mute = [{"query": f"q{n}", "document": "d", "relevance": 1} for n in range(300)]
+    mute += [{"query": "alike", "document": document, "relevance": 2} for document in "ab"]
+    mute += [{"query": "twice", "document": "a", "relevance": relevance} for relevance in (0, 1)]
+    path = write_rows(tmp_path / "clicks.jsonl", mute + rows)
+    parted = read_parts(path, "ranking", limit=90)
+    assert len(parted.validation) + len(parted.heldout) == 90
+    assert "; 302 queries left out, whose documents are all alike to them" in parted.describe()
+    assert "left out" not in read_parts(write_rows(tmp_path / "all.jsonl", rows), "ranking").describe()
+
+
 def test_rankings_are_put_together_by_their_queries() -> None:
     rows = [("q", "a", 1.0), ("p", "b", 0.0), ("q", "b", 0.0), ("q", "a", 0.0), ("p", "c", 0.0), ("r", "a", 2.0)]
     part = part_of("ranking", rows)

@@ -53,7 +53,10 @@ def test_card(name: str) -> None:
     if about.licence == "other":
         assert data["license_name"] and data["license_link"].startswith("https://")
     # What a paper printed was not measured here.
-    assert "model-index" not in data and "No benchmark was run with this model." in text
+    assert "model-index" not in data and ("No benchmark was run with this model." in text) == (not about.measured)
+    measured = [f"| {each.task} | {each.metric} | {each.value} | {each.table} |" for each in about.measured]
+    assert [line for line in text.splitlines() if line in measured] == measured
+    assert ("## Results of the recipe" in text) == bool(about.measured)
     printed = re.findall(r"^\| (.+?) \| \S+ \| ([\d.]+) \| (?:Table|Figure) .*\|$", text, re.MULTILINE)
     assert [(task, float(value)) for task, value in printed] == [(each.task, each.value) for each in about.scores]
     assert ("**not measured with this model**" in text) == bool(about.scores)
@@ -66,7 +69,11 @@ def test_card(name: str) -> None:
     own = arguments["method"] == "nosink" and "pooling" not in arguments
     assert ("is an embedder already" in text) == ("| pooling | the base's own |" in text) == own
     loaded = arguments["base"] == "mini"
-    assert ("| dimensions | 192 |" in text) == loaded and ("written from the recipe alone" in text) == (not loaded)
+    # Two layers side by side, less one direction.
+    dimensions = 383 if "postfilter" in arguments else 192
+    assert (f"| dimensions | {dimensions} |" in text) == loaded and ("written from the recipe alone" in text) == (
+        not loaded
+    )
     if "max_seq_length" in arguments:
         assert f"| positions | {arguments['max_seq_length']} |" in text
     for word in ("None", "{{", "/work", "/tmp", "/home"):

@@ -91,13 +91,8 @@ def part_of(kind: Kind, items: Sequence[tuple[Any, ...]]) -> Part:
 
     made: list[Any] = []
     if kind == "ranking":
-        queries: dict[str, dict[str, float]] = {}
-        for query, document, relevance in items:
-            # Of a document that stands twice under a query the first line counts.
-            queries.setdefault(query, {}).setdefault(document, relevance)
-        # A query whose documents are all alike to it says nothing of an order.
-        telling = {query: graded for query, graded in queries.items() if len(set(graded.values())) > 1}
-        made = [(place(query), tuple(map(place, graded)), tuple(graded.values())) for query, graded in telling.items()]
+        graded = {query: _graded(rows) for query, rows in _by_query(items).items() if _tells(rows)}
+        made = [(place(query), tuple(map(place, found)), tuple(found.values())) for query, found in graded.items()]
     else:
         texts = _TEXTS[kind]
         made = [(*map(place, item[:texts]), *item[texts:]) for item in items]
@@ -165,7 +160,12 @@ def read_parts(
     files = {"validation": main}
     if test is not None:
         files["heldout"] = read_labelled(Path(test), main.kind, columns, bad_lines)
-    groups = {part: sampled(_groups(labelled), limit, seed) for part, labelled in files.items()}
+    every = {part: _groups(labelled) for part, labelled in files.items()}
+    # Before any is drawn, so that a limit counts what can be scored.
+    telling = {
+        part: [group for group in found if main.kind != "ranking" or _tells(group)] for part, found in every.items()
+    }
+    groups = {part: sampled(found, limit, seed) for part, found in telling.items()}
     missing = ["validation"] if test is not None else ["validation", "heldout"]
     groups.update(divide(groups["validation"], missing, validation, seed, stratify=main.kind == "classes"))
     asked = {_asked(main.kind, group) for group in groups["validation"]}
@@ -176,6 +176,8 @@ def read_parts(
         groups = {part: [row for rows in found for row in rows] for part, found in groups.items()}
     made = {part: part_of(main.kind, found) for part, found in groups.items()}
     note = main.layout + skipped(main)
+    if mute := sum(map(len, every.values())) - sum(map(len, telling.values())):
+        note += f"; {mute} queries left out, whose documents are all alike to them"
     if test is not None:
         note += f"; held-out from {Path(test).name}{skipped(files['heldout'])}"
     if again:
@@ -194,7 +196,24 @@ def _groups(labelled: Labelled) -> list[Any]:
     """Items, or, of a ranking, lists of a query's rows, which must stay in one part."""
     if labelled.kind != "ranking":
         return labelled.items
+    return list(_by_query(labelled.items).values())
+
+
+def _by_query(rows: Sequence[Any]) -> dict[str, list[Any]]:
     queries: dict[str, list[Any]] = {}
-    for row in labelled.items:
+    for row in rows:
         queries.setdefault(row[0], []).append(row)
-    return list(queries.values())
+    return queries
+
+
+def _graded(rows: Sequence[Any]) -> dict[str, float]:
+    """A query's documents and their relevances; of a document that stands there twice the first line counts."""
+    found: dict[str, float] = {}
+    for _, document, relevance in rows:
+        found.setdefault(document, relevance)
+    return found
+
+
+def _tells(rows: Sequence[Any]) -> bool:
+    """Whether a query's documents differ in relevance: else they say nothing of an order."""
+    return len(set(_graded(rows).values())) > 1
