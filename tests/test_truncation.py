@@ -24,8 +24,8 @@ from st_reba import truncate_layers, truncation
 from st_reba.cli import main
 from st_reba.describe import describe
 from st_reba.hub import saving
-from st_reba.hub.golden import verify
 from st_reba.hub.saving import save
+from st_reba.hub.verify import verify
 from st_reba.modules.depth import LayerList
 
 Base = Callable[..., str]

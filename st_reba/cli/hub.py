@@ -25,7 +25,7 @@ def add_verify(commands: Any) -> None:
 
 
 def verify(options: argparse.Namespace) -> int:
-    from ..hub.golden import verify as verify_model
+    from ..hub.verify import verify as verify_model
 
     report = verify_model(
         options.model,

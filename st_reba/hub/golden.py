@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,10 +15,9 @@ from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from ..modules.tokens import empty_id
-from ..persistence import load
 from ..version import __version__
-from .code_state import Code, code_of
-from .golden_file import EXACT, FORMAT, find_golden, write_file
+from .code_state import Code
+from .golden_file import EXACT, FORMAT, write_file
 from .golden_file import FILE as FILE
 from .golden_file import read_golden as read_golden
 
@@ -145,72 +144,6 @@ def header(model: SentenceTransformer, dimension: int, fields: Mapping[str, str]
         **_environment(model),
         "versions": _versions(),
     }
-
-
-def verify(
-    model: SentenceTransformer | str | os.PathLike[str],
-    golden: str | os.PathLike[str] | None = None,
-    *,
-    device: str | None = None,
-    dtype: str | torch.dtype | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-) -> Report:
-    """Hold a model against the vectors that it gave when it was saved.
-
-    Args:
-        model: A saved or exported model's folder or Hub id, or a loaded model.
-        golden: A file like golden.json, or the folder that holds one; needed for a loaded model, else the model's own.
-        device: Where to run; an exported model's graph runs on a CPU.
-        dtype: Of the weights; None: as they were when the vectors were made. A graph has its own.
-        revision: Hub revision.
-        trust_remote_code: Allow code from the repository.
-        token: Hub token.
-        cache_folder: Where downloads are kept.
-        local_files_only: Download nothing.
-
-    Returns:
-        The result of each text, and what has changed since.
-
-    Raises:
-        FileNotFoundError: There is no golden.json.
-        ImportError: An exported model's graph needs onnxruntime.
-        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
-
-    Example:
-        >>> import st_reba, tempfile
-        >>> from st_reba.hub.saving import save
-        >>> from st_reba.hub.golden import verify
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(st_reba.build("mini"), folder)
-        ...     verify(folder).ok
-        True
-    """
-    hub = {"revision": revision, "token": token, "cache_folder": cache_folder, "local_files_only": local_files_only}
-    if isinstance(model, SentenceTransformer):
-        if golden is None:
-            raise ValueError("golden=None: name the golden.json that a loaded model is to be held against.")
-        file = find_golden(os.fspath(golden), {})
-        stored = read_golden(file)
-    else:
-        path = os.fspath(model)
-        stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
-        if stored.get("graph") is not None:
-            from .onnx.vectors import verify_graph
-
-            return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
-        model = load(
-            path,
-            device=device,
-            dtype=dtype or stored["dtype"],
-            trust_remote_code=trust_remote_code,
-            **hub,
-        )
-        return replace(compare(model, stored), code=code_of(path, hub))
-    return compare(model, stored)
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:

@@ -16,8 +16,9 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba import cli
 from st_reba.hub import golden
-from st_reba.hub.golden import DIFFERENCE, TEXTS, compare, read_golden, verify, write_golden
+from st_reba.hub.golden import DIFFERENCE, TEXTS, compare, read_golden, write_golden
 from st_reba.hub.saving import save
+from st_reba.hub.verify import verify
 
 Edit = Callable[[Path], None]
 

@@ -12,7 +12,7 @@ import pytest
 from server import Hub
 
 from st_reba.hub import zoo_cards
-from st_reba.hub.golden import verify
+from st_reba.hub.verify import verify
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = "minicpm4-0.5b-echo"

@@ -17,9 +17,9 @@ from server import Hub
 
 import st_reba
 from st_reba.cli import main
-from st_reba.hub.golden import verify
 from st_reba.hub.push import push, push_recipe
 from st_reba.hub.saving import save
+from st_reba.hub.verify import verify
 
 REPO = "org/llama2-chinese-reba"
 ROOT = Path(__file__).parents[2]

@@ -23,6 +23,7 @@ import st_reba
 from st_reba.build import EMBEDDED
 from st_reba.hub import golden, saving
 from st_reba.hub.saving import save
+from st_reba.hub.verify import verify
 from st_reba.modules.vendoring import REQUIREMENTS
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "long " * 120]
@@ -117,7 +118,7 @@ def test_weights_left_at_a_folder(tiny: SentenceTransformer, base: Callable[...,
     np.testing.assert_array_equal(loaded.encode(TEXTS), tiny.encode(TEXTS))
     assert loaded.max_seq_length == 100 and loaded.tokenizer.padding_side == "left"
     assert cast(Any, loaded[0]).model.dtype == torch.float32
-    assert golden.verify(first).ok
+    assert verify(first).ok
     save(loaded, again, weights=False, base=place)
     assert files(again) == files(first)
     # Whoever saves it as any model gets a whole one, which needs no base.

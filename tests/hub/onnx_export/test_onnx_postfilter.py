@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 import st_reba
-from st_reba.hub import golden
 from st_reba.hub import onnx as exporting
+from st_reba.hub.verify import verify
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -63,7 +63,7 @@ def test_vectors(exported: tuple[SentenceTransformer, Path, dict[str, Any]]) -> 
     runner = exporting.Runner(folder)
     for side in ("left", "right"):
         assert np.abs(runner.encode(TEXTS[:20], side=cast(Any, side)) - wanted).max() < 1e-5 * scale
-    assert golden.verify(str(folder)).ok
+    assert verify(str(folder)).ok
     script = Path(__file__).with_name("bare.py")
     done = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -20,9 +20,9 @@ from st_reba import zoo
 from st_reba.cli import main
 from st_reba.hub import onnx as exporting
 from st_reba.hub.fresh import check_vectors
-from st_reba.hub.golden import verify
 from st_reba.hub.push import push
 from st_reba.hub.saving import save
+from st_reba.hub.verify import verify
 from st_reba.persistence import load
 
 pytest.importorskip("onnxruntime")
