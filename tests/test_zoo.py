@@ -311,6 +311,14 @@ def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(run(capsys, "build", "mini-nosink", out, "--k0", "1", "--json"))["setting"] == "mask0&bidir"
     wanted = zoo.load("mini-nosink").build(k0=1).encode(TEXTS)
     np.testing.assert_allclose(SentenceTransformer(out, device="cpu").encode(TEXTS), wanted, atol=1e-6)
+    # A recipe that reads the lowest layers: the others are stored only where nobody asks.
+    whole, short = str(tmp_path / "whole"), str(tmp_path / "short")
+    run(capsys, "build", "mini-speed", whole)
+    run(capsys, "build", "mini-speed", short, "--truncate-layers")
+    sizes = [Path(folder, "model.safetensors").stat().st_size for folder in (whole, short)]
+    assert sizes[1] < 0.6 * sizes[0]
+    vectors = [SentenceTransformer(folder, device="cpu").encode(TEXTS) for folder in (whole, short)]
+    np.testing.assert_array_equal(*vectors)
     assert cli.main(["zoo", "build", "mini-reba", out]) == 2
     assert "already there" in capsys.readouterr().err
     assert "nosink" in (tmp_path / "out" / "modules.json").read_text().lower()

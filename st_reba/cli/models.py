@@ -178,8 +178,13 @@ def build(options: argparse.Namespace) -> None:
         tokenizer=options.tokenizer,
         trust_remote_code=options.trust_remote_code,
     )
-    truncated = {"truncate_layers": options.truncate_layers}
-    save(model, options.out, overwrite=options.overwrite, golden=not options.no_golden, **truncated)
+    save(
+        model,
+        options.out,
+        overwrite=options.overwrite,
+        golden=not options.no_golden,
+        truncate_layers=options.truncate_layers,
+    )
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)
 
 

@@ -109,6 +109,11 @@ def build(options: argparse.Namespace) -> None:
         overrides["trust_remote_code"] = True
     check_out(options.out, overwrite=options.overwrite)
     model = recipe.build(**overrides)
-    truncated = {"truncate_layers": options.truncate_layers}
-    save(model, options.out, overwrite=options.overwrite, recipe=recipe, **truncated)
+    save(
+        model,
+        options.out,
+        overwrite=options.overwrite,
+        recipe=recipe,
+        truncate_layers=options.truncate_layers,
+    )
     print_description(describe(options.out, trust_remote_code=options.trust_remote_code), options.json)

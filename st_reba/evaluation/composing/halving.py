@@ -53,6 +53,11 @@ def papers_of(arm: Arm, space: Space, depth: int) -> set[str]:
     return {Trial(arm, read).paper(depth) for read in whole if read in reads} - {"composed"}
 
 
+def of_paper(paper: str, depth: int) -> Callable[[Trial], bool]:
+    """Whether a trial is by itself that paper's method."""
+    return lambda trial: trial.paper(depth) == paper
+
+
 class Halving:
     """Runs arms through the rungs.
 
@@ -168,10 +173,7 @@ class Halving:
         """
         every = self._order(results, lambda trial: True)
         fast = self._order(results, lambda trial: self.costs.of(trial) <= self._speed)
-        papers = [
-            self._order(results, lambda trial, paper=paper: trial.paper(self.depth) == paper)  # type: ignore[misc]
-            for paper in PAPERS
-        ]
+        papers = [self._order(results, of_paper(paper, self.depth)) for paper in PAPERS]
         always = dict.fromkeys(arm for order in (every, fast, *papers) for arm in order[:1])
         kept = {**always, **dict.fromkeys([*every[: -(-count // 2)], *fast[: -(-count // 4)]])}
         for order in papers:

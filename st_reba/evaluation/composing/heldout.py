@@ -18,7 +18,7 @@ from ...postfilter import PostFilter
 from ..resampling import DRAWS
 from ..vectors import sentence_vectors
 from .costs import Costs
-from .halving import best_of
+from .halving import best_of, of_paper
 from .parts import Part
 from .reading import Parted
 from .results import Result
@@ -68,7 +68,7 @@ def reported(results: Sequence[Result], costs: Costs, speed: float) -> dict[str,
     on_all = [result for result in results if result.rung == last]
     found: dict[str, tuple[Trial, float]] = {}
     for paper in PAPERS:
-        best = best_of(on_all, lambda trial, paper=paper: trial.paper(costs.depth) == paper, costs)  # type: ignore[misc]
+        best = best_of(on_all, of_paper(paper, costs.depth), costs)
         if best is not None:
             found[paper] = best
     fast = best_of(on_all, lambda trial: costs.of(trial) <= speed, costs)

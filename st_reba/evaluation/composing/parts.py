@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -72,7 +73,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class _Items:
+class _Items(ABC):
     """What all four share.
 
     Args:
@@ -85,7 +86,7 @@ class _Items:
 
     @property
     def learns(self) -> bool:
-        return self.kind == "classes"  # type: ignore[attr-defined, no-any-return]
+        return False
 
     def __len__(self) -> int:
         return len(self.items)
@@ -111,13 +112,13 @@ class _Items:
     def score_of(self, evidence: NDArray[np.float64]) -> float:
         return float(evidence[:, 0].mean())
 
+    @abstractmethod
     def _numbers(self, item: Any) -> Sequence[int]:
         """Numbers of an item's texts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _moved(self, item: Any, places: dict[int, int]) -> Any:
         """An item whose texts have other numbers."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,10 @@ class Classes(_Items):
 
     kind: Kind = "classes"
     metric: str = "accuracy"
+
+    @property
+    def learns(self) -> bool:
+        return True
 
     def folds(self) -> tuple[Indices, Indices]:
         # Class by class: whatever order a file has, a half must not lack what the other is asked.

@@ -91,8 +91,9 @@ def part_of(kind: Kind, items: Sequence[tuple[Any, ...]]) -> Part:
 
     made: list[Any] = []
     if kind == "ranking":
-        graded = {query: _graded(rows) for query, rows in _by_query(items).items() if _tells(rows)}
-        made = [(place(query), tuple(map(place, found)), tuple(found.values())) for query, found in graded.items()]
+        graded = {query: _graded(rows) for query, rows in _by_query(items).items()}
+        telling = {query: found for query, found in graded.items() if _tells(found)}
+        made = [(place(query), tuple(map(place, found)), tuple(found.values())) for query, found in telling.items()]
     else:
         texts = _TEXTS[kind]
         made = [(*map(place, item[:texts]), *item[texts:]) for item in items]
@@ -160,12 +161,8 @@ def read_parts(
     files = {"validation": main}
     if test is not None:
         files["heldout"] = read_labelled(Path(test), main.kind, columns, bad_lines)
-    every = {part: _groups(labelled) for part, labelled in files.items()}
-    # Before any is drawn, so that a limit counts what can be scored.
-    telling = {
-        part: [group for group in found if main.kind != "ranking" or _tells(group)] for part, found in every.items()
-    }
-    groups = {part: sampled(found, limit, seed) for part, found in telling.items()}
+    read = {part: _groups(labelled) for part, labelled in files.items()}
+    groups = {part: sampled(found, limit, seed) for part, (found, _) in read.items()}
     missing = ["validation"] if test is not None else ["validation", "heldout"]
     groups.update(divide(groups["validation"], missing, validation, seed, stratify=main.kind == "classes"))
     asked = {_asked(main.kind, group) for group in groups["validation"]}
@@ -176,7 +173,7 @@ def read_parts(
         groups = {part: [row for rows in found for row in rows] for part, found in groups.items()}
     made = {part: part_of(main.kind, found) for part, found in groups.items()}
     note = main.layout + skipped(main)
-    if mute := sum(map(len, every.values())) - sum(map(len, telling.values())):
+    if mute := sum(count for _, count in read.values()):
         note += f"; {mute} queries left out, whose documents are all alike to them"
     if test is not None:
         note += f"; held-out from {Path(test).name}{skipped(files['heldout'])}"
@@ -192,11 +189,14 @@ def _asked(kind: Kind, group: Any) -> Any:
     return frozenset(group[:2]) if kind == "pairs" else tuple(group[: _TEXTS[kind]])
 
 
-def _groups(labelled: Labelled) -> list[Any]:
-    """Items, or, of a ranking, lists of a query's rows, which must stay in one part."""
+def _groups(labelled: Labelled) -> tuple[list[Any], int]:
+    """Items; of a ranking lists of a query's rows, which must stay in one part, and how many tell nothing."""
     if labelled.kind != "ranking":
-        return labelled.items
-    return list(_by_query(labelled.items).values())
+        return labelled.items, 0
+    queries = _by_query(labelled.items)
+    # Left out before any is drawn, so that a limit counts what can be scored.
+    telling = [rows for rows in queries.values() if _tells(_graded(rows))]
+    return telling, len(queries) - len(telling)
 
 
 def _by_query(rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -214,6 +214,6 @@ def _graded(rows: Sequence[Any]) -> dict[str, float]:
     return found
 
 
-def _tells(rows: Sequence[Any]) -> bool:
+def _tells(graded: Mapping[str, float]) -> bool:
     """Whether a query's documents differ in relevance: else they say nothing of an order."""
-    return len(set(_graded(rows).values())) > 1
+    return len(set(graded.values())) > 1
