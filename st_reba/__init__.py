@@ -1,7 +1,7 @@
 """st_reba: any decoder-only language model as a text embedder, without training.
 
 >>> import st_reba
->>> model = st_reba.build("mini", method="reba", repeats=2)
+>>> model = st_reba.build("mini", "reba", repeats=2)
 >>> model.encode(["你好，世界", "Hello, world"]).shape
 (2, 192)
 """
@@ -11,59 +11,77 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .build import METHODS, build
-from .filtered import fit_postfilter
-from .modules import (
-    MODULES,
-    SETTINGS,
-    ChunkedReBAPooling,
-    DecoderTransformer,
-    LayerPlan,
-    NoSinkTransformer,
-    PromptEnsemble,
-    ReBAPooling,
-    RepeatTransformer,
-    named_plan,
-)
-from .postfilter import PostFilter
 from .registration import register
-from .truncation import truncate_layers
 from .version import __version__
-from .words import encode_word_layers, encode_words
 
 if TYPE_CHECKING:
-    from . import index as index
-    from . import zoo as zoo
+    from .build import build as build
+    from .filters import PostFilter as PostFilter
+    from .filters import fit_postfilter as fit_postfilter
+    from .modules import Classical as Classical
+    from .modules import Echo as Echo
+    from .modules import Ensemble as Ensemble
+    from .modules import LayerPlan as LayerPlan
+    from .modules import NoSink as NoSink
+    from .modules import Prepend as Prepend
+    from .modules import PromptEOL as PromptEOL
+    from .modules import ReadLayers as ReadLayers
+    from .modules import ReBA as ReBA
+    from .modules.chunked import ChunkedReBAPooling as ChunkedReBAPooling
+    from .modules.decoder import DecoderTransformer as DecoderTransformer
+    from .modules.nosink import NoSinkTransformer as NoSinkTransformer
+    from .modules.pooling import ReBAPooling as ReBAPooling
+    from .modules.prompts import PromptEnsemble as PromptEnsemble
+    from .modules.repeat import RepeatTransformer as RepeatTransformer
+    from .spec import Spec as Spec
+    from .spec import spec_of as spec_of
+    from .truncation import truncate_layers as truncate_layers
+    from .words import encode_word_layers as encode_word_layers
+    from .words import encode_words as encode_words
 
+# Where each public name stands: imported on first use, so that importing the package takes no time.
+_HOMES = {
+    "build": "build",
+    "Spec": "spec",
+    "spec_of": "spec",
+    "encode_words": "words",
+    "encode_word_layers": "words",
+    "fit_postfilter": "filters",
+    "PostFilter": "filters",
+    "truncate_layers": "truncation",
+    "ReBA": "modules",
+    "Echo": "modules",
+    "Classical": "modules",
+    "PromptEOL": "modules",
+    "NoSink": "modules",
+    "LayerPlan": "modules",
+    "ReadLayers": "modules",
+    "Prepend": "modules",
+    "Ensemble": "modules",
+    "RepeatTransformer": "modules",
+    "NoSinkTransformer": "modules",
+    "DecoderTransformer": "modules",
+    "ReBAPooling": "modules",
+    "ChunkedReBAPooling": "modules",
+    "PromptEnsemble": "modules",
+}
+_PARTS = ("index", "zoo")
 
-__all__ = [
-    "METHODS",
-    "SETTINGS",
-    "ChunkedReBAPooling",
-    "DecoderTransformer",
-    "LayerPlan",
-    "NoSinkTransformer",
-    "PostFilter",
-    "PromptEnsemble",
-    "ReBAPooling",
-    "RepeatTransformer",
-    "__version__",
-    "build",
-    "encode_word_layers",
-    "encode_words",
-    "fit_postfilter",
-    "index",
-    "named_plan",
-    "register",
-    "truncate_layers",
-    "zoo",
-]
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
 
-register(*MODULES)
+register()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("index", "zoo"):
-        # Imported on first use: they need FAISS and YAML, which a model alone does not.
+    if name in _PARTS:
         return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    # The submodule of the same name, as ``build``, has just taken this place.
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PARTS})

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .modules import DecoderTransformer
+from .modules.decoder import DecoderTransformer
 
 EMBEDDED = {"mini": Path(__file__).parent / "mini"}
 # What a sentence-transformers that leaves weights where accelerate put them has.
@@ -201,14 +201,15 @@ def check_padding(transformer: DecoderTransformer, name: str) -> None:
     Raises:
         ValueError: They are not.
     """
-    if transformer.looks_back or not transformer.stack.is_plain:
+    if transformer.backbone.looks_back or transformer.stack is not None:
         return
     ids = torch.arange(1, 7, device=transformer.model.device)[None]
     hidden = []
     with torch.inference_mode():
         for seen in (torch.ones_like(ids[:, :4]), (ids < 5).long()):
             features = {"input_ids": ids[:, : seen.shape[1]], "attention_mask": seen, "copy_ids": seen}
-            hidden.append(DecoderTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
+            output = DecoderTransformer.forward(transformer.eval(), features, watch=())
+            hidden.append(output["token_embeddings"][0, :4].float())
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
         raise ValueError(

@@ -8,15 +8,13 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from .modules import RepeatTransformer
+from .modules.repeat import RepeatTransformer
 
 # Positions a forward pass where the caller does not say: measured on two CPU cores, more make nothing faster, only the
 # activations larger (docs/PERFORMANCE.md).
 DEFAULT_BATCH_TOKENS = 4096
-
 # The share of a batch that may be padding.
 MAX_PADDING = 0.05
-
 # Texts that are tokenized together only to count their positions: no more token ids than theirs exist at a time.
 _COUNTED_TOGETHER = 64
 
@@ -24,9 +22,8 @@ _COUNTED_TOGETHER = 64
 def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
     """Group texts of like length into batches of bounded size and bounded padding.
 
-    The longest come first, so that memory peaks at once or never. A batch ends where the next text would take it over
-    the budget, or where so much shorter a text would let its padding grow over ``max_padding``: a budget alone would
-    put the longest and the shortest of a few hundred short texts together, at 15 to 25 % of padding.
+    The longest come first, so that memory peaks at once or never. A budget alone would put the longest and the shortest
+    of a few hundred short texts together, at 15 to 25 % of padding.
 
     Args:
         lengths: Positions of each text.
@@ -47,20 +44,19 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
         >>> token_batches([5, 40, 6, 41, 90], budget=100, max_padding=1)
         [[4], [3, 1], [2, 0]]
     """
-    _check("batch_tokens", budget)
+    check_sizes(None, budget)
     batches: list[list[int]] = []
     longest = real = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         # A text without a position would fill no budget.
         length = max(1, lengths[index])
-        if batches:
-            padded = longest * (len(batches[-1]) + 1)
-            if padded <= budget and padded - real - length <= max_padding * padded:
-                batches[-1].append(index)
-                real += length
-                continue
-        batches.append([index])
-        longest = real = length
+        padded = longest * (len(batches[-1]) + 1) if batches else budget + 1
+        if padded <= budget and padded - real - length <= max_padding * padded:
+            batches[-1].append(index)
+            real += length
+        else:
+            batches.append([index])
+            longest = real = length
     return batches
 
 
@@ -101,37 +97,13 @@ def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
         ValueError: One is no whole number from 1 on, or both are given.
     """
     for name, number in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
-        if number is not None:
-            _check(name, number)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
     if batch_size is not None and batch_tokens is not None:
         raise ValueError(
             f"batch_size={batch_size} and batch_tokens={batch_tokens} exclude each other: give batch_size for a fixed "
             "number of texts a forward pass, or batch_tokens for a bound on its positions."
         )
-
-
-def _check(name: str, number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
-
-
-def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
-    """The share of padding among all positions that batches take.
-
-    Args:
-        lengths: Positions of each text.
-        batches: Indices into them.
-
-    Returns:
-        From 0 up to 1; 0 where there are no positions.
-
-    Example:
-        >>> padding_share([4, 2], [[0, 1]])
-        0.25
-    """
-    padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches if batch)
-    real = sum(lengths[index] for batch in batches for index in batch)
-    return 1 - real / padded if padded else 0.0
 
 
 def copied_positions(
@@ -184,8 +156,8 @@ def position_counts(
     """How many positions each text takes in a model: copies, template, prompt and special tokens included.
 
     Characters would not do: a Chinese character is about a token and an English word too, so that texts of as many
-    characters differ by a factor of four in positions. So each text is tokenized here, and again when it is encoded:
-    a hundredth of the time that even the smallest model takes to encode it.
+    characters differ by a factor of four in positions. Each text is tokenized here and again when it is encoded, which
+    is a hundredth of the time that even the smallest model takes to encode it.
 
     Args:
         model: Any SentenceTransformer.
@@ -214,8 +186,7 @@ def position_counts(
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     for start in range(0, len(order), _COUNTED_TOGETHER):
         piece = order[start : start + _COUNTED_TOGETHER]
-        features = model.preprocess([texts[index] for index in piece], prompt=prompt, **fields)
-        mask = features.get("attention_mask")
+        mask = model.preprocess([texts[index] for index in piece], prompt=prompt, **fields).get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != len(piece):
             return None
         for index, count in zip(piece, mask.sum(dim=1).tolist(), strict=True):

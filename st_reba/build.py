@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from functools import cache
+from inspect import signature
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import get_device_name
+from sentence_transformers.util import get_device_name, load_file_path
 
 from .bases import (
-    EMBEDDED,
     adapted_model,
     check_loaded,
     check_padding,
@@ -22,156 +24,64 @@ from .bases import (
     tokenizer_of_adapted,
     weights_dtype,
 )
-from .checks import (
-    check_device,
-    check_kept,
-    check_length,
-    check_prompts,
-    check_vocabulary,
-    choose,
-    length,
-    locate_tokenizer,
-)
-from .filtered import with_postfilter
-from .modules import (
-    SETTINGS,
-    ChunkedReBAPooling,
-    LayerPlan,
-    NoSinkTransformer,
-    PromptEnsemble,
-    ReBAPooling,
-    RepeatTransformer,
-    named_plan,
-)
-from .modules.capture import CaptureSpec
-from .modules.ensemble import ensemble_weights
-from .postfilter import PostFilter
-from .recipe import is_recipe, with_recipe
-from .repository import convert_repository, is_repository
+from .checks import check_device, check_length, check_prompts, check_vocabulary, locate_tokenizer
+from .filters import with_postfilter
+from .modules import Filter, Method, ReBA, Stage
+from .modules.capture import Capture, CaptureSpec
+from .modules.chunked import ChunkedReBAPooling
+from .modules.ensemble import Ensemble
+from .modules.methods import Layout
+from .modules.options import shown
+from .modules.pooling import ReBAPooling
+from .modules.prompts import PromptEnsemble
+from .modules.repeat import RepeatTransformer
+from .modules.nosink import NoSinkTransformer
+from .recipe import is_recipe, read_recipe
+from .repository import convert_repository
 from .selfcheck import check_capture, check_plan, hidden_states
+from .spec import METHODS, Spec
 
-__all__ = ["EMBEDDED", "METHODS", "VARIANTS", "build", "weights_dtype"]
-
-# Each method's sentence poolings, its own default first.
-METHODS: dict[str, tuple[str, ...]] = {
-    "reba": ("last", "mean"),
-    "echo": ("last", "mean"),
-    "classical": ("last", "mean", "cls"),
-    "prompteol": ("last",),
-    "nosink": ("mean", "last", "cls"),
-}
-VARIANTS = ("paper", "published")
 _POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+# Where a model is found, in sentence-transformers' words and in transformers'.
+_HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 
 
 def build(
     base: str | os.PathLike[str],
-    method: str = "reba",
+    method: str | Method | None = None,
     *,
-    repeats: int = 2,
-    pooling: str | None = None,
-    template: str | Mapping[str, str] | Sequence[str | Mapping[str, str]] | None = None,
-    weights: Sequence[float] | None = None,
-    equal_norms: bool = True,
-    separator: str = "",
-    normalize: bool = True,
-    variant: str = "paper",
-    max_seq_length: int | None = None,
-    dtype: str | torch.dtype | None = None,
-    device: str | None = None,
-    revision: str | None = None,
+    stages: Sequence[Stage | Mapping[str, Any] | str] | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
-    trust_remote_code: bool = False,
-    instruction: str = "",
-    span: Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"] | None = None,
-    compute_matched: bool = False,
-    prepend: int = 0,
-    include_special: bool = False,
-    normalize_weights: bool = False,
-    chunk: int | None = None,
-    non_finite: Literal["error", "zeros"] | None = None,
-    layers: LayerPlan | Mapping[str, Any] | None = None,
-    layer: int | Sequence[int] | None = None,
-    join: Literal["mean", "concat"] = "mean",
-    final_norm: bool = True,
-    setting: str | None = None,
-    k: int | Literal["all"] | None = None,
-    k0: int | None = None,
-    m: int = 1,
+    dtype: str | torch.dtype | None = None,
     check: bool = True,
-    prompts: dict[str, str] | None = None,
-    padding_side: Literal["left", "right"] | None = None,
-    postfilter: str | os.PathLike[str] | PostFilter | None = None,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-    model_kwargs: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> SentenceTransformer:
     """Turn a pretrained decoder into a text embedder.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a local folder, a Hub id, or a recipe: a YAML file of arguments,
-            which those given here override.
-        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``.
-        repeats: Number of copies k (reba, echo). A template's own number of slots wins over the default.
-        pooling: ``"last"`` or ``"mean"``; for classical and nosink also ``"cls"``; None: ``"mean"`` for nosink, else
-            ``"last"``. (nosink on a sentence-transformers model, None: the model's own input, prompts and pooling.)
-        template: Text with ``{text}`` slots, a template's name, or a mapping with ``query`` and ``document``. A list of
-            such, or an ensemble's name (``"metaeol"``, ``"contrastive"``; both also with ``-zh``): every text runs in
-            all of them, and its vectors are added (see :class:`PromptEnsemble`).
-        weights: What they are multiplied by, one a template; None: the named ensemble's, or the average.
-        equal_norms: Each of them is divided by its length before.
-        separator: Literal text between the copies, without a template.
-        normalize: Append ST's ``Normalize``: vectors of length 1.
-        variant: ``"paper"``, or ``"published"``: what the authors' code computes (reba; INTER and EXTRA in nosink).
-        max_seq_length: Positions M a sequence may have, all copies and special tokens together; None: the model's.
-        dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
-        device: Where to run, as ``SentenceTransformer`` takes it.
-        revision: Hub revision of the base.
+        base: ``"mini"`` (the embedded tiny model), a local folder, a Hub id, a model of the zoo as
+            ``"zoo:qwen3-0.6b-reba"``, or a recipe: a YAML file, whose values those given here override.
+        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
+            ``"echo:pooling=mean"``; or an object, as ``Echo(pooling="mean")``. None: the recipe's, else ReBA.
+        stages: What happens around the layers, with any method: :class:`NoSink`, :class:`LayerPlan`,
+            :class:`ReadLayers`, :class:`Prepend`, :class:`Ensemble`.
         tokenizer: Folder or Hub id whose tokenizer is used instead of the base's own.
-        trust_remote_code: Allow the base's own modelling code.
-        instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        span: Which positions echo, classical and prompteol pool; None: the method's own (see RepeatTransformer).
-        compute_matched: Halve the content budget (echo, reba).
-        prepend: Token Prepending in the first so many layers, with any method: a placeholder in front of the text
-            takes over the last token's hidden state (see :class:`RepeatTransformer`).
-        include_special: ReBA sums over template and special tokens too.
-        normalize_weights: ReBA divides each sum of weights to 1.
-        chunk: For long texts (reba): the text runs once, whole, and ``repeats`` times only its pieces of at most this
-            many tokens (see :class:`ChunkedReBAPooling`). A template then has one slot.
-        non_finite: ``"error"`` or ``"zeros"``; None: ``"zeros"`` in the published variant, else ``"error"``.
-        layers: What each layer sees, with any method: a :class:`LayerPlan` or a mapping of its fields.
-        layer: The layer whose hidden states are pooled: a number from 0 (embeddings) to L, or -1 (L) downwards; or
-            ``[first, last]`` of several, each of equal norm. Layers above are not run: ``layers`` and ``k`` count from
-            the top of those that run, and backward attention is theirs. None: the last.
-        join: Several layers' ``"mean"``, or all of them side by side, ``"concat"``, in as many times more dimensions.
-        final_norm: Read an inner layer behind the base's final norm, or before it.
-        setting: Instead of ``layers``: one of the NoSink paper's settings (see :func:`st_reba.named_plan`).
-        k: For ``setting``: converted layers from the top, or ``"all"`` (the default on a sentence-transformers model).
-        k0: For ``setting``: the topmost of them that hide the sink.
-        m: For ``setting``: number of sink tokens.
+        dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         check: Check on a few tokens that every layer obeys its plan.
-        prompts: Saved prompts, by name.
-        padding_side: Side of the padding; None: the tokenizer's. Vectors do not depend on it.
-        postfilter: A linear filter behind all that, fitted on this very model (see :func:`st_reba.fit_postfilter`): its
-            file, in a recipe relative to the recipe's folder; or the :class:`PostFilter` itself.
-        token: Hub token.
-        cache_folder: Where downloads are kept.
-        local_files_only: Download nothing.
-        model_kwargs: Further keyword arguments of transformers' ``from_pretrained`` (quantization, device_map, …).
+        **fields: The method's fields, as ``pooling="mean"``, ``repeats=3``; and what ``SentenceTransformer`` takes, as
+            ``device``, ``prompts``, ``revision``, ``token``, ``trust_remote_code``, ``model_kwargs``.
 
     Returns:
         An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), a pooling (ReBAPooling,
-        ChunkedReBAPooling or Pooling), PromptEnsemble where there are several templates, and Normalize.
+        ChunkedReBAPooling or Pooling), PromptEnsemble where there are several templates, and Normalize. (nosink on a
+        sentence-transformers model, without a pooling: the model's own input, prompts and pooling are kept.)
 
     Raises:
-        ValueError: An unknown name (the message lists what exists), options that exclude each other, or a layer that
-            does not obey the plan.
+        ValueError: An unknown name or value, options that exclude each other, or a layer that does not obey its plan.
         OSError: The base was not found.
 
     Source:
-        ReBA (reba), Echo (echo, prompteol, compute_matched), NoSink (nosink, setting, layers); see the README's table
-        of methods.
+        ReBA, Echo and NoSink; each method's class names the section.
 
     Example:
         >>> import st_reba
@@ -179,209 +89,191 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
-    given = dict(locals())
-    if is_recipe(base):
-        return build(**with_recipe(given, build))
-    if isinstance(postfilter, (str, os.PathLike)):
-        # Before the weights, which may take long.
-        PostFilter.load(postfilter)
-    choose("method", method, METHODS)
-    if pooling is not None:
-        choose("pooling", pooling, METHODS[method], f" for method={method!r}")
-    choose("variant", variant, VARIANTS)
-    if not isinstance(normalize, bool):
-        raise ValueError(f"normalize={normalize!r} is not known: choose one of [True, False].")
-    check_prompts(prompts)
-    check_device(device)
-    reba, nosink = method == "reba", method == "nosink"
-    for name, value in (("include_special", include_special), ("normalize_weights", normalize_weights)):
-        if value and not reba:
-            raise ValueError(f"{name} belongs to method='reba', not to method={method!r}. Drop it.")
-    if variant != "paper" and not reba and not (nosink and setting):
-        raise ValueError(
-            f"variant={variant!r} belongs to method='reba', or to method='nosink' with a setting, not to "
-            f"method={method!r}. Drop it."
-        )
-    if method == "classical" and separator and template is None:
-        raise ValueError(f"separator={separator!r}: method='classical' has one copy, so nothing to separate. Drop it.")
-    if reba and span is not None:
-        raise ValueError(f"span={span!r} belongs to pooling without backward attention, not to method='reba'. Drop it.")
-    if chunk is not None:
-        for name, wanted in {"method": "reba", "variant": "paper", "separator": "", "compute_matched": False}.items():
-            if given[name] != wanted:
-                raise ValueError(f"chunk={chunk!r} needs {name}={wanted!r}, not {given[name]!r}. Drop one of both.")
-    if method == "prompteol" and template is None:
-        template = "prompteol"
-    summed = ensemble_weights(template, weights)
-    if summed is None and not equal_norms:
-        raise ValueError(f"equal_norms={equal_norms!r} belongs to an ensemble of templates. Drop it.")
-    if summed is not None and chunk is not None:
-        raise ValueError(f"chunk={chunk!r}: the pieces of a text run in one template, not in {len(summed)}. Drop one.")
-    path, name = locate(base)
-    plan_variant = variant if nosink else "paper"
-    keeps = nosink and pooling is None and is_repository(path, _hub(revision, token, cache_folder, local_files_only))
-    if keeps and k is None and setting is not None and not setting.lower().startswith(("baseline", "extend")):
-        k = "all"
-    plan = _plan(layers, setting, k, k0, m, plan_variant, required=nosink)
-    files = {"revision": revision, "token": token, "cache_dir": cache_folder, "local_files_only": local_files_only}
-    hub = {**files, "trust_remote_code": trust_remote_code}
-    adapted = adapted_model(path, name, files)
-    processor_kwargs: dict[str, Any] = {}
-    if max_seq_length is not None:
-        processor_kwargs["model_max_length"] = length(max_seq_length)
-    if padding_side is not None:
-        choose("padding_side", padding_side, ("left", "right"))
-        processor_kwargs["padding_side"] = padding_side
-    loading = {"dtype": weights_dtype(dtype, device), **(model_kwargs or {})}
-    if keeps:
-        check_kept(given)
+    loading = {name: fields.pop(name) for name in list(fields) if name in _constructor()}
+    recipe = None
+    if isinstance(base, str) and base.startswith("zoo:"):
+        from .zoo import recipe_named
+
+        recipe = recipe_named(base.removeprefix("zoo:"), loading)
+    elif is_recipe(base):
+        recipe = read_recipe(base)
+    if recipe is not None:
+        base, loading = recipe.base, {**recipe.loading, **loading}
+        tokenizer = loading.pop("tokenizer", None) if tokenizer is None else tokenizer
+        loading.pop("tokenizer", None)
+        if method is None or isinstance(method, str) and ":" not in method:
+            values = {**recipe.values, **fields, **({} if method is None else {"method": method})}
+            method, recipe_stages = values.pop("method", None), values.pop("stages", None)
+            fields, stages = values, recipe_stages if stages is None else stages
+    spec = Spec.make(method, stages, fields)
+    return _Build(base, spec, loading, tokenizer, dtype, check).run(pooling_given="pooling" in fields)
+
+
+@cache
+def _constructor() -> frozenset[str]:
+    """What sentence-transformers' constructor takes, but for what ``build`` itself says."""
+    taken = signature(SentenceTransformer.__init__).parameters
+    return frozenset(taken) - {"self", "model_name_or_path", "modules", "backend", "kwargs", "args"}
+
+
+class _Build:
+    """One call of ``build``, its arguments looked through."""
+
+    def __init__(
+        self, base: Any, spec: Spec, loading: dict[str, Any], tokenizer: Any, dtype: Any, check: bool
+    ) -> None:
+        self.given, self.spec, self.loading, self.tokenizer, self.check = base, spec, loading, tokenizer, check
+        check_prompts(loading.get("prompts"))
+        check_device(loading.get("device"))
+        self.device: str | None = loading.get("device")
+        self.trusted = bool(loading.get("trust_remote_code"))
+        # As sentence-transformers finds a repository, and as transformers does.
+        self.hub = {name: loading[name] for name in _HUB if loading.get(name) is not None}
+        self.files = {_HUB[name]: value for name, value in self.hub.items()}
+        self.path, self.name = locate(base)
+        own = loading.get("model_kwargs") or {}
+        self.model_kwargs = {"dtype": weights_dtype(dtype, self.device), **own}
+        self.filter = next((stage for stage in spec.stages if isinstance(stage, Filter)), None)
+
+    def run(self, *, pooling_given: bool) -> SentenceTransformer:
+        spec = self.spec
+        repository = load_file_path(self.path, "modules.json", **self.hub)
+        if repository is not None:
+            self._refuse_embedder()
+        if self.filter is not None:
+            spec = replace(spec, stages=tuple(stage for stage in spec.stages if stage is not self.filter))
+        if repository is not None and spec.name == "nosink" and not pooling_given:
+            return self._filtered(self._kept(spec))
+        transformer = self._transformer(spec)
+        plain = self._checked(transformer)
+        # Some backbones project their last hidden states to another size than their configuration's.
+        modules = self._modules(spec, transformer, plain.shape[-1])
+        if isinstance(modules[1], ReBAPooling):
+            check_capture(transformer, plain)
+        taken = {n: v for n, v in self.loading.items() if n not in _NOT_AGAIN}
+        model = SentenceTransformer(modules=modules, **taken)
+        check_length(transformer, modules[1])
+        if transformer.rows > 1 and not model.encode("A short text, 一段短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
+            raise ValueError(
+                "ensemble: the weighted vectors of a text add up to zero: templates that differ behind the text alone "
+                "give the same vectors where only the text's tokens are pooled. Change the templates, the weights or the span."
+            )
+        return self._filtered(model)
+
+    def _refuse_embedder(self) -> None:
+        from .inspection import read_json
+
+        modules = read_json(self.path, "modules.json", **self.hub)
+        kinds = [str(each.get("type", "")) for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
+        if kinds and kinds[0].startswith("st_reba."):
+            raise ValueError(
+                f"base={str(self.given)!r} is a saved embedder, whose method and pooling would be lost. Load it with "
+                "SentenceTransformer(…), or build from its base model."
+            )
+
+    def _kept(self, spec: Spec) -> SentenceTransformer:
+        """A sentence-transformers model with its own input and pooling, its layers converted."""
+        default = Spec.make("classical", None, {"pooling": "mean"}).method
+        if spec.method != default or self.tokenizer is not None or len(spec.stages) > 1:
+            option = "tokenizer" if self.tokenizer is not None else next(
+                iter({**replace(spec, stages=spec.stages[1:]).to_dict(), "method": 0} | {}), "stages"
+            )
+            raise ValueError(
+                f"{option}: the base is a sentence-transformers model, whose own input and pooling are kept. Drop the "
+                "option, or give pooling=… to use its backbone alone."
+            )
         kept = convert_repository(
-            path,
-            plan,
-            check=check,
-            base_model=name,
-            base_revision=revision,
-            device=device,
-            prompts=prompts,
-            trust_remote_code=trust_remote_code,
-            model_kwargs=loading,
-            processor_kwargs=processor_kwargs,
-            **_hub(revision, token, cache_folder, local_files_only),
+            self.path,
+            spec.stages,
+            check=self.check,
+            base_model=self.name,
+            **{**self.loading, "model_kwargs": self.model_kwargs},
         )
-        check_loaded(kept[0], path, name, adapted, files)
-        return kept if postfilter is None else with_postfilter(kept, postfilter)
-    settings: dict[str, Any] = {"layers": plan}
-    if nosink and setting is not None:
-        settings = {"setting": setting, "k": k, "k0": k0, "m": m, "plan_variant": plan_variant}
-    borrowed: dict[str, Any]
-    if tokenizer is not None:
-        borrowed = {"tokenizer_name_or_path": locate_tokenizer(tokenizer, {**hub, "revision": None})}
-    else:
-        borrowed = tokenizer_of_adapted(path, adapted, _hub(revision, token, cache_folder, local_files_only))
-    try:
-        transformer = (NoSinkTransformer if "setting" in settings else RepeatTransformer)(
-            path,
-            template=template,
-            repeats=_copies(method, repeats, template, chunk),
-            separator=separator,
-            instruction=instruction,
-            span=_span(method, pooling) if span is None else span,
-            compute_matched=compute_matched,
-            prepend=prepend,
-            layer=layer,
-            join=join,
-            final_norm=final_norm,
-            non_finite=("zeros" if reba and variant == "published" else "error") if non_finite is None else non_finite,
-            base_model=name,
-            base_revision=revision,
-            model_kwargs={**hub, **loading},
-            processor_kwargs={**hub, **processor_kwargs, **({"revision": None} if borrowed else {})},
-            config_kwargs=dict(hub),
-            **borrowed,
-            **settings,
-        )
-    except (OSError, ValueError) as error:
-        if (explained := load_error(error, str(base), adapted)) is None:
-            raise
-        raise explained from error
-    if instruction and "instruction" not in transformer.forward_kwargs:
-        raise ValueError(
-            f"instruction={instruction!r}: the template has no {{instruction}}. Add it, or drop the option."
-        )
-    if method in ("classical", "prompteol", "nosink") and transformer.repeats > 1:
-        raise ValueError(
-            f"template={template!r} has {transformer.repeats} {{text}} slots, but method={method!r} runs the text "
-            "once. Use method='echo'."
-        )
-    if tokenizer is not None:
-        check_vocabulary(transformer, name, os.fspath(tokenizer))
-    check_loaded(transformer, path, name, adapted, files)
-    if "device_map" in (model_kwargs or {}):
-        device = str(transformer.model.device)
-    else:
-        transformer.to(device or get_device_name())
-    if check:
-        check_plan(transformer)
-    plain = hidden_states(transformer)
-    check_padding(transformer, name)
-    # Some backbones project their last hidden states to another size than their configuration's.
-    dimension = plain.shape[-1]
-    pooling = pooling or METHODS[method][0]
-    modules: list[torch.nn.Module] = [transformer]
-    if chunk is not None:
-        modules.append(
-            ChunkedReBAPooling(dimension, chunk, pooling, repeats, include_special, normalize_weights)  # type: ignore[arg-type]
-        )
-    elif reba:
-        modules.append(ReBAPooling(dimension, pooling, variant, include_special, normalize_weights))  # type: ignore[arg-type]
-    else:
-        modules.append(Pooling(dimension, _POOLING_MODES[pooling]))
-    if summed is not None:
-        modules.append(PromptEnsemble(summed, equal_norms))
-    if normalize:
-        modules.append(Normalize())
-    if reba:
-        transformer.capture = CaptureSpec("last")
-        check_capture(transformer, plain)
-    # From here on the pooling says what is captured.
-    model = SentenceTransformer(modules=modules, device=device, prompts=prompts, trust_remote_code=trust_remote_code)
-    check_length(transformer, modules[1])
-    return model if postfilter is None else with_postfilter(model, postfilter)
+        check_loaded(kept[0], self.path, self.name, adapted_model(self.path, self.name, self.files), self.files)
+        return kept
+
+    def _transformer(self, spec: Spec) -> RepeatTransformer:
+        """The input module, with the base's weights."""
+        adapted = adapted_model(self.path, self.name, self.files)
+        hub = {**self.files, "trust_remote_code": self.trusted}
+        processor_kwargs = {**hub, **(self.loading.get("processor_kwargs") or {})}
+        length = spec.method.max_seq_length  # type: ignore[attr-defined]
+        if length is not None:
+            processor_kwargs["model_max_length"] = length
+        if self.tokenizer is not None:
+            borrowed = {"tokenizer_name_or_path": locate_tokenizer(self.tokenizer, {**hub, "revision": None})}
+        else:
+            borrowed = tokenizer_of_adapted(self.path, adapted, self.hub)
+        if borrowed:
+            processor_kwargs["revision"] = None
+        named = any(stage.name == "nosink" for stage in spec.stages) and spec.name == "nosink"
+        try:
+            transformer = (NoSinkTransformer if named else RepeatTransformer)(
+                self.path,
+                method=spec.method,
+                stages=spec.stages,
+                base_model=self.name,
+                base_revision=self.loading.get("revision"),
+                model_kwargs={**hub, **self.model_kwargs},
+                processor_kwargs=processor_kwargs,
+                config_kwargs={**hub, **(self.loading.get("config_kwargs") or {})},
+                **borrowed,
+            )
+        except (OSError, ValueError) as error:
+            if (explained := load_error(error, str(self.given), adapted)) is None:
+                raise
+            raise explained from error
+        if spec.method.layout.instruction and "instruction" not in transformer.forward_kwargs:
+            raise ValueError(f"instruction={spec.method.layout.instruction!r}: the template has no {{instruction}}. Add it.")
+        if spec.method.name in ("classical", "prompteol") and transformer.repeats > 1:
+            raise ValueError(
+                f"The template has {transformer.repeats} {{text}} slots, but method={spec.name!r} runs the text once. "
+                "Use method='echo'."
+            )
+        if self.tokenizer is not None:
+            check_vocabulary(transformer, self.name, os.fspath(self.tokenizer))
+        check_loaded(transformer, self.path, self.name, adapted, self.files)
+        if "device_map" in self.model_kwargs:
+            self.loading["device"] = str(transformer.model.device)
+        else:
+            transformer.to(self.device or get_device_name())
+        return transformer
+
+    def _checked(self, transformer: RepeatTransformer) -> torch.Tensor:
+        """The hidden states of a short text, once it is known that every layer does what it should."""
+        transformer.zeros = getattr(self.spec.method, "variant", "paper") == "published"
+        if self.check:
+            check_plan(transformer)
+        plain = hidden_states(transformer)
+        check_padding(transformer, self.name)
+        return plain
+
+    def _modules(self, spec: Spec, transformer: RepeatTransformer, width: int) -> list[torch.nn.Module]:
+        method = spec.method
+        modules: list[torch.nn.Module] = [transformer]
+        if isinstance(method, ReBA) and method.chunk is not None:
+            weights = (method.include_special, method.normalize_weights)
+            modules.append(ChunkedReBAPooling(width, method.chunk, method.pooling, method.repeats or 2, *weights))
+        elif isinstance(method, ReBA):
+            weights = (method.include_special, method.normalize_weights)
+            modules.append(ReBAPooling(width, method.pooling, method.variant, *weights))
+        else:
+            modules.append(Pooling(width, _POOLING_MODES[method.pooling]))  # type: ignore[attr-defined]
+        ensemble = next((stage for stage in spec.stages if isinstance(stage, Ensemble)), None)
+        if ensemble is not None:
+            modules.append(PromptEnsemble(ensemble.summed, ensemble.equal_norms))
+        if method.normalize:  # type: ignore[attr-defined]
+            modules.append(Normalize())
+        return modules
+
+    def _filtered(self, model: SentenceTransformer) -> SentenceTransformer:
+        """The model with the filter whose file a recipe names."""
+        if self.filter is None:
+            return model
+        if self.filter.file is None:
+            raise ValueError("filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter.")
+        return with_postfilter(model, self.filter.file)
 
 
-def _plan(
-    layers: LayerPlan | Mapping[str, Any] | None,
-    setting: str | None,
-    k: int | Literal["all"] | None,
-    k0: int | None,
-    m: int,
-    variant: Any,
-    *,
-    required: bool,
-) -> LayerPlan:
-    if layers is not None and setting is not None:
-        raise ValueError(f"layers={layers!r} and setting={setting!r} exclude each other. Drop one.")
-    if setting is not None:
-        return named_plan(setting, k, k0, m, variant)
-    for name, value, default in (("k", k, None), ("k0", k0, None), ("m", m, 1)):
-        if value != default:
-            raise ValueError(f"{name}={value!r} belongs to setting=…: a plan in layers=… has its own. Drop it.")
-    if layers is not None:
-        return layers if isinstance(layers, LayerPlan) else LayerPlan.from_dict(layers)
-    if required:
-        raise ValueError(
-            f"method='nosink' needs setting=… (one of {list(SETTINGS)}) with k=…, as setting='mask0-bidir', k=2; or a "
-            "plan of its own in layers=…."
-        )
-    return LayerPlan()
-
-
-def _hub(
-    revision: str | None, token: bool | str | None, cache_folder: str | None, local_files_only: bool
-) -> dict[str, Any]:
-    """Where to find a repository, in sentence-transformers' words."""
-    return {
-        "revision": revision,
-        "token": token,
-        "cache_folder": cache_folder,
-        "local_files_only": local_files_only,
-    }
-
-
-def _copies(method: str, repeats: int, template: object, chunk: int | None) -> int | None:
-    """Number of copies to ask of RepeatTransformer; None: as many as the template has slots."""
-    if chunk is not None:
-        return 1 if template is None else None
-    if template is not None:
-        return None if type(repeats) is int and repeats == 2 else repeats
-    if method not in ("classical", "nosink"):
-        return repeats
-    if type(repeats) is not int or repeats not in (1, 2):
-        raise ValueError(f"repeats={repeats!r}: method={method!r} runs the text once. Use method='echo' to repeat it.")
-    return 1
-
-
-def _span(method: str, pooling: str | None) -> Literal["last_copy", "end", "all"]:
-    if method == "prompteol":
-        return "end"
-    return "all" if pooling == "cls" else "last_copy"
+# What was used to load the backbone, and says nothing of a model that is put together.
+_NOT_AGAIN = frozenset(("revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"))

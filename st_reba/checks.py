@@ -10,13 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 from .bases import EMBEDDED
-from .modules import ChunkedReBAPooling, RepeatTransformer
-
-
-def choose(option: str, value: object, allowed: Any, where: str = "") -> None:
-    """Refuse a value that is none of those allowed."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{option}={value!r} is not known{where}: choose one of {list(allowed)}.")
+from .modules.chunked import ChunkedReBAPooling
+from .modules.repeat import RepeatTransformer
 
 
 def check_prompts(prompts: object) -> None:
@@ -36,37 +31,6 @@ def check_device(device: str | None) -> None:
         torch.device(device or "cpu")
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device={device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
-
-
-def length(max_seq_length: object) -> int:
-    """A number of positions."""
-    if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 1:
-        raise ValueError(f"max_seq_length={max_seq_length!r} must be a whole number from 1 on, or None.")
-    return max_seq_length
-
-
-def check_kept(given: Mapping[str, Any]) -> None:
-    """A sentence-transformers model keeps its own input and pooling, so options for these would do nothing."""
-    for name, default in {
-        "repeats": 2,
-        "template": None,
-        "separator": "",
-        "instruction": "",
-        "span": None,
-        "prepend": 0,
-        "compute_matched": False,
-        "normalize": True,
-        "non_finite": None,
-        "layer": None,
-        "join": "mean",
-        "final_norm": True,
-        "tokenizer": None,
-    }.items():
-        if given[name] != default:
-            raise ValueError(
-                f"{name}={given[name]!r}: the base is a sentence-transformers model, whose own input and pooling are "
-                "kept. Drop the option, or give pooling=… to use its backbone alone."
-            )
 
 
 def locate_tokenizer(tokenizer: object, hub: Mapping[str, Any]) -> str:
@@ -127,4 +91,4 @@ def check_length(transformer: RepeatTransformer, pooling: torch.nn.Module) -> No
         fields = dict.fromkeys(transformer.fields(task), "-")
         transformer.budget(task=task, **fields)
         if isinstance(pooling, ChunkedReBAPooling):
-            pooling.check_room(transformer.frame(task=task, **fields).overhead)
+            pooling.check_room(transformer.frames(task=task, **fields)[0].overhead)

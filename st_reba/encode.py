@@ -21,7 +21,6 @@ Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
-
 # Texts a forward pass where several processes share them out: sentence-transformers' own default.
 _SHARED_BATCH_SIZE = 32
 
@@ -53,6 +52,9 @@ def encode_stream(
     Yields:
         The texts of a chunk and their vectors, [texts, d] float32.
 
+    Raises:
+        ValueError: As :func:`encode_texts`, or another option that is not allowed.
+
     Example:
         >>> import st_reba
         >>> for texts, vectors in encode_stream(st_reba.build("mini"), ["你好", "Hello", "再见"], chunk_size=2):
@@ -67,21 +69,13 @@ def encode_stream(
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size!r} must be a whole number from 1 on.")
     check_sizes(batch_size, batch_tokens)
+    options: dict[str, Any] = {**kwargs, "task": task, "batch_size": batch_size, "batch_tokens": batch_tokens}
     stream = iter(texts)
     total = len(texts) if isinstance(texts, list) else None
     disable = None if show_progress_bar is None else not show_progress_bar
     with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
         while chunk := list(islice(stream, chunk_size)):
-            vectors = encode_texts(
-                model,
-                chunk,
-                task=task,
-                batch_size=batch_size,
-                batch_tokens=batch_tokens,
-                progress=bar.update,
-                **kwargs,
-            )
-            yield chunk, vectors
+            yield chunk, encode_texts(model, chunk, progress=bar.update, **options)
 
 
 def encode_texts(
@@ -117,6 +111,7 @@ def encode_texts(
         (3, 192)
     """
     check_sizes(batch_size, batch_tokens)
+    done = progress or (lambda count: None)
     if kwargs.get("output_value", "sentence_embedding") != "sentence_embedding":
         raise ValueError(
             f"output_value={kwargs['output_value']!r}: one vector a text is all that fits an array. Call the model's "
@@ -131,10 +126,8 @@ def encode_texts(
             )
         batch_size = batch_size or _SHARED_BATCH_SIZE
     if batch_size is not None:
-        encoded = _method(model, task)(texts, batch_size=batch_size, show_progress_bar=False, **kwargs)
-        vectors = _float32(encoded)
-        if progress is not None:
-            progress(len(texts))
+        vectors = _float32(_method(model, task)(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
+        done(len(texts))
         return vectors
     # These precisions cut up the range of values that they are shown: batches would each get a scale of their own.
     ranged = kwargs["precision"] if kwargs.get("precision") in ("int8", "uint8") else None
@@ -144,8 +137,7 @@ def encode_texts(
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
         rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **kwargs))
-        if progress is not None:
-            progress(len(batch))
+        done(len(batch))
     vectors = in_order(rows, batches)
     return vectors if ranged is None else _float32(quantize_embeddings(vectors, precision=ranged))
 
@@ -181,7 +173,6 @@ def planned_batches(
     # Without padding, characters measure the work as well as any, and short texts may run with long ones.
     lengths = [len(text) for text in texts] if counts is None else counts
     if counts is None and batch_size is None:
-        check_sizes(batch_size, batch_tokens)
         budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
         return token_batches(lengths, budget, max_padding=1), None
     return sized_batches(lengths, batch_size, batch_tokens), counts
@@ -196,18 +187,46 @@ def encode_batch(
 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """The vectors of batches, in the order of the texts.
+    """The vectors of batches, [texts, d], in the order of the texts.
 
     Args:
         rows: The vectors of each batch.
         batches: The indices of its texts.
-
-    Returns:
-        [texts, d] float32.
     """
     places = np.argsort([index for batch in batches for index in batch])
     vectors: NDArray[np.float32] = np.concatenate(rows)[places]
     return vectors
+
+
+def encode_file(
+    model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **kwargs: Any
+) -> tuple[int, int]:
+    """Encode texts and write their vectors as ``.npy``, whole or not at all.
+
+    Args:
+        model: Any SentenceTransformer.
+        texts: The texts.
+        out: The file to write or replace.
+        **kwargs: As for :func:`encode_stream`.
+
+    Returns:
+        Number of texts and dimension.
+
+    Raises:
+        ValueError: There is no text, or nowhere to write.
+    """
+    target = Path(out)
+    if not target.parent.is_dir():
+        raise ValueError(f"--out {str(out)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
+    if target.is_dir():
+        raise ValueError(f"--out {str(out)!r} is a folder: name the file to write.")
+    chunks = [vectors for _, vectors in encode_stream(model, texts, **kwargs)]
+    if not chunks:
+        raise ValueError("There are no texts to encode: the input is empty.")
+    vectors = np.concatenate(chunks)
+    with whole_file(target) as stream:
+        np.save(stream, vectors)
+    return vectors.shape[0], vectors.shape[1]
 
 
 def _method(model: SentenceTransformer, task: Task | None) -> Any:
@@ -238,34 +257,3 @@ def _float32(vectors: Any) -> NDArray[np.float32]:
     if isinstance(vectors, torch.Tensor):
         vectors = vectors.float().cpu().numpy()
     return np.asarray(vectors, dtype=np.float32)
-
-
-def encode_file(
-    model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **kwargs: Any
-) -> tuple[int, int]:
-    """Encode texts and write their vectors as ``.npy``, whole or not at all.
-
-    Args:
-        model: Any SentenceTransformer.
-        texts: The texts.
-        out: The file to write or replace.
-        **kwargs: As for :func:`encode_stream`.
-
-    Returns:
-        Number of texts and dimension.
-
-    Raises:
-        ValueError: There is no text.
-    """
-    target = Path(out)
-    if not target.parent.is_dir():
-        raise ValueError(f"--out {str(out)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
-    if target.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a folder: name the file to write.")
-    chunks = [vectors for _, vectors in encode_stream(model, texts, **kwargs)]
-    if not chunks:
-        raise ValueError("There are no texts to encode: the input is empty.")
-    vectors = np.concatenate(chunks)
-    with whole_file(target) as stream:
-        np.save(stream, vectors)
-    return vectors.shape[0], vectors.shape[1]

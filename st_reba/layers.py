@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from .modules import RepeatTransformer
-from .modules.alignment import moved, padding_in_front
-from .modules.conversion import check_readable
-from .modules.depth import Reading, TopReading
+from .modules.repeat import RepeatTransformer
+from .modules.stages import Bound, LayerCall, Pass
 
 Layers = Literal["last", "all"] | Sequence[int]
 
@@ -49,8 +48,8 @@ def layer_numbers(layers: Layers, depth: int) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-class InnerStates:
-    """The hidden states of several layers, out of one pass.
+class InnerStates(Bound):
+    """What a pass watches where the hidden states of several layers are wanted.
 
     (A backbone's own ``output_hidden_states`` does not come through sentence-transformers, and keeps every layer.)
 
@@ -64,70 +63,70 @@ class InnerStates:
     Example:
         >>> import st_reba
         >>> transformer = st_reba.build("mini", "echo")[0]
-        >>> features = transformer.preprocess(["你好", "Hello, world"])
-        >>> [each["token_embeddings"].shape for each in InnerStates(transformer, [0, 6]).run(features)]
+        >>> inner = InnerStates(transformer, [0, 6])
+        >>> output = transformer(transformer.preprocess(["你好", "Hello, world"]), watch=[inner])
+        >>> [each["token_embeddings"].shape for each in inner.outputs(output)]
         [torch.Size([2, 11, 192]), torch.Size([2, 11, 192])]
     """
 
     def __init__(self, transformer: RepeatTransformer, layers: list[int]) -> None:
         self.transformer, self.layers = transformer, layers
-        depth = transformer.depth
-        if transformer.stack.second:
+        stack = transformer.stack
+        if stack is not None and stack.second:
             raise ValueError(
-                f"layers={layers}: {transformer.layers!r} runs layers twice, so that there is no one hidden state "
-                "between two of them. Use layers='last', or a plan of architecture 'inplace'."
+                f"layers={layers}: the layer plan ({stack}) runs layers twice, so there is no one hidden state between "
+                "two of them. Use layers='last', or a plan of architecture 'inplace'."
             )
-        if not transformer.reading.is_plain:
+        if (read := transformer.stage("read")) is not None:
             raise ValueError(
-                f"layers={layers}: this model reads {transformer.reading}, and runs no layer above. Use layers='last', "
-                "or a model that was built without layer=…."
+                f"layers={layers}: this model reads inner layers itself ({read}), and runs none above. Use "
+                "layers='last', or a model that was built without ReadLayers."
             )
-        self._reading = Reading(tuple(range(min(layers), depth + 1)), True, depth)
         try:
-            check_readable(transformer.model, self._reading, transformer.layers, transformer.stack)
-        except ValueError:
-            raise ValueError(
-                f"layers={layers}: {type(transformer.model).__name__} has no list of {depth} layers that "
-                "say their layer_idx, so only its last hidden states can be had. Use layers='last'."
-            ) from None
+            transformer.backbone.layers()
+        except ValueError as error:
+            raise ValueError(f"layers={layers}: {error}, so only its last can be had. Use layers='last'.") from None
 
-    def run(self, features: dict[str, Any], **capture: Any) -> Iterator[dict[str, Any]]:
-        """Run the transformer once.
+    def begin(self, run: Pass) -> None:
+        """The states are kept with the pass."""
+        run.kept[self] = {}
 
-        Args:
-            features: What it takes.
-            **capture: Its ``capture``.
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        """Keep what entered the first layer, and what a layer that is asked for hands on."""
+        here = {0: call.entered} if call.index == 0 else {}
+        here[call.index + 1] = call.hidden
+        run.kept[self] |= {layer: hidden for layer, hidden in here.items() if layer in self.layers}
+        return call.hidden
 
-        Yields:
-            What it gives, padding behind the texts, with each layer's hidden states for ``token_embeddings`` in turn:
-            the last one's behind the final norm, all others' before it.
+    def features(self, run: Pass) -> dict[str, Any]:
+        """``inner_states``: by layer, its hidden states [B, T, d]."""
+        return {"inner_states": run.kept[self]}
+
+    def outputs(self, output: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the transformer gave, with each layer's hidden states for ``token_embeddings`` in turn.
+
+        The last layer's are those behind the final norm, all others' those before it.
 
         Raises:
-            ValueError: A layer takes something else than hidden states, or gave NaN or infinity.
+            ValueError: A layer hands on something else than hidden states, or gave NaN or infinity.
         """
-        # Padding behind the texts, as the pass itself would move it: what is read then stands where it belongs.
-        start = padding_in_front(features["attention_mask"])
-        if start is not None:
-            features = moved(features, start)
-        reading = TopReading(self._reading)
-        output = self.transformer(features, reading=reading, **capture)
         for layer in self.layers:
-            if layer == self.transformer.depth:
-                yield output
-            else:
-                yield {**output, "token_embeddings": self._checked(reading.states[layer], layer, output)}
+            last = layer == self.transformer.depth
+            yield output if last else {**output, "token_embeddings": self._checked(layer, output)}
 
-    def _checked(self, hidden: torch.Tensor, layer: int, output: dict[str, Any]) -> torch.Tensor:
-        last: torch.Tensor = output["token_embeddings"]
-        name = type(self.transformer.model).__name__
-        if hidden.shape != last.shape:
+    def _checked(self, layer: int, output: dict[str, Any]) -> Tensor:
+        last: Tensor = output["token_embeddings"]
+        hidden: Tensor | None = output["inner_states"].get(layer)
+        name = self.transformer.backbone.name
+        if hidden is None or hidden.shape != last.shape:
+            found = "nothing" if hidden is None else list(hidden.shape)
             raise ValueError(
-                f"layers={self.layers}: what layer {layer} of {name} hands on is {list(hidden.shape)}, not hidden "
-                f"states {list(last.shape)}. Use layers='last'."
+                f"layers={self.layers}: what layer {layer} of {name} hands on is {found}, not hidden states "
+                f"{list(last.shape)}. Use layers='last'."
             )
         hidden = hidden.masked_fill(~output["real_mask"].bool()[:, :, None], 0.0)
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
-        if self.transformer.non_finite == "error" and not bool(finite.all()):
+        if not self.transformer.zeros and not bool(finite.all()):
             raise ValueError(
                 f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it with "
                 "dtype='float32' (or 'bfloat16'), or leave this layer out."

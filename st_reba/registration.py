@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
 
-from sentence_transformers.base.model import BaseModel
-from torch import nn
+import wrapt
+
+from .modules import MODULES
+
+_PREFIX = "st_reba."
 
 
-def register(*classes: type[nn.Module]) -> None:
-    """Register module classes with sentence-transformers under the names that repositories store.
-
-    Sentence-transformers refuses a module class from outside its own package unless remote code is trusted. A class
-    that the user has already imported needs no such trust: its exact name is entered into the table that
-    sentence-transformers consults first. No other name becomes loadable.
+class KnownClasses(Mapping[str, Any]):
+    """The module classes that sentence-transformers may load without trusting a repository's code.
 
     Args:
-        *classes: Classes whose ``module.name`` stands in ``modules.json``.
-
-    Raises:
-        RuntimeError: This version of sentence-transformers has no such table.
+        others: Those that were known before.
     """
-    table = getattr(BaseModel, "_module_classes", None)
+
+    def __init__(self, others: Mapping[str, Any]) -> None:
+        self._others = others
+
+    def __getitem__(self, name: str) -> Any:
+        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in MODULES:
+            return getattr(import_module(".modules", __package__), name.removeprefix(_PREFIX))
+        return self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from {**dict.fromkeys(self._others), **{f"{_PREFIX}{name}": None for name in MODULES}}
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def register() -> None:
+    """Register this package's module classes with sentence-transformers, now or when it is imported.
+
+    Sentence-transformers refuses a module class from outside its own package unless remote code is trusted. A class
+    whose package the user has imported needs no such trust: its exact name is entered into the table that
+    sentence-transformers consults first. No other name becomes loadable.
+    """
+    wrapt.when_imported("sentence_transformers.base.model")(_register)
+
+
+def _register(module: Any) -> None:
+    table = getattr(module.BaseModel, "_module_classes", None)
     if not isinstance(table, Mapping):
         raise RuntimeError(
             "This version of sentence-transformers no longer has the table of known module classes that st_reba "
-            "registers with. Install sentence-transformers>=6.0,<7, or load models with trust_remote_code=True."
+            "registers with. Install another version, or load models with trust_remote_code=True."
         )
-    BaseModel._module_classes = {**table, **{f"{each.__module__}.{each.__name__}": each for each in classes}}
+    if not isinstance(table, KnownClasses):
+        module.BaseModel._module_classes = KnownClasses(table)

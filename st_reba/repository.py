@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -10,7 +10,8 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 
 from .inspection import check_repository
-from .modules import DecoderTransformer, LayerPlan
+from .modules import Stage
+from .modules.decoder import DecoderTransformer
 from .selfcheck import check_plan
 
 _HUB = ("token", "cache_folder", "revision", "local_files_only")
@@ -27,16 +28,15 @@ def is_repository(path: str, hub: Mapping[str, Any]) -> bool:
 
 
 def convert_repository(
-    path: str, plan: LayerPlan, *, check: bool, base_model: str, base_revision: str | None, **kwargs: Any
+    path: str, stages: Sequence[Stage], *, check: bool, base_model: str, **kwargs: Any
 ) -> SentenceTransformer:
     """Load a sentence-transformers model and give its decoder a layer plan.
 
     Args:
         path: Folder or Hub id.
-        plan: What each layer sees.
+        stages: What each layer sees.
         check: Check on a few tokens that every layer obeys the plan.
         base_model: Name of the base model, for the record.
-        base_revision: Its revision, for the record.
         **kwargs: Passed on to ``SentenceTransformer``.
 
     Returns:
@@ -59,7 +59,7 @@ def convert_repository(
         own = isinstance(first, DecoderTransformer)
         raise ValueError(
             f"base={base_model!r} starts with {type(first).__name__}, whose layers stay as they are. "
-            + ("Build from its base model, or load it and set model[0].layers." if own else "Give pooling=….")
+            + ("Build from its base model." if own else "Give pooling=….")
         )
     if getattr(first.model.config, "output_hidden_states", False):
         raise ValueError(
@@ -68,9 +68,8 @@ def convert_repository(
         )
     if others := sorted(set(first.modalities) - {"text", "message"}):
         raise ValueError(f"base={base_model!r} embeds {others} too, which a converted model does not. Give pooling=….")
-    model[0] = adopted = DecoderTransformer.adopt(
-        first, layers=plan, base_model=base_model, base_revision=base_revision
-    )
+    revision = kwargs.get("revision")
+    model[0] = adopted = DecoderTransformer.adopt(first, stages, base_model=base_model, base_revision=revision)
     if check:
         check_plan(adopted)
     return model

@@ -7,28 +7,31 @@ no mask: it changes one position's input to an attention module at a time and lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .modules import DecoderTransformer, LayerPlan, RepeatTransformer
-from .modules.attention import switch_on
-from .modules.backbone import text_decoder
-from .modules.plan import LayerKind
-from .modules.state import current
+from .modules.attention import show, switch_on
+from .modules.capture import Capture, CaptureSpec
+from .modules.decoder import DecoderTransformer
+from .modules.kinds import kind_of
+from .modules.plan import PlannedLayers
+from .modules.repeat import RepeatTransformer
+from .modules.stages import Bound, current
 
 # Three tokens more than a plan hides tell all kinds apart; a plan that hides very many is checked on this many.
 _BEYOND_SINKS = 3
 _TOKENS = 16
 # Larger than the input itself, so that a position which is seen at all is seen to change.
 _SIZE = 8.0
+_REMEDY = "check=False builds it nevertheless."
 
 
 def check_plan(transformer: DecoderTransformer) -> None:
-    """Run a few tokens through the backbone and compare what each layer sees with the plan.
+    """Run a few tokens through the backbone and compare what each layer sees with the layer plan.
 
     Args:
         transformer: The module whose plan is checked.
@@ -41,39 +44,31 @@ def check_plan(transformer: DecoderTransformer) -> None:
         >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
         >>> check_plan(model[0])
     """
-    if transformer.stack.is_plain:
+    planned = next((each for each in transformer.bound if isinstance(each, PlannedLayers)), None)
+    if planned is None or planned.stack.is_plain:
         return
-    length = min(transformer.stack.m + _BEYOND_SINKS, _TOKENS)
+    check = _Check(planned)
+    length = min(planned.stack.m + _BEYOND_SINKS, _TOKENS)
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
     transformer.eval()
-    own: dict[nn.Module, Tensor] = {}
-    check = _Check(transformer.layers, transformer.stack.m, own)
-
-    def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        hidden = arguments[0] if arguments else keywords.get("hidden_states")
-        shown = output[0] if isinstance(output, tuple) else output
-        # Whole layers, which know their index too, may pass on several streams at once, projections heads.
-        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == ids.shape for each in (hidden, shown)):
-            own[module] = seen(module, arguments, keywords)
-
     # By transformers' own attention first: that is what the plan converts.
-    text_decoder(transformer.model).set_attn_implementation("eager")
+    transformer.backbone.decoder.set_attn_implementation("eager")
     try:
-        with _hooked(transformer, measure):
-            transformer.model(input_ids=ids, attention_mask=features["attention_mask"], use_cache=False)
+        with _hooked(transformer, check.measure):
+            transformer.model(**transformer.backbone.inputs(ids, features["attention_mask"]))
     finally:
         switch_on(transformer.model)
     try:
-        with _hooked(transformer, check):
-            DecoderTransformer.forward(transformer, features)
+        with _hooked(transformer, check.compare):
+            DecoderTransformer.forward(transformer, features, watch=[])
     except RuntimeError as error:
         raise ValueError(
-            f"{type(transformer.model).__name__} cannot run {transformer.layers!r}: {error}. Use another plan; "
-            "of EXTRA, variant='published' needs the least of a backbone."
+            f"{planned.stage}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
+            "variant='published' needs the least of a backbone."
         ) from error
-    check.finish(transformer.stack.calls)
+    check.finish()
 
 
 @contextmanager
@@ -87,34 +82,6 @@ def _hooked(transformer: DecoderTransformer, hook: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def expected(own: Tensor, kind: LayerKind, m: int) -> Tensor:
-    """What a layer of some kind sees, by the definition of the kinds.
-
-    Args:
-        own: [T, T] bool, what the layer sees by itself (its window is in it): row = query, column = key.
-        kind: The kind.
-        m: Sink tokens that nosink kinds hide.
-
-    Returns:
-        [T, T] bool.
-
-    Source:
-        NoSink, appendix D.
-    """
-    result = own.clone()
-    for query in range(len(own)):
-        for key in range(len(own)):
-            if kind == "backward":
-                result[query, key] = own[key, query]
-            elif kind.endswith("bidirectional"):
-                result[query, key] = own[query, key] or own[key, query]
-            elif kind == "rerouted":
-                result[query, key] = own[query, key] or key == len(own) - 1
-            if kind.startswith("nosink") and key < m <= query:
-                result[query, key] = False
-    return result
 
 
 def seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -148,51 +115,60 @@ def seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 class _Check:
-    """Forward hook of attention modules."""
+    """Forward hooks of attention modules: what each sees by itself, and whether it then sees what the plan says."""
 
-    def __init__(self, plan: LayerPlan, m: int, own: dict[nn.Module, Tensor]) -> None:
-        self.plan, self.m, self.own = plan, m, own
-        self.ran: Counter[tuple[int, LayerKind]] = Counter()
+    def __init__(self, planned: PlannedLayers) -> None:
+        self.stage, self.stack = planned.stage, planned.stack
+        self.own: dict[nn.Module, Tensor] = {}
+        self.ran: Counter[tuple[int, str]] = Counter()
 
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        state = current()
+    def measure(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """What a module sees by transformers' own attention."""
+        hidden = arguments[0] if arguments else keywords.get("hidden_states")
+        shown = output[0] if isinstance(output, tuple) else output
+        # Whole layers, which know their index too, may pass on several streams at once, projections heads.
+        if all(isinstance(each, Tensor) and each.ndim == 3 for each in (hidden, shown)):
+            if hidden.shape[:2] == shown.shape[:2] and len(hidden) == 2 * hidden.shape[1] + 1:
+                self.own[module] = seen(module, arguments, keywords)
+
+    def compare(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """Raise unless the module saw what the plan says."""
+        run = current()
         # Other modules, as whole layers and recurrent ones, know their index too.
-        if state is None or state.last is None or state.last[0] is not module:
+        if run is None or run.kinds is None or run.kinds.last is None or run.kinds.last[0] is not module:
             return
-        kind = state.last[1]
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        layer, kind = int(module.layer_idx), run.kinds.last[1]  # type: ignore[arg-type]
         self.ran[layer, kind] += 1
         sees = seen(module, arguments, keywords)
-        wanted = expected(self.own[module], kind, self.m)
+        wanted = kind_of(kind).sees(self.own[module][None, None], m=self.stack.m)[0, 0]
         if not torch.equal(sees, wanted):
-            raise self._error(layer, kind, sees, wanted, module)
+            query, key = (sees != wanted).nonzero()[0].tolist()
+            raise ValueError(
+                f"{self.stage}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its token "
+                f"{query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture cannot be "
+                f"converted; {_REMEDY}"
+            )
 
-    def _error(self, layer: int, kind: LayerKind, sees: Tensor, wanted: Tensor, module: nn.Module) -> ValueError:
-        query, key = (sees != wanted).nonzero()[0].tolist()
-        verb = "does not see" if wanted[query, key] else "sees"
-        return ValueError(
-            f"Layer {layer} ({type(module).__name__}) does not obey {self.plan!r}: running as {kind}, its token "
-            f"{query} {verb} token {key}. This architecture cannot be converted; check=False builds it nevertheless."
-        )
-
-    def finish(self, calls: tuple[tuple[int, LayerKind], ...]) -> None:
-        """Whether every converted pass of the plan ran."""
-        wanted = Counter(call for call in calls if call[1] != "forward")
-        for (layer, kind), times in wanted.items():
+    def finish(self) -> None:
+        """Raise unless every converted pass of the plan ran."""
+        for (layer, kind), times in Counter(call for call in self.stack.calls if call[1] != "forward").items():
             if self.ran[layer, kind] != times:
                 raise ValueError(
-                    f"Layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}, so it does not "
-                    f"obey {self.plan!r}. It may hold no attention, or not call transformers' attention interface: "
-                    "convert other layers; check=False builds it nevertheless."
+                    f"{self.stage}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. It "
+                    "may hold no attention, or not call transformers' attention interface: convert other layers; "
+                    + _REMEDY
                 )
 
 
-def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) -> torch.Tensor:
+def hidden_states(
+    transformer: RepeatTransformer, *, other_end: bool = False, watch: Sequence[Bound] = ()
+) -> Tensor:
     """Hidden states of a short text, wherever the backbone is by now.
 
     Args:
         transformer: The module.
         other_end: Change the last token.
+        watch: What the pass watches.
 
     Returns:
         [1, T, d] float32, on the CPU.
@@ -205,30 +181,33 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False) ->
         features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
     device = transformer.model.device
     with torch.inference_mode():
-        output = transformer.eval()({name: value.to(device) for name, value in features.items()})
-    hidden: torch.Tensor = output["token_embeddings"]
+        moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
+        hidden: Tensor = transformer.eval()(moved, watch=list(watch))["token_embeddings"]
     return hidden.float().cpu()
 
 
-def check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
+def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
     """Capturing must observe the model, not change it.
 
     Args:
-        transformer: The module, its capture on.
-        plain: Its :func:`hidden_states` without capture.
+        transformer: The module, whose backbone shows its attention from now on.
+        plain: Its :func:`hidden_states` before.
 
     Raises:
         ValueError: The attention that is captured differs from the model's own, or looks ahead where no plan says so.
     """
     if not plain.any():
         return  # Not finite, and zeros were asked for: there is nothing to compare.
-    captured = hidden_states(transformer)
-    before, after = captured[:, :-1], hidden_states(transformer, other_end=True)[:, :-1]
-    causal = transformer.stack.is_plain and not transformer.prepend
+    show(transformer.model)
+    watch = [Capture(CaptureSpec("copy"))]
+    name = transformer.backbone.name
+    captured = hidden_states(transformer, watch=watch)
+    before, after = captured[:, :-1], hidden_states(transformer, other_end=True, watch=watch)[:, :-1]
+    causal = transformer.stack is None and transformer.stage("prepend") is None
     if causal and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
         raise ValueError(
-            f"{type(transformer.model).__name__} looks both ways (its last token changes what stands before), but "
-            "backward attention is defined on a causal decoder. Use a decoder-only base model, or method='classical'."
+            f"{name} looks both ways (its last token changes what stands before), but backward attention is defined on "
+            "a causal decoder. Use a decoder-only base model, or method='classical'."
         )
     if transformer.model.dtype in (torch.float32, torch.float64):
         difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
@@ -237,7 +216,7 @@ def check_capture(transformer: RepeatTransformer, plain: torch.Tensor) -> None:
         difference, tolerance = 1 - float(torch.cosine_similarity(captured.flatten(), plain.flatten(), dim=0)), 1e-2
     if not difference <= tolerance:
         raise ValueError(
-            f"{type(transformer.model).__name__}: hidden states change by {difference:.1%} when attention is captured "
-            f"(tolerance {tolerance:.1%}), so transformers computes this architecture's attention in two ways that "
-            "disagree. Use method='echo' or 'classical', or another version of transformers."
+            f"{name}: hidden states change by {difference:.1%} when attention is captured (tolerance {tolerance:.1%}), "
+            "so transformers computes this architecture's attention in two ways that disagree. Use method='echo' or "
+            "'classical', or another version of transformers."
         )

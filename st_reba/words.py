@@ -10,13 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
 from .layers import InnerStates, Layers, layer_numbers
-from .modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
+from .modules.capture import Capture
+from .modules.chunked import ChunkedReBAPooling
+from .modules.pooling import ReBAPooling
+from .modules.repeat import RepeatTransformer
 
-Item = tuple[str, tuple[int, int]]
+# A text and a word in it: its characters from start to end (not included), or the word itself.
+Item = tuple[str, tuple[int, int] | str]
+_Placed = tuple[str, tuple[int, int]]
 
 # Texts that are tokenized together only to find their words.
 _LOOKED_AT_TOGETHER = 64
@@ -41,12 +47,11 @@ def encode_words(
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.
-        items: (text, (start, end)) each, in characters, end excluded.
+        items: (text, word) each: a word that stands in its text once; or (text, (start, end)), in characters, end
+            excluded.
         normalize: ReBA divides each sum of weights to 1. (Vectors are not scaled to length 1.)
         batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass, padding included, which is at most 5 % of them; a text counts with all
-            its copies, the template and special tokens. None: ``st_reba.batches.DEFAULT_BATCH_TOKENS``, unless
-            ``batch_size`` is given.
+        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`.
         prompt: As for ``encode``; None: the model's default prompt, if it has one.
         task: As for ``encode``: which of a model's two templates.
         show_progress_bar: Show one.
@@ -56,8 +61,8 @@ def encode_words(
         [number of items, d] float32.
 
     Raises:
-        ValueError: An item whose span is empty, out of the text, on no token, or past the cut; the item is named.
-            Or both ``batch_size`` and ``batch_tokens``.
+        ValueError: An item whose word is not in its text, or there twice; whose span is empty, out of the text, on no
+            token, or past the cut; the item is named. Or the model makes several sequences of a text.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo-k: position pos(k, i).
@@ -65,9 +70,8 @@ def encode_words(
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini")
-        >>> text = "他在银行取钱"
-        >>> st_reba.encode_words(model, [(text, (2, 4))]).shape
-        (1, 192)
+        >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
+        (2, 192)
     """
     with tqdm(total=len(items), desc="Words", unit=" texts", disable=not show_progress_bar) as bar:
         sizes = (batch_size, batch_tokens)
@@ -117,7 +121,7 @@ def encode_word_layers(
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini", repeats=3)
-        >>> encode_word_layers(model, [("他在银行取钱", (2, 4))], [0, 3, -1]).shape
+        >>> encode_word_layers(model, [("他在银行取钱", "银行")], [0, 3, -1]).shape
         (3, 1, 192)
     """
     numbers = layer_numbers(layers, _repeating(model).depth)
@@ -133,29 +137,25 @@ def unseen_words(
     task: str | None = None,
     **fields: str,
 ) -> dict[int, Literal["on no token", "past the cut"]]:
-    """The items that :func:`encode_words` would refuse, found without running the model.
-
-    Args:
-        model: As for :func:`encode_words`.
-        items: As for :func:`encode_words`.
-        prompt: As for :func:`encode_words`.
-        task: As for :func:`encode_words`.
-        **fields: As for :func:`encode_words`.
+    """The items that :func:`encode_words` would refuse, found without running the model; arguments as there.
 
     Returns:
         By an item's place: its word falls on no token, or lies wholly or in part past the cut.
 
+    Raises:
+        ValueError: An item is none.
+
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini", max_seq_length=7)
-        >>> unseen_words(model, [("他在银行取钱", (0, 1)), ("他在银行取钱", (5, 6))])
+        >>> unseen_words(model, [("他在银行取钱", "他"), ("他在银行取钱", (5, 6))])
         {1: 'past the cut'}
     """
     transformer = _repeating(model)
     budget = transformer.budget(_prompt(model, prompt), task, **fields)
     found: dict[int, Literal["on no token", "past the cut"]] = {}
     for start in range(0, len(items), _LOOKED_AT_TOGETHER):
-        piece = [_checked(start + place, item) for place, item in enumerate(items[start : start + _LOOKED_AT_TOGETHER])]
+        piece = [_placed(start + place, item) for place, item in enumerate(items[start : start + _LOOKED_AT_TOGETHER])]
         content = transformer.content([text for text, _ in piece], offsets=True)
         for index, ((_, span), offsets) in enumerate(zip(piece, content["offset_mapping"], strict=True), start):
             tokens = _tokens_of(offsets, span)
@@ -173,6 +173,7 @@ def _repeating(model: SentenceTransformer) -> RepeatTransformer:
             f"encode_words needs a pipeline that starts with RepeatTransformer, not {type(transformer).__name__}. "
             "Build the model with st_reba.build, a sentence-transformers base with pooling=…."
         )
+    transformer.check_single()
     return transformer
 
 
@@ -196,48 +197,64 @@ def _encoded(
 ) -> NDArray[np.float32]:
     """[layers, items, d]; None for layers: the last one."""
     transformer = _repeating(model)
-    pooling = next((module for module in model if isinstance(module, (ReBAPooling, ChunkedReBAPooling))), None)
     check_sizes(*sizes)
-    prompt = _prompt(model, prompt)
-    budget = transformer.budget(prompt, task, **fields)
-    items = [_checked(index, item) for index, item in enumerate(items)]
+    pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
+    chunked = isinstance(pooling, ChunkedReBAPooling)
     inner = None if layers is None or layers == [transformer.depth] else InnerStates(transformer, layers)
     if inner is not None and isinstance(pooling, ChunkedReBAPooling):
         raise ValueError(
             f"layers={layers}: chunk={pooling.chunk} runs each piece of a text by itself, and sums the last hidden "
             "states of several runs. Use layers='last', or build without chunk."
         )
-    count = 1 if layers is None else len(layers)
-    dimension = transformer.get_embedding_dimension()
-    vectors: NDArray[np.float32] = np.zeros((count, len(items), dimension or 0), dtype=np.float32)
-    lengths = copied_positions(transformer, [text for text, _ in items], prompt=prompt, task=task, **fields)
+    # A word needs the rows of all tokens; pieces run by themselves.
+    captures = [] if pooling is None or chunked else [Capture(pooling.token_capture)]
+    prompt = _prompt(model, prompt)
+    budget = transformer.budget(prompt, task, **fields)
+    placed = [_placed(index, item) for index, item in enumerate(items)]
+    lengths = copied_positions(transformer, [text for text, _ in placed], prompt=prompt, task=task, **fields)
+    width = transformer.get_embedding_dimension()
+    vectors = np.zeros((1 if layers is None else len(layers), len(items), width), dtype=np.float32)
     model.eval()
     for batch in sized_batches(lengths, *sizes):
-        spans = _token_spans(transformer, [(index, items[index]) for index in batch], budget).to(model.device)
-        features = transformer.preprocess([items[index][0] for index in batch], prompt=prompt, task=task, **fields)
-        features = {name: value.to(model.device) for name, value in features.items()}
-        capture: dict[str, Any] = {} if pooling is None else {"capture": pooling.token_capture}
+        spans = _token_spans(transformer, [(index, placed[index]) for index in batch], budget)
+        features = transformer.preprocess([placed[index][0] for index in batch], prompt=prompt, task=task, **fields)
+        features = {name: _moved(value, model.device) for name, value in features.items()}
         with torch.inference_mode():
-            runs = [transformer(features, **capture)] if inner is None else inner.run(features, **capture)
-            for place, captured in enumerate(runs):
-                if pooling is not None:
-                    embedded = pooling.span_embeddings(captured, spans, normalize=normalize)
+            output = transformer(features, watch=[*captures, *([] if inner is None else [inner])])
+            for place, each in enumerate([output] if inner is None else inner.outputs(output)):
+                if pooling is None:
+                    embedded = _hidden_means(each, spans, transformer.repeats)
                 else:
-                    embedded = _hidden_means(captured, spans, transformer.repeats)
+                    embedded = pooling.span_embeddings(each, spans, normalize=normalize)
                 vectors[place, batch] = embedded.float().cpu().numpy()
         if progress is not None:
             progress(len(batch))
     return vectors
 
 
-def _checked(index: int, item: Any) -> Item:
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _placed(index: int, item: Any) -> _Placed:
+    """An item's text and its word's characters."""
     try:
-        text, (first, last) = item
-        start, end = operator.index(first), operator.index(last)
+        text, word = item
+        start, end = (0, 0) if isinstance(word, str) else map(operator.index, word)
     except (TypeError, ValueError):
         text = None
     if not isinstance(text, str):
-        raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, (start, end)), in characters.")
+        raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, word) or (text, (start, end)), in characters.")
+    if isinstance(word, str):
+        start = text.find(word)
+        if not word or start < 0:
+            raise ValueError(f"Item {index}: the word {word!r:.60} does not stand in its text {text!r:.60}.")
+        if (again := text.find(word, start + 1)) >= 0:
+            raise ValueError(
+                f"Item {index}: the word {word!r:.60} stands in its text {text!r:.60} at {start} and again at {again}. "
+                f"Say which is meant, as ({start}, {start + len(word)})."
+            )
+        end = start + len(word)
     if not 0 <= start < end <= len(text):
         raise ValueError(
             f"Item {index}: the span ({start}, {end}) is empty or outside its text of {len(text)} characters, "
@@ -252,7 +269,7 @@ def _tokens_of(offsets: Sequence[tuple[int, int]], span: tuple[int, int]) -> lis
     return [token for token, (first, last) in enumerate(offsets) if first < end and last > start and last > first]
 
 
-def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, Item]], budget: int | None) -> torch.Tensor:
+def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, _Placed]], budget: int | None) -> Tensor:
     """Which content tokens belong to each item's word: [B, n] bool."""
     content = transformer.content([text for _, (text, _) in items], offsets=True)
     kept = [len(ids) if budget is None else min(len(ids), budget) for ids in content["input_ids"]]
@@ -272,14 +289,13 @@ def _token_spans(transformer: RepeatTransformer, items: list[tuple[int, Item]], 
     return spans
 
 
-def _hidden_means(features: dict[str, Any], spans: torch.Tensor, copies: int) -> torch.Tensor:
-    """Mean hidden state at the word's tokens in the last copy."""
+def _hidden_means(features: dict[str, Any], spans: Tensor, copies: int) -> Tensor:
+    """Mean hidden state at the word's tokens in the last copy, [B, d]."""
+    hidden: Tensor = features["token_embeddings"]
     last_copy = features["copy_ids"] == copies
     first = last_copy.int().argmax(dim=1, keepdim=True)
-    length = last_copy.shape[1]
-    positions = (first + torch.arange(spans.shape[1], device=first.device)).clamp(max=length - 1)
-    weights = torch.zeros(spans.shape[0], length, device=first.device)
-    weights.scatter_add_(1, positions, spans.float())
-    hidden: torch.Tensor = features["token_embeddings"]
+    spans = spans.to(hidden.device)
+    positions = (first + torch.arange(spans.shape[1], device=hidden.device)).clamp(max=hidden.shape[1] - 1)
+    weights = torch.zeros(hidden.shape[:2], device=hidden.device).scatter_add_(1, positions, spans.float())
     total = torch.bmm(weights[:, None], hidden.to(torch.promote_types(hidden.dtype, torch.float32))).squeeze(1)
     return total / spans.sum(dim=1, keepdim=True)

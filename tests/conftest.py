@@ -10,7 +10,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA, save
 
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 
 # Two workers share the cores; one thread each keeps them from fighting.
 torch.set_num_threads(1)

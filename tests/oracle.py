@@ -9,7 +9,7 @@ from reference import Layout, as_double, hidden_and_attention, layout, symmetriz
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (

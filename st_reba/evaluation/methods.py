@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from sentence_transformers import SentenceTransformer
 
 from ..bases import EMBEDDED
-from ..build import METHODS, build
+from ..build import build
+from ..modules.options import unknown
+from ..modules.stages import as_stored
 from ..persistence import load
-from ..recipe import located, read_recipe
+from ..recipe import read_recipe
 from ..repository import is_repository
+from ..spec import METHODS, Spec
 from ..version import __version__
 
 # Arguments of ``build`` that belong to the base, or to where it runs; the others belong to a method.
@@ -34,6 +36,8 @@ _OF_BASE = (
     "local_files_only",
     "model_kwargs",
 )
+# Arguments of ``build`` that change vectors and are no field of a method.
+_BESIDE = ("prompts", "default_prompt_name", "truncate_dim")
 _REPEATING = ("reba", "echo")
 _DEFAULT_REPEATS = 2
 # Of a large file, this much at either end stands for all of it, with its size.
@@ -107,30 +111,23 @@ class Method:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        known = [name for name in inspect.signature(build).parameters if name not in _OF_BASE]
         for name in self.arguments:
             if name in _OF_BASE:
                 raise ValueError(f"{name}={self.arguments[name]!r} belongs to the base model, not to a method.")
-            if name not in known:
-                raise ValueError(f"{name}={self.arguments[name]!r}: a method has no such option; it has {known}.")
-        if self.arguments and self.arguments.get("method") not in METHODS:
+        if not self.arguments:
+            return
+        if self.arguments.get("method") not in METHODS:
             raise ValueError(f"method={self.arguments.get('method')!r} is not known: choose one of {list(METHODS)}.")
+        spec = Spec.of({name: value for name, value in self.arguments.items() if name not in _BESIDE})
+        if self.arguments.get("stages"):
+            # Flat fields of nosink stay flat, as they were given.
+            own = [each for each in spec.stages if each.name != "nosink" or "setting" not in self.arguments]
+            object.__setattr__(self, "arguments", {**self.arguments, "stages": as_stored(own)})
 
     @property
     def name(self) -> str:
         """A name that differs where an option differs: the method, its copies, its pooling, then what else is set."""
-        if self.label is not None or not self.arguments:
-            return self.label or SAVED
-        rest = dict(self.arguments)
-        method = rest.pop("method")
-        repeats = rest.pop("repeats", _DEFAULT_REPEATS)
-        pooling = rest.pop("pooling", None) or METHODS[method][0]
-        words = [f"{method}-{repeats}" if method in _REPEATING and "template" not in rest else method]
-        if "setting" in rest:
-            words.append(str(rest.pop("setting")).lower())
-        words.append(pooling)
-        words += [f"{key}={_short(rest[key])}" for key in sorted(rest)]
-        return " ".join(words)
+        return self.label or name_of(self.arguments)
 
     def changed(self, **changes: Any) -> Method:
         """The method with other options, under the name that these make."""
@@ -231,7 +228,8 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
 
     Args:
         words: Methods, or one string with commas between them. Each is a name (``reba``), with its copies
-            (``reba-3``), with options (``nosink:setting=mask0-bidir:k=4``), or a recipe file, whose base is left out.
+            (``reba-3``), in the short form (``nosink:setting=mask0-bidir,k=4+read:layers=3``), or a recipe file, whose
+            base is left out.
 
     Returns:
         The methods, in their order.
@@ -240,11 +238,20 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
         ValueError: There is none, one is unknown, or one stands twice.
 
     Example:
-        >>> [method.name for method in read_methods("classical,reba-3:pooling=mean,nosink:setting=mask0-bidir:k=4")]
+        >>> [method.name for method in read_methods("classical,reba-3:pooling=mean,nosink:setting=mask0-bidir,k=4")]
         ['classical last', 'reba-3 mean', 'nosink mask0-bidir mean k=4']
     """
-    parts = [part.strip() for part in (words.split(",") if isinstance(words, str) else words)]
-    methods = tuple(_method(part) for part in parts if part)
+    parts = _cut(words, ",") if isinstance(words, str) else list(words)
+    if isinstance(words, str):
+        joined: list[str] = []
+        for part in parts:
+            # A field of the method before it, not another method.
+            if joined and re.match(r"\s*\w+\s*=", part):
+                joined[-1] += f",{part}"
+            else:
+                joined.append(part)
+        parts = joined
+    methods = tuple(_method(part.strip()) for part in parts if part.strip())
     if not methods:
         raise ValueError(f"methods={words!r}: name one at least, as classical,echo,reba.")
     names = [method.name for method in methods]
@@ -274,12 +281,37 @@ def identity(base: Base, method: Method, **settings: Any) -> str:
         method: The method.
         **settings: What else: the task's fingerprint, a prompt, a budget, a seed.
     """
-    arguments = dict(method.arguments)
-    if isinstance(arguments.get("postfilter"), (str, os.PathLike)):
-        # By what it holds, wherever it lies.
-        arguments["postfilter"] = hashlib.sha256(Path(arguments["postfilter"]).read_bytes()).hexdigest()
-    values = [base.identity, arguments, settings]
+    values = [base.identity, {**method.arguments, "stages": _hashed(method.arguments)}, settings]
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def name_of(arguments: Mapping[str, Any]) -> str:
+    """A method's name, by its arguments: as :attr:`Method.name`, of any that a paper leaves open too.
+
+    Args:
+        arguments: As of a :class:`Method`; none: a saved embedder.
+
+    Example:
+        >>> name_of({"method": "nosink", "setting": "mask0-bidir"})
+        'nosink mask0-bidir mean'
+    """
+    if not arguments:
+        return SAVED
+    rest = dict(arguments)
+    method = rest.pop("method")
+    stages = {name: dict(own) for each in rest.pop("stages", ()) for name, own in each.items()}
+    rest |= stages.pop("nosink", {})
+    if method == "classical" and ("setting" in rest or "layers" in stages):
+        method = "nosink"
+    repeats = rest.pop("repeats", None) or _DEFAULT_REPEATS
+    pooling = rest.pop("pooling", None) or ("mean" if method == "nosink" else "last")
+    words = [f"{method}-{repeats}" if method in _REPEATING and "template" not in rest else method]
+    if "setting" in rest:
+        words.append(str(rest.pop("setting")).lower())
+    words.append(pooling)
+    words += [f"{key}={_short(rest[key])}" for key in sorted(rest)]
+    words += [f"{name} {key}={_short(own[key])}" for name, own in stages.items() for key in sorted(own)]
+    return " ".join(words)
 
 
 def _limit_content(
@@ -291,9 +323,9 @@ def _limit_content(
     """Give every copy of a text so many tokens, whatever stands around it and however often it is repeated."""
     transformer: Any = model[0]
     needed = tokens
-    if hasattr(transformer, "frame"):
+    if hasattr(transformer, "frames"):
         frames = [frame for task in tasks for frame in transformer.frames(prompt, task)]
-        share = 2 if transformer.compute_matched else 1
+        share = 2 if transformer.layout.compute_matched else 1
         needed = max(frame.overhead + frame.copies * tokens * share for frame in frames)
     positions = getattr(transformer.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and needed > positions > 0:
@@ -306,25 +338,44 @@ def _limit_content(
 
 def _method(word: str) -> Method:
     if word.endswith((".yaml", ".yml")):
-        arguments = located(read_recipe(word, build)[0], Path(word))
-        values: dict[str, Any] = {"method": "reba", **{key: arguments[key] for key in arguments if key not in _OF_BASE}}
-        # A post-filter's numbers make no name.
-        return Method(values, Path(word).stem if "postfilter" in values else None)
-    name, *options = word.split(":")
-    name, dash, repeats = name.partition("-")
-    values = {"method": name}
-    if name not in METHODS:
-        raise ValueError(f"methods: {word!r} is not known: choose one of {list(METHODS)}, or a recipe (.yaml).")
-    if dash:
-        if name not in _REPEATING or not repeats.isdecimal():
+        recipe = read_recipe(word)
+        beside = {name: value for name, value in recipe.loading.items() if name not in _OF_BASE}
+        # A filter's numbers make no name.
+        filtered = any(stage.name == "filter" for stage in recipe.spec.stages)
+        return Method({"method": "reba", **beside, **recipe.values}, Path(word).stem if filtered else None)
+    if copied := re.match(r"(\w+)-(\d+)(?![^:+])", word):
+        name, repeats = copied.groups()
+        if name not in _REPEATING:
             raise ValueError(f"methods: {word!r}: only {list(_REPEATING)} take a number of copies, as reba-3.")
-        values["repeats"] = int(repeats)
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise ValueError(f"methods: {word!r}: write options as :name=value, as in reba:pooling=mean.")
-        values[key] = yaml.safe_load(value)
-    return Method(values)
+        rest = word[copied.end() :]
+        word = f"{name}:repeats={repeats}" + (f",{rest[1:]}" if rest.startswith(":") else rest)
+    name, _, text = _cut(word, "+")[0].partition(":")
+    if name not in METHODS:
+        raise ValueError(f"methods: {unknown(repr(word), name, list(METHODS))} Or name a recipe (.yaml).")
+    try:
+        spec = Spec.parse(word)
+    except ValueError as error:
+        raise ValueError(f"methods: {word!r}: {error}") from None
+    # What was not given stays open: a sentence-transformers base keeps its own pooling.
+    given = {part.partition("=")[0].strip() for part in _cut(text, ",")}
+    fields = {field: getattr(spec.method, field) for field in spec.method.names() if field in given}
+    return Method({"method": name, **fields, **({"stages": as_stored(spec.stages)} if spec.stages else {})})
+
+
+def _cut(text: str, mark: str) -> list[str]:
+    """A text cut at a mark, what stands in quotes left alone."""
+    return re.findall(rf"""(?:[^{mark}"']|"[^"]*"|'[^']*'|["'])+""", text)
+
+
+def _hashed(arguments: Mapping[str, Any]) -> list[Any]:
+    """Stages by what they do: a filter by what its file holds, wherever it lies."""
+    stages = []
+    for stage in arguments.get("stages") or ():
+        own = dict(stage.get("filter", {}))
+        if own.get("file"):
+            stage = {"filter": {**own, "file": hashlib.sha256(Path(own["file"]).read_bytes()).hexdigest()}}
+        stages.append(stage)
+    return stages
 
 
 def _short(value: Any) -> str:

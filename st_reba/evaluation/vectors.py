@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
 
 from ..batches import copied_positions, sized_batches
 from ..encode import encode_texts
-from ..modules import ChunkedReBAPooling, ReBAPooling
+from ..modules.capture import Capture
+from ..modules.chunked import ChunkedReBAPooling
+from ..modules.pooling import ReBAPooling
 
 Subtoken = Literal["first", "last"]
 
@@ -131,10 +134,10 @@ def word_vectors(
     found = np.empty((int(ends[-1]) if len(ends) else 0, transformer.get_embedding_dimension()), dtype=np.float32)
     model.eval()
     for batch in sized_batches(copied_positions(transformer, texts, prompt=prompt), batch_size, batch_tokens):
-        features = transformer.preprocess([texts[place] for place in batch], prompt=prompt)
-        features = {name: value.to(model.device) for name, value in features.items()}
-        kept = (features["copy_ids"] == transformer.repeats).sum(dim=1).tolist()
-        for place, count in zip(batch, kept, strict=True):
+        features = batch_to_device(
+            transformer.preprocess([texts[place] for place in batch], prompt=prompt), model.device
+        )
+        for place, (_, count, _) in zip(batch, features["places"], strict=True):
             if count < len(content["input_ids"][place]):
                 raise ValueError(
                     f"the sentence {texts[place]!r:.80} has {len(content['input_ids'][place])} tokens, but "
@@ -189,7 +192,7 @@ def unread_sentences(
 def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
     """What turns features into the vectors of each text's content tokens, a tensor [n or more, d] a text."""
     transformer: Any = model[0]
-    pooling: Any = next((each for each in model if isinstance(each, (ReBAPooling, ChunkedReBAPooling))), None)
+    pooling: Any = next((each for each in model if isinstance(each, ReBAPooling)), None)
     if pooling is None:
 
         def last_copy(features: dict[str, Any]) -> Any:
@@ -198,11 +201,12 @@ def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
             return [states[mask] for states, mask in zip(hidden, last, strict=True)]
 
         return last_copy
-    if isinstance(pooling, ReBAPooling) and pooling.variant == "paper":
+    if not isinstance(pooling, ChunkedReBAPooling) and pooling.variant == "paper":
         # The mean over the sentence is captured as its tokens are, so that one run serves.
         config = {name: getattr(pooling, name) for name in pooling.config_keys}
         twin = ReBAPooling(**{**config, "pooling": "mean"})
-        return lambda features: twin(transformer(features, capture=twin.token_capture))["token_embeddings"]
+        watch = [Capture(twin.token_capture)]
+        return lambda features: twin(transformer(features, watch=watch))["token_embeddings"]
     return lambda features: pooling(transformer(features))["token_embeddings"]
 
 

@@ -1,17 +1,32 @@
-"""Hold a saved or an exported model against its golden vectors."""
+"""Compare a saved or an exported model with its golden vectors, here or in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import load_file_path
 
+from ..modules.vendoring import NAME, code
 from ..persistence import load
-from .code_state import code_of
-from .golden import Report, compare
-from .golden_file import find_golden, read_golden
+from ..version import __version__
+from .golden import Report, compare, find_golden, read_golden
+
+_VERSION = re.compile(rb"# st_reba (\d[\w.+-]{0,40})\s")
+# What the process of its own runs; its last line is the report.
+_SCRIPT = (
+    "import json, sys; from st_reba.hub.verify import verify; "
+    "print(json.dumps(verify(sys.argv[1], device=sys.argv[2] or None).to_dict()))"
+)
 
 
 def verify(
@@ -26,7 +41,7 @@ def verify(
     cache_folder: str | None = None,
     local_files_only: bool = False,
 ) -> Report:
-    """Hold a model against the vectors that it gave when it was saved.
+    """Compare a model's vectors with those that it gave when it was saved.
 
     Args:
         model: A saved or exported model's folder or Hub id, or a loaded model.
@@ -59,22 +74,78 @@ def verify(
     hub = {"revision": revision, "token": token, "cache_folder": cache_folder, "local_files_only": local_files_only}
     if isinstance(model, SentenceTransformer):
         if golden is None:
-            raise ValueError("golden=None: name the golden.json that a loaded model is to be held against.")
-        file = find_golden(os.fspath(golden), {})
-        stored = read_golden(file)
-    else:
-        path = os.fspath(model)
-        stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
-        if stored.get("graph") is not None:
-            from .onnx.vectors import verify_graph
+            raise ValueError("golden=None: name the golden.json that a loaded model is to be compared with.")
+        return compare(model, read_golden(find_golden(os.fspath(golden), {})))
+    path = os.fspath(model)
+    stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
+    if stored.get("graph") is not None:
+        from .onnx.vectors import verify_graph
 
-            return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
-        model = load(
-            path,
-            device=device,
-            dtype=dtype or stored["dtype"],
-            trust_remote_code=trust_remote_code,
-            **hub,
-        )
-        return replace(compare(model, stored), code=code_of(path, hub))
-    return compare(model, stored)
+        return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
+    loaded = load(path, device=device, dtype=dtype or stored["dtype"], trust_remote_code=trust_remote_code, **hub)
+    return replace(compare(loaded, stored), code=code_state(loaded, path, hub))
+
+
+def code_state(model: SentenceTransformer, path: str, hub: Mapping[str, Any]) -> str | None:
+    """How the code that a repository carries differs from the installed package's; None: it does not.
+
+    It runs only for readers who have no st_reba and trust the repository's code.
+
+    Args:
+        model: The model, loaded from there.
+        path: Folder or Hub id.
+        hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` takes them.
+    """
+    stages = getattr(model[0], "stages", ())
+    classes = [type(each) for each in (*model.modules(), *stages)]
+    wanted = code(*dict.fromkeys(each for each in classes if each.__module__ == NAME or each in map(type, stages)))
+    main = _read(path, f"{NAME}.py", hub)
+    if main is None:
+        return "none in the repository; readers need st_reba installed"
+    wrong = {name for name, content in wanted.items() if _read(path, name, hub) != content}
+    if os.path.isdir(path):
+        wrong |= {file.name for file in Path(path).glob(f"{NAME}*.py")} - set(wanted)
+    if not wrong:
+        return None
+    version = _VERSION.match(main)
+    says = f"says it is of st_reba {version[1].decode()}" if version else "names no version"
+    listed = ", ".join(sorted(wrong)[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    return f"differs from st_reba {__version__} ({says}): {listed}"
+
+
+def verify_fresh(folder: Path, *, device: str | None = None, offline: bool = False) -> None:
+    """Compute a folder's golden vectors again in a process of its own, so that nothing of this one can help.
+
+    Args:
+        folder: The saved or exported model.
+        device: Where to run.
+        offline: Let that process ask no server; the base of a model without weights is then taken from the cache.
+
+    Raises:
+        ValueError: A vector differs, or the model does not load.
+    """
+    # The package that runs now, and not whatever the new process would find.
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "PYTHONPATH": path, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    command = [sys.executable, "-c", _SCRIPT, str(folder), device or ""]
+    run = subprocess.run(command, env=variables, capture_output=True, text=True)
+    try:
+        texts = json.loads(run.stdout.splitlines()[-1])["texts"]
+    except (ValueError, LookupError, TypeError):
+        reason = " ".join(run.stderr.split("\n")[-4:]).strip()
+    else:
+        wrong = [each for each in texts if not each["ok"]]
+        if not wrong:
+            return
+        reason = f"{len(wrong)} of {len(texts)} texts differ, the first by {wrong[0]['difference']:.1e} of its scale"
+    raise ValueError(
+        f"FOLDER={str(folder)!r} does not give its golden vectors, so it is not published (more: st-reba verify "
+        f"{folder}): {reason}"
+    )
+
+
+def _read(path: str, name: str, hub: Mapping[str, Any]) -> bytes | None:
+    file = load_file_path(path, name, **hub)
+    # As written, whatever a checkout made of the line ends.
+    return None if file is None else Path(file).read_bytes().replace(b"\r\n", b"\n")

@@ -1,36 +1,52 @@
-"""All that a published model needs to run: nothing here imports the rest of st_reba."""
+"""All that a published model needs to run: nothing here imports the rest of st_reba.
+
+Options are light; the module classes, which need torch and sentence-transformers, are imported when they are asked for.
+"""
 
 from __future__ import annotations
 
-from .chunked import ChunkedReBAPooling
-from .ensemble import PromptEnsemble
-from .nosink import SETTINGS, NoSinkTransformer, named_plan
-from .plan import LayerPlan, Stack
-from .pooling import ReBAPooling
-from .repeat import RepeatTransformer
-from .transformer import DecoderTransformer
-from .vendoring import publish
+from importlib import import_module
+from typing import Any
+
+from .ensemble import Ensemble
+from .filter import Filter
+from .methods import Classical, Echo, Layout, Method, PromptEOL, ReBA
+from .own_attention import OwnAttention
+from .plan import LayerPlan, NoSink
+from .prepend import Prepend
+from .reading import ReadLayers
+from .stages import Stage
+
+# The classes that modules.json may name, and where they stand.
+MODULES = {
+    "DecoderTransformer": "decoder",
+    "RepeatTransformer": "repeat",
+    "NoSinkTransformer": "nosink",
+    "ReBAPooling": "pooling",
+    "ChunkedReBAPooling": "chunked",
+    "PromptEnsemble": "prompts",
+}
 
 __all__ = [
-    "SETTINGS",
-    "ChunkedReBAPooling",
-    "DecoderTransformer",
+    "MODULES",
+    "Classical",
+    "Echo",
+    "Ensemble",
+    "Filter",
+    "Layout",
     "LayerPlan",
-    "NoSinkTransformer",
-    "PromptEnsemble",
-    "ReBAPooling",
-    "RepeatTransformer",
-    "Stack",
-    "named_plan",
+    "Method",
+    "NoSink",
+    "OwnAttention",
+    "Prepend",
+    "PromptEOL",
+    "ReBA",
+    "ReadLayers",
+    "Stage",
 ]
 
-# The classes that modules.json may name.
-MODULES = (
-    DecoderTransformer,
-    RepeatTransformer,
-    NoSinkTransformer,
-    ReBAPooling,
-    ChunkedReBAPooling,
-    PromptEnsemble,
-)
-publish(__name__, *MODULES)
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{MODULES[name]}", __name__), name)

@@ -2,34 +2,38 @@
 
 It is registered with transformers' ``AttentionInterface`` under one name. A backbone switched to it computes what its
 own attention computes (grouped keys, masks, soft caps, attention sinks, position biases), or what the running plan
-makes of it, and hands the probabilities to the capture of the running forward pass.
+makes of it, and shows it to the observer of the running pass.
 """
 
 from __future__ import annotations
 
+import logging as python_logging
 import re
-from logging import ERROR, getLogger
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from .backbone import text_decoder
-from .blocked import blocked_attention
-from .capture import AnchorCapture, BackwardAttention
-from .fused import fused_attention, fused_with_totals
-from .masks import additive, selected
-from .scores import Scores
-from .state import current
+from .backbone import Backbone
+from .kernels import attention_with_totals
+from .scores import Scores, additive, blocked_attention, identity, selected
+from .stages import Bound, Pass, Stage, current
+
+if TYPE_CHECKING:
+    from .decoder import DecoderTransformer
 
 # A copy of this code, from a repository, has a name of its own: each knows of its own forward passes only.
 ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
 # Keyword arguments by which an architecture changes its attention in ways this function does not know.
 UNKNOWN_ARGUMENTS = ("block_indices", "sinks")
+# Under which a pass keeps additive masks, made once for all layers that share one.
+_ADDITIVE = Bound()
+_SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
-logger = getLogger(__name__)
+logger = python_logging.getLogger(__name__)
 
 
 def attend(
@@ -48,7 +52,7 @@ def attend(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, by its plan, with capture.
+    """Attention of one layer, by its plan, shown to an observer.
 
     Args:
         module: The attention module that calls.
@@ -69,8 +73,8 @@ def attend(
         The attention's output [B, T, H, D'] and None, as transformers expects.
 
     Raises:
-        ValueError: The layer is not causal while a capture runs without a plan, or uses an argument that is not known
-            here.
+        ValueError: The layer is not causal while backward attention is captured without a plan, or uses an argument
+            that is not known here.
     """
     for name in UNKNOWN_ARGUMENTS:
         if kwargs.get(name) is not None:
@@ -78,55 +82,77 @@ def attend(
                 f"{type(module).__name__} passes {name!r} to its attention, which st_reba does not know: this "
                 "architecture can be neither captured nor converted exactly. Use method='classical' or 'echo'."
             )
-    if attention_mask is not None:
-        # Some masks are made a column wider than what is there.
-        attention_mask = attention_mask[..., : key.shape[2]]
-    if indices is not None:
-        attention_mask = selected(attention_mask, indices, key.shape[2])
-    state = current()
-    capture = None if state is None else state.capture
-    backward = capture if isinstance(capture, BackwardAttention) else None
+    run = current()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if capture is not None:
+    mask = _own(attention_mask, indices, key.shape[2])
+    kinds, observer = (None, None) if run is None else (run.kinds, run.observer)
+    if observer is not None:
         # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
-        defined = causal or not isinstance(capture, AnchorCapture) or (state is not None and state.stack is not None)
-        known = 0 if state is None else state.prefix
-        _check_capturable(module, causal=defined, square=query.shape[2] + known == key.shape[2])
-        capture.begin()
-    kind = "forward" if state is None else state.kind(module)
+        defined = causal or kinds is not None or not observer.needs_causal
+        _check_capturable(module, causal=defined, square=query.shape[2] == key.shape[2])
+        observer.begin_layer()
+    kind = "forward" if kinds is None else kinds.kind(module)
     if indices is not None and kind != "forward":
         raise ValueError(
             f"{type(module).__name__} chooses its keys by an indexer that looks back, so its layers cannot run as "
-            f"{kind!r}. Use layers=None."
+            f"{kind!r}. Drop the plan."
         )
     fusable = softcap is None and position_bias is None
-    plain = fusable and capture is None and s_aux is None
-    mask, m = attention_mask, 0
-    if state is not None and state.masks is not None:
-        m = state.masks.m
+    plain = fusable and observer is None and s_aux is None
+    if kinds is not None:
         # Only plain attention knows of kinds, but that a query of a forward layer sees no later key.
-        make = state.masks.mask if plain or kind == "forward" else state.masks.dense
-        mask = make(kind, attention_mask, causal=causal)
+        mask = kinds.masks.mask(kind, mask, causal=causal, dense=not plain)
     if mask is not None and fusable:
-        mask = additive(mask, query.dtype) if state is None else state.additive(mask, query.dtype)
+        mask = _additive(run, mask, query)
     if plain:
-        return fused_attention(
-            module, query, key, value, mask, kind, m=m, causal=causal, scaling=scaling, dropout=dropout
-        ), None
+
+        def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+            given: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal}
+            output: Tensor = _SDPA(module, query, key, value, mask, **given)[0]
+            return output
+
+        if mask is None and kinds is not None:
+            return kinds.masks.unmasked(kind, attention, query, key, value, causal=causal), None
+        return attention(query, key, value, causal and mask is None), None
+    # Whoever takes a whole layer computes from its scores what it needs; others are shown every probability.
+    whole = getattr(observer, "update_layer", None)
+    see = None if observer is None or whole is not None else observer.update
     computed = None
-    if fusable and not dropout and (capture is None or backward is not None):
-        computed = fused_with_totals(query, key, value, mask, causal=causal, scaling=scaling, sinks=s_aux)
+    if fusable and not dropout and see is None:
+        computed = attention_with_totals(query, key, value, mask, causal=causal, scaling=scaling, sinks=s_aux)
     if computed is None:
         scores = Scores(query, key, mask, causal, scaling, softcap, position_bias)
-        see = None if capture is None or backward is not None else capture.update
         computed = blocked_attention(scores, value, sinks=s_aux, dropout=dropout, see=see)
     output, totals = computed
-    if backward is not None:
-        shown = Scores(query, key, mask, False, scaling, softcap, position_bias)
-        backward.update_layer(shown, totals, both_ways=not (causal and kind == "forward"))
-    elif capture is not None:
-        capture.end()
+    if whole is not None:
+        ahead = not causal or (kinds is not None and kinds.masks.looks_ahead(kind))
+        whole(Scores(query, key, mask, False, scaling, softcap, position_bias), totals, both_ways=ahead)
+    if observer is not None:
+        observer.end_layer()
     return output, None
+
+
+def _own(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:
+    """A layer's own mask [B or 1, 1 or H, T, S]."""
+    if mask is not None and mask.shape[-1] != keys:
+        # Some masks are made a column wider than what is there.
+        mask = mask[..., :keys]
+    if mask is not None and len(mask) > 1 and mask.stride(0) == 0:
+        # The same for all texts: whatever is made of it is made once.
+        mask = mask[:1]
+    return mask if indices is None else selected(mask, indices, keys)
+
+
+def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
+    """A mask as numbers to add to scores, made once for all layers of a pass that share it."""
+    if run is None:
+        return additive(mask, query.dtype)
+    made = run.kept.setdefault(_ADDITIVE, {})
+    name = (*identity(mask), query.dtype)
+    if name not in made:
+        made[name] = (mask, additive(mask, query.dtype))  # mask is kept, so that its identity stays its own
+    numbers: Tensor = made[name][1]
+    return numbers
 
 
 def _check_capturable(module: nn.Module, *, causal: bool, square: bool) -> None:
@@ -142,8 +168,28 @@ def _check_capturable(module: nn.Module, *, causal: bool, square: bool) -> None:
         )
 
 
+def own_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
+    """transformers' boolean mask; the host reads no padding that it knows not to be there."""
+    run, padding = current(), keywords.get("attention_mask")
+    known = run is not None and (getattr(run, "unmasked", False) or not run.padded)
+    if run is not None and known and isinstance(padding, Tensor) and padding.shape == run.real.shape:
+        keywords["attention_mask"] = None
+    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
+    return mask
+
+
 AttentionInterface.register(ATTENTION_NAME, attend)
-AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+AttentionMaskInterface.register(ATTENTION_NAME, own_mask)
+
+
+def show(model: PreTrainedModel) -> None:
+    """Make a backbone's attention visible to observers, one way or the other.
+
+    Args:
+        model: The backbone, as loaded.
+    """
+    if not switch_on(model):
+        hook_in(model)
 
 
 def switch_on(model: PreTrainedModel) -> bool:
@@ -156,12 +202,12 @@ def switch_on(model: PreTrainedModel) -> bool:
         Whether it does; False where its architecture calls no interface: it is then as it was.
     """
     # Towers beside the decoder see no text, and may call no interface where the decoder does, or the other way round.
-    decoder = text_decoder(model)
+    decoder = Backbone(model).decoder
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
     # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(ERROR)
+    logging.set_verbosity(python_logging.ERROR)
     try:
         decoder.set_attn_implementation(ATTENTION_NAME)
     finally:
@@ -177,7 +223,7 @@ def hook_in(model: PreTrainedModel) -> None:
     Args:
         model: The backbone, as loaded.
     """
-    decoder = text_decoder(model)
+    decoder = Backbone(model).decoder
     if decoder.config._attn_implementation == "eager" and any(
         reduce_output in module._forward_hooks.values() for module in decoder.modules()
     ):
@@ -193,32 +239,35 @@ def hook_in(model: PreTrainedModel) -> None:
 
 
 def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook: hand an eager attention module's probabilities to the capture and drop them from its output."""
-    state = current()
-    if state is None or state.capture is None or not isinstance(output, (tuple, list)):
+    """Forward hook: show an eager attention module's probabilities to the observer and drop them from its output."""
+    run = current()
+    if run is None or run.observer is None or not isinstance(output, (tuple, list)):
         return output
-    batch, length = state.real.shape
-    shape = (batch, length, length)
+    batch, length = run.real.shape
     kept: list[Any] = []
     for value in output:
-        if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == shape:
-            if isinstance(state.capture, AnchorCapture):
-                _check_capturable(module, causal=_is_triangular(value, state.real), square=True)
-            state.capture.begin()
-            state.capture.update(value, 0)
-            state.capture.end()
+        if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == (batch, length, length):
+            run.observer.begin_layer()
+            if run.observer.needs_causal:
+                # Whether a query looks ahead is read after the pass.
+                ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * run.real
+                run.observer.ahead.append((type(module).__name__, ahead.amax()))
+            run.observer.update(value, 0)
+            run.observer.end_layer()
             kept.append(None)
         else:
             kept.append(value)
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
 
 
-def _is_triangular(probabilities: Tensor, real: Tensor) -> bool:
-    """Whether no query from the first real one on looks ahead; masked padding before it may weigh anything."""
-    ahead = probabilities.detach().amax(dim=1).triu(1).amax(dim=2)
-    started = real.long().cumsum(dim=1) > 0
-    return not bool((ahead * started > 1e-6).any())
+@dataclass(frozen=True)
+class OwnAttention(Stage):
+    """Compute attention by st_reba's function, not transformers', some versions of which forget a soft cap."""
 
+    name: ClassVar[str] = "attention"
+    order: ClassVar[int] = 1
 
-AttentionInterface.register(ATTENTION_NAME, attend)
-AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """Switch the backbone to it, where its architecture lets its attention be chosen."""
+        switch_on(decoder.model)
+        return Bound()

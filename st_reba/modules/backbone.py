@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .stages import AfterLayer, current
 
 TEXT_TOWER = (
     "Save the text tower as a model of its own, its tokenizer beside it, and build on that folder: "
@@ -17,131 +22,178 @@ TEXT_TOWER = (
 _GIVEN = ("input_ids", "attention_mask", "position_ids", "use_cache")
 
 
-def text_decoder(model: PreTrainedModel) -> PreTrainedModel:
-    """The decoder that a backbone's texts go through.
+class Backbone:
+    """The traits of a backbone, each found out once.
 
     Args:
-        model: The backbone.
-
-    Returns:
-        The decoder beside a vision or audio tower; the backbone itself where there is no other tower.
-    """
-    body = model.get_decoder()  # type: ignore[no-untyped-call]
-    return body if isinstance(body, PreTrainedModel) else model
-
-
-def has_towers(model: PreTrainedModel) -> bool:
-    """Whether a backbone is composed: a decoder of its own configuration, with towers beside it."""
-    return text_decoder(model).config is not model.config
-
-
-def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
-    """Names of the arguments that a backbone's forward takes, ``use_cache`` also where only its decoder names it.
-
-    Args:
-        model: The backbone.
+        model: The backbone, as loaded.
 
     Raises:
-        ValueError: It takes no text alone; the argument that it needs is named.
+        ValueError: It is an encoder-decoder.
     """
-    parameters = inspect.signature(model.forward).parameters
-    names = set(parameters)
-    for name, parameter in parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            # What is handed on to the decoder. Unless told, that would cache, and find its own keys in a second pass.
-            names |= {"use_cache"} & set(inspect.signature(text_decoder(model).forward).parameters)
-        elif parameter.kind is parameter.VAR_POSITIONAL or parameter.default is not parameter.empty:
-            continue
-        elif name not in _GIVEN:
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.name = type(model).__name__
+        if getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(
-                f"{type(model).__name__} needs {name!r} beside a text, and st_reba embeds text only. {TEXT_TOWER}"
+                f"{self.name} is an encoder-decoder: its decoder reads the text shifted, beside an encoder that sees "
+                "all of it. Use a decoder-only base model."
             )
-    return frozenset(names)
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """The decoder beside a vision or audio tower; the backbone itself where there is no other tower."""
+        body = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        return body if isinstance(body, PreTrainedModel) else self.model
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the part that texts go through."""
+        return self.model.config.get_text_config()
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether it is composed: a decoder of its own configuration, with towers beside it."""
+        return self.decoder.config is not self.model.config
+
+    @property
+    def depth(self) -> int:
+        """Number of layers L.
+
+        Raises:
+            ValueError: It is no single stack of layers.
+        """
+        layers = getattr(self.text_config, "num_hidden_layers", None)
+        if not isinstance(layers, int):
+            raise ValueError(
+                f"{self.name} is no single stack of layers (its configuration says no num_hidden_layers), so it cannot "
+                "be embedded with. Use a decoder-only base model."
+            )
+        return layers
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What its configuration says of each layer; empty where it says nothing."""
+        config = self.text_config
+        return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
+
+    @property
+    def attention(self) -> str:
+        """Name of the implementation of attention that texts run through."""
+        return str(self.decoder.config._attn_implementation)
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """Names of the arguments that its forward takes, ``use_cache`` also where only its decoder names it.
+
+        Raises:
+            ValueError: It takes no text alone; the argument that it needs is named.
+        """
+        parameters = inspect.signature(self.model.forward).parameters
+        names = set(parameters)
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                # Handed on to the decoder, which would cache unless told, and find its own keys in a second pass.
+                names |= {"use_cache"} & set(inspect.signature(self.decoder.forward).parameters)
+            elif parameter.kind is parameter.VAR_POSITIONAL or parameter.default is not parameter.empty:
+                continue
+            elif name not in _GIVEN:
+                raise ValueError(f"{self.name} needs {name!r} beside a text, and st_reba embeds text only. {TEXT_TOWER}")
+        return frozenset(names)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether its layers look back only, by what it says of itself."""
+        # A vision tower beside the decoder looks both ways, but no text goes through it.
+        marks = (bool(module.is_causal) for module in self.decoder.modules() if hasattr(module, "is_causal"))
+        return all(marks) and getattr(self.text_config, "is_causal", True) is not False
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether no hidden state depends on a later token, so that padding behind a text concerns nobody.
+
+        XLNet, Megatron-BERT and others do not say: these are tried on two texts that differ in their last token.
+        """
+        if not self.is_causal:
+            return False
+        if any(hasattr(module, "is_causal") for module in self.decoder.modules()):
+            return True
+        ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 0]], device=self.model.device)
+        training = self.model.training
+        self.model.train(False)
+        try:
+            with torch.inference_mode():
+                hidden: Tensor = self.model(**self.inputs(ids, torch.ones_like(ids)))[0].float()
+        finally:
+            self.model.train(training)
+        return torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0)
+
+    def inputs(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor | bool]:
+        """What its forward is called with, for ids and mask [B, T]."""
+        # A mask of ones is none to newer models; some older ones forget their windows without it.
+        inputs: dict[str, Tensor | bool] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return {**inputs, "use_cache": False} if "use_cache" in self.parameters else inputs
+
+    def layers(self) -> nn.ModuleList:
+        """Its list of layers, each with the hook that calls a pass's stages.
+
+        Raises:
+            ValueError: There is no list of L layers.
+        """
+        # A tower beside the decoder may be as deep, and its layers may say their layer_idx too.
+        for module in self.decoder.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.depth and all(map(_is_layer, module, range(self.depth))):
+                for index, layer in enumerate(module):
+                    if not any(isinstance(hook, AfterLayer) for hook in layer._forward_hooks.values()):
+                        layer.register_forward_hook(AfterLayer(index), with_kwargs=True)
+                return module
+        raise ValueError(f"{type(self.decoder).__name__} has no list of {self.depth} layers that say their layer_idx")
+
+    def cut_short(self) -> None:
+        """Let passes run fewer of its layers.
+
+        Raises:
+            ValueError: There is no list of its layers, or it is of another kind than a plain ``ModuleList``.
+        """
+        layers = self.layers()
+        if type(layers) is nn.ModuleList:
+            # In place: parents, hooks, replicas and whoever shares the backbone keep the same list.
+            layers.__class__ = LayerList
+        elif not isinstance(layers, LayerList):
+            raise ValueError(f"the backbone keeps its layers in a {type(layers).__name__}, which cannot be cut short")
 
 
-def limit_length(tokenizer: PreTrainedTokenizerBase | None, config: PretrainedConfig) -> None:
-    """Bound a tokenizer by the backbone's positions, which a composed configuration keeps with its decoder's."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if tokenizer is not None and isinstance(positions, int) and positions > 0:
-        tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+class LayerList(nn.ModuleList):
+    """A backbone's list of layers, which shows as many as the running pass needs, and all of them to everyone else.
 
-
-def number_of_layers(model: PreTrainedModel) -> int:
-    """A backbone's number of layers L.
-
-    Raises:
-        ValueError: It is no single stack of layers.
+    The backbone's own forward then goes through these only, and on to its final norm.
     """
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if not isinstance(layers, int):
-        raise ValueError(
-            f"{type(model).__name__} is no single stack of layers (its configuration says no "
-            "num_hidden_layers), so it cannot be embedded with. Use a decoder-only base model."
-        )
-    return layers
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return islice(super().__iter__(), _shown_layers())
+
+    def __len__(self) -> int:
+        shown_layers = _shown_layers()
+        length = super().__len__()
+        return length if shown_layers is None else min(length, shown_layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        # By number every layer is found: one that should not run then says so itself.
+        found = list(super().__iter__())[index]
+        return LayerList(found) if isinstance(index, slice) else found
 
 
-def looks_back_only(model: PreTrainedModel) -> bool:
-    """Whether a backbone's layers look back only, by what it says of itself."""
-    # A vision tower beside the decoder looks both ways, but no text goes through it.
-    marks = (bool(module.is_causal) for module in text_decoder(model).modules() if hasattr(module, "is_causal"))
-    return all(marks) and getattr(model.config.get_text_config(), "is_causal", True) is not False
+def _shown_layers() -> int | None:
+    run = current()
+    return None if run is None else run.runs
 
 
-def layer_kinds(model: PreTrainedModel) -> list[str]:
-    """What a backbone's configuration says of each layer; empty where it says nothing."""
-    config = model.config.get_text_config()
-    return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
+def _is_layer(module: nn.Module, index: int) -> bool:
+    return any(getattr(part, "layer_idx", None) == index for part in module.modules())
 
 
-def takes_left_padding(model: PreTrainedModel) -> bool:
-    """Whether padding in front of a text changes nothing but positions.
-
-    Every other backbone is padded on the right, to equal effect: encoders and models with towers, some of which count
-    positions in a way of their own, and recurrent layers, which would take the padding for text.
-    """
-    if has_towers(model):
-        return False
-    marks = {bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")}
-    return marks == {True} and all("attention" in kind and "linear" not in kind for kind in layer_kinds(model))
-
-
-def turns_by_length(model: PreTrainedModel) -> bool:
-    """Whether rotary embeddings turn every token by an angle that depends on the sequence's length."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    return any(kind in str(rope) for kind in ("dynamic", "longrope"))
-
-
-def is_marked(model: PreTrainedModel) -> bool:
-    """Whether a backbone's attention says of itself where it looks."""
-    return any(hasattr(module, "is_causal") for module in text_decoder(model).modules())
-
-
-def probe(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two texts that differ in their last token, and their attention mask, [2, 4] each."""
-    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 0]], device=device)
-    return ids, torch.ones_like(ids)
-
-
-def found_to_look_back(model: PreTrainedModel, inputs: dict[str, Any]) -> bool:
-    """Whether no token sees a later one, by trial: XLNet, Megatron-BERT and others do not say.
-
-    Args:
-        model: The backbone.
-        inputs: What it takes, of :func:`probe`.
-    """
-    training = model.training
-    model.train(False)
-    try:
-        with torch.inference_mode():
-            hidden: Tensor = model(**inputs)[0].float()
-    finally:
-        model.train(training)
-    tolerance = 1e-2 * float(hidden.abs().max())
-    return torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=tolerance, rtol=0)
-
-
-def is_trained(model: torch.nn.Module) -> bool:
+def is_trained(model: nn.Module) -> bool:
     """Whether a backbone has weights to learn; a replica of torch's DataParallel, which hides its weights, has."""
     weights = list(model.parameters())
     return not weights or any(each.requires_grad for each in weights)

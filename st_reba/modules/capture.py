@@ -12,14 +12,17 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .scores import Scores, pick
+from .attention import show
+from .backbone import is_trained
+from .scores import Scores, is_fake, pick, slices
+from .stages import Bound, Pass, Place
 
 AnchorRows = Literal["last", "copy", "end", "half"]
 
@@ -66,37 +69,40 @@ class CaptureSpec:
         if self.rows not in get_args(AnchorRows):
             raise ValueError(f"rows={self.rows!r} is not known: choose one of {list(get_args(AnchorRows))}.")
 
-    def anchors(self, copy_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The anchors of each text: a run of positions.
+    def anchors(self, places: Sequence[Place]) -> list[tuple[int, int]]:
+        """The anchors of each text, a run of positions: the first and their number.
 
-        Args:
-            copy_ids: [B, T] int, 0 for special, template and padding positions, c for the content of copy c.
-            attention_mask: [B, T], 1 at real positions.
-
-        Returns:
-            First anchor position [B] and number of anchors [B], both int64.
+        Example:
+            >>> CaptureSpec("last").anchors([(1, 3, 8)]), CaptureSpec("half").anchors([(1, 3, 8)])
+            ([(3, 1)], [(0, 4)])
         """
-        inside = (copy_ids == 1) if self.rows in ("last", "copy") else attention_mask.bool()
-        first = inside.int().argmax(dim=1)
-        count = inside.sum(dim=1)
-        if self.rows in ("last", "end"):
-            return first + count - 1, torch.ones_like(count)
-        if self.rows == "half":
-            return first, (count // 2).clamp(min=1)
-        return first, count
+        return [
+            {
+                "last": (first + count - 1, 1),
+                "copy": (first, count),
+                "end": (length - 1, 1),
+                "half": (0, max(1, length // 2)),
+            }[self.rows]
+            for first, count, length in places
+        ]
 
 
-class Capture(ABC):
-    """Observes the attention of one forward pass, layer by layer."""
+class Observer(ABC):
+    """Sees the attention of one forward pass, layer by layer."""
+
+    # Whether what it computes is defined on decoders that look back (or under a plan) only.
+    needs_causal: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.layers = 0
+        # Modules whose eager attention came through a hook, and how far they look ahead, read after the pass.
+        self.ahead: list[tuple[str, Tensor]] = []
 
-    def begin(self) -> None:
+    def begin_layer(self) -> None:
         """A layer begins."""
         self.layers += 1
 
-    def end(self) -> None:  # noqa: B027 - most captures need to know of no end
+    def end_layer(self) -> None:  # noqa: B027 - most observers need to know of no end
         """A layer has shown all of its attention."""
 
     @abstractmethod
@@ -110,22 +116,113 @@ class Capture(ABC):
         """
 
 
-class AnchorCapture(Capture):
+class AttentionObserver(Observer, Bound):
+    """Base of what wants to see all attention of one pass itself; give it to a pass as ``watch=[…]``."""
+
+    sees_all = True
+
+    def begin(self, run: Pass) -> None:
+        """Observe the pass."""
+        observe(run, self)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """Raise unless every layer was seen."""
+        check_observed(run)
+        return hidden
+
+
+class Capture(Bound):
+    """Captures rows of A^new in a decoder's passes: ``backward_attention`` [B, R, T], and ``captured``, the spec.
+
+    Args:
+        spec: Which rows. R is the largest number of anchors; rows beyond a text's own are zero, and so is what is left
+            of the anchor unless ``both``.
+    """
+
+    def __init__(self, spec: CaptureSpec) -> None:
+        self.spec = spec
+
+    def begin(self, run: Pass) -> None:
+        """Observe the pass; with a gradient where there are weights to learn."""
+        kind: type[AnchorObserver] = BackwardAttention
+        if torch.is_grad_enabled() and is_trained(run.decoder.model):
+            from .differentiable import DifferentiableAttention
+
+            kind = DifferentiableAttention
+        observe(run, kind(self.spec, run.places, run.length, run.real.device))
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """Raise unless every layer was captured."""
+        check_observed(run)
+        return hidden
+
+    def features(self, run: Pass) -> dict[str, Any]:
+        """What was captured."""
+        return {"backward_attention": run.observer.matrix(), "captured": self.spec}
+
+
+def observe(run: Pass, observer: Observer) -> None:
+    """Show a pass's attention to an observer.
+
+    Raises:
+        ValueError: Another one observes it already.
+    """
+    if run.observer is not None:
+        raise ValueError(
+            f"{type(run.observer).__name__} and {type(observer).__name__} both want to observe one pass. Run two."
+        )
+    show(run.decoder.model)
+    run.observer = observer
+
+
+def check_observed(run: Pass) -> None:
+    """Raise unless a pass's observer saw every layer, as one that it did not see would change the vectors silently.
+
+    Raises:
+        ValueError: A layer was not seen, or looks ahead where that is not defined.
+    """
+    observer, decoder = run.observer, run.decoder
+    name, runs = decoder.backbone.name, decoder.depth if run.runs is None else run.runs
+    if types := decoder.backbone.layer_types[:runs]:
+        expected = sum("attention" in each and "linear" not in each for each in types)
+    else:
+        expected = runs
+    if run.kinds is not None:
+        expected += len(run.kinds.stack.second)
+    if observer.layers == 0 or observer.layers < expected:
+        raise ValueError(
+            f"{name} handed out the attention of {observer.layers} of its {expected} attention layers, so backward "
+            "attention cannot be computed. Use a decoder whose every layer computes softmax attention, or "
+            "method='classical' or 'echo', which need none."
+        )
+    for module, ahead in observer.ahead:
+        if not is_fake(ahead) and float(ahead) > 1e-6:
+            raise ValueError(
+                f"{module} looks both ways, but backward attention is defined on a causal decoder. Use a decoder-only "
+                "base model, or method='classical'."
+            )
+
+
+class AnchorObserver(Observer):
     """Keeps the anchors' rows of A^new.
 
     Args:
-        first: First anchor position of each text, [B] int64.
-        count: Number of anchors of each text, [B] int64.
+        spec: Which rows.
+        places: Where each row's content stands.
         length: Sequence length T, padding included.
-        both: Whether columns before the anchor are kept too.
+        device: Where the attention is.
     """
 
-    def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
+    needs_causal = True
+
+    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
         super().__init__()
-        self.first, self.count, self.length, self.both = first, count, length, both
-        self._counts: list[int] = count.tolist()
+        self.length, self.both = length, spec.both
+        runs = spec.anchors(places)
+        self._firsts, self._counts = [first for first, _ in runs], [count for _, count in runs]
         self.rows = max(self._counts)
-        offsets = torch.arange(self.rows, device=first.device)
+        first, count = torch.tensor(runs).to(device, non_blocking=True).unbind(dim=1)
+        offsets = torch.arange(self.rows, device=device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
 
@@ -139,28 +236,22 @@ class AnchorCapture(Capture):
         """
 
 
-class BackwardAttention(AnchorCapture):
+class BackwardAttention(AnchorObserver):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
     The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), and where only the largest is wanted, no
-    exponential needs to be taken but the last.
-
-    Args:
-        first: First anchor position of each text, [B] int64.
-        count: Number of anchors of each text, [B] int64.
-        length: Sequence length T, padding included.
-        both: Whether columns before the anchor are kept too.
+    exponential needs to be taken but the last. Arguments as for :class:`AnchorObserver`.
     """
 
-    def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
-        super().__init__(first, count, length, both=both)
-        self._firsts: list[int] = first.tolist()
+    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
+        super().__init__(spec, places, length, device)
         # From an anchor on. Two anchors' own number, A[r, r'], is here as well: only the columns in front of the first
         # anchor are kept by themselves.
-        self._later = first.new_full((len(first), length, self.rows), -torch.inf, dtype=torch.float32)
-        front = max(self._firsts) if both else 0
-        self._front = first.new_full((len(first), front, self.rows), -torch.inf, dtype=torch.float32)
-        self._blocks = CPU if first.device.type == "cpu" else GPU
+        front = max(self._firsts) if self.both else 0
+        self._later, self._front = (
+            torch.full((len(places), columns, self.rows), -torch.inf, device=device) for columns in (length, front)
+        )
+        self._blocks = CPU if device.type == "cpu" else GPU
         # One piece of memory for a layer's blocks.
         self._scratch: dict[torch.dtype, Tensor] = {}
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
@@ -168,7 +259,7 @@ class BackwardAttention(AnchorCapture):
         self._finished = False
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Raise the maxima by the probabilities of a layer that only looks back; see :meth:`Capture.update`."""
+        """Raise the maxima by the probabilities of a layer that only looks back; see :meth:`Observer.update`."""
         maxima = probabilities.detach().amax(dim=1)[:, None]
         keys, last_query = maxima.shape[3], first_query + maxima.shape[2]
         columns = pick(maxima, self._anchors.clamp(max=keys - 1), 3)[:, 0].log()
@@ -191,64 +282,59 @@ class BackwardAttention(AnchorCapture):
             totals: Logarithms of the rows' sums, [B, H, T].
             both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
         """
-        # Queries that are not there belong to a beginning that was run before, in front of every anchor.
-        before = self.length - scores.query.shape[2]
         if both_ways:
             self._most = math.log(2)
         heads, queries, width = scores.query.shape[1:]
         numbers = heads * queries * max(width, min(self.rows, self._blocks.anchors))
-        for texts in _slices(0, len(totals), max(1, self._blocks.together // numbers)):
+        for texts in slices(0, len(totals), max(1, self._blocks.together // numbers)):
             here, sums = scores.of_texts(texts), totals[texts]
-            if both_ways:
-                self._update_sums(here, sums, texts)
-            else:
-                self._update_columns(here, sums, texts, before)
-                self._update_front(here, sums, texts, before)
+            for some in slices(0, max(self._counts[texts]), self._blocks.anchors):
+                if both_ways:
+                    self._update_sums(here, sums, texts, some)
+                else:
+                    self._update_columns(here, sums, texts, some)
+                    self._update_front(here, sums, texts, some)
         # The feed-forward part that follows takes the most memory of a layer.
         self._scratch.clear()
 
-    def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, before: int) -> None:
-        """What some texts' queries give to their anchors: A[t, r]."""
+    def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+        """What some texts' queries give to some of their anchors: A[t, r]."""
         start = min(self._firsts[texts])
         shared = start == max(self._firsts[texts])
-        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
-            for queries in _slices(start - before, self.length - before, self._block(some)):
-                anchors: slice | Tensor = self._anchors[texts, some]
-                if shared:
-                    # No anchor beyond the last query.
-                    anchors = slice(start + some.start, min(start + some.stop, before + queries.stop))
-                    if anchors.start >= anchors.stop:
-                        continue
-                columns = slice(some.start, some.start + _number(anchors))
-                target = self._later[texts, before + queries.start : before + queries.stop, columns]
-                self._raise_by(target, scores, totals[:, :, queries], queries, anchors)
+        for queries in slices(start, self.length, self._block(some)):
+            anchors: slice | Tensor = self._anchors[texts, some]
+            columns = some
+            if shared:
+                # No anchor beyond the last query.
+                anchors = slice(start + some.start, min(start + some.stop, queries.stop))
+                if anchors.start >= anchors.stop:
+                    continue
+                columns = slice(some.start, anchors.stop - start)
+            self._raise_by(self._later[texts, queries, columns], scores, totals[:, :, queries], queries, anchors)
 
-    def _update_front(self, scores: Scores, totals: Tensor, texts: slice, before: int) -> None:
-        """What some texts' anchors give to the keys in front of them: A[r, t]."""
+    def _update_front(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+        """What some of the texts' anchors give to the keys in front of them: A[r, t]."""
         keys = slice(0, max(self._firsts[texts]) if self.both else 0)
-        if not keys.stop:
-            return
-        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
-            queries = (self._anchors[texts, some] - before).clamp(min=0)
+        if keys.stop:
+            queries = self._anchors[texts, some]
             own = pick(totals[..., None], queries, 2)[..., 0]
             self._raise_by(self._front[texts, keys, some].transpose(1, 2), scores, own, queries, keys)
 
-    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice) -> None:
-        """A[t, r] + A[r, t] for all positions t of some texts and their anchors."""
-        for some in _slices(0, max(self._counts[texts]), self._blocks.anchors):
-            anchors = self._anchors[texts, some]
-            own = pick(totals[..., None], anchors, 2)[..., 0]
-            for positions in _slices(0, self.length, self._block(some)):
-                here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
-                for heads in scores.head_groups(self._blocks.ahead if len(totals) == 1 else 1):
-                    columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
-                    rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
-                    sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
-                    # The diagonal is kept whole, all else twice: matrix() halves it.
-                    sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
-                    _raise(self._later[texts, positions, some], sums)
-                    front = self._front[texts, positions, some]
-                    _raise(front, sums[:, : front.shape[1]])
+    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+        """A[t, r] + A[r, t] for all positions t of some texts and some of their anchors."""
+        anchors = self._anchors[texts, some]
+        own = pick(totals[..., None], anchors, 2)[..., 0]
+        for positions in slices(0, self.length, self._block(some)):
+            here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
+            for heads in scores.head_groups(self._blocks.ahead if len(totals) == 1 else 1):
+                columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
+                rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
+                sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
+                # The diagonal is kept whole, all else twice: matrix() halves it.
+                sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
+                _raise(self._later[texts, positions, some], sums)
+                front = self._front[texts, positions, some]
+                _raise(front, sums[:, : front.shape[1]])
 
     def _block(self, some: slice) -> int:
         """How many queries are looked at together for some anchors: few anchors need few blocks."""
@@ -259,8 +345,7 @@ class BackwardAttention(AnchorCapture):
         self, maxima: Tensor, scores: Scores, totals: Tensor, queries: slice | Tensor, keys: slice | Tensor
     ) -> None:
         """Raise maxima [B, Q, K] by the log-probabilities of all heads, for the queries' totals [B, H, Q]."""
-        batch, heads = totals.shape[:2]
-        if batch > 1:
+        if len(totals) > 1:
             together = scores.of_all_heads(queries, keys).to(scores.precision)
             _raise(maxima, together.sub_(totals[..., None]).amax(dim=1))
             return
@@ -292,7 +377,7 @@ class BackwardAttention(AnchorCapture):
 
     def _finish(self) -> None:
         anchors = self._anchors[:, None]
-        for some in _slices(0, self.length, self._blocks.finished):
+        for some in slices(0, self.length, self._blocks.finished):
             positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
             later = self._later[:, some]
             # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
@@ -309,19 +394,9 @@ class BackwardAttention(AnchorCapture):
 
     def _fill(self, square: Tensor) -> None:
         """Copy what lies under the diagonal above it."""
-        for some in _slices(0, len(square), self._blocks.finished):
+        for some in slices(0, len(square), self._blocks.finished):
             above = square[some, some.start :]
             above.add_(square[some.start :, some].transpose(0, 1).triu(1))
-
-
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    for first in range(start, stop, size):
-        yield slice(first, min(first + size, stop))
-
-
-def _number(positions: slice | Tensor) -> int:
-    number: int = positions.stop - positions.start if isinstance(positions, slice) else positions.shape[1]
-    return number
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:

@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from .depth import current_reading, reading_pass
-from .state import current, running
+from .stages import current, running
 
 # transformers' own name; there is no public one.
 _FUNCTION = "_gradient_checkpointing_func"
@@ -27,12 +26,12 @@ class Remembering:
         self.checkpoint = checkpoint
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
-        state, reading = current(), current_reading()
+        state = current()
         if state is None:
             return self.checkpoint(function, *arguments, **kwargs)
 
         def again(*arguments: Any) -> Any:
-            with running(state), reading_pass(reading):
+            with running(state):
                 return function(*arguments)
 
         return self.checkpoint(again, *arguments, **kwargs)

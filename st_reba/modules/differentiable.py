@@ -7,40 +7,37 @@ that gave it, and is shared where several did.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from .capture import AnchorCapture
+from .capture import AnchorObserver
 from .scores import pick
 
 
-class DifferentiableAttention(AnchorCapture):
+class DifferentiableAttention(AnchorObserver):
     """Collects the anchors' rows of every layer's symmetrized attention, and takes their maximum at the end.
 
-    A layer's rows depend on nothing but that layer, so that gradient checkpointing may run it once more.
-
-    Args:
-        first: First anchor position of each text, [B] int64.
-        count: Number of anchors of each text, [B] int64.
-        length: Sequence length T, padding included.
-        both: Whether columns before the anchor are kept too.
+    A layer's rows depend on nothing but that layer, so that gradient checkpointing may run it once more; arguments as
+    for :class:`AnchorObserver`.
     """
 
-    def __init__(self, first: Tensor, count: Tensor, length: int, *, both: bool = False) -> None:
-        super().__init__(first, count, length, both=both)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._blocks: list[Tensor] = []
         self._rows: list[Tensor] = []
         self._matrix: Tensor | None = None
 
-    def begin(self) -> None:
-        super().begin()
+    def begin_layer(self) -> None:
+        super().begin_layer()
         self._blocks = []
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Keep a block until its layer ends; see :meth:`Capture.update`."""
+        """Keep a block until its layer ends; see :meth:`Observer.update`."""
         self._blocks.append(nn.functional.pad(probabilities, (0, self.length - probabilities.shape[3])))
 
-    def end(self) -> None:
+    def end_layer(self) -> None:
         """(A[r, t] + A[t, r]) / 2 of the layer's heads, their maximum: [B, R, T]."""
         layer, self._blocks = torch.cat(self._blocks, dim=2), []
         rows = pick(layer, self._anchors, 2)

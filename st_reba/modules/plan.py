@@ -6,18 +6,25 @@ A :class:`LayerPlan` is what a configuration stores; it counts layers from the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import groupby, islice
-from typing import Any, Literal, cast, get_args
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from .limits import MOST_LAYERS, MOST_SINK_TOKENS, check_whole, shown
+from .kinds import KINDS, PassMasks
+from .options import MOST_LAYERS, option, shown, unknown
+from .stages import Bound, LayerCall, Pass, Stage
 
-LayerKind = Literal["forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "rerouted"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .decoder import DecoderTransformer
+
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 PlanVariant = Literal["paper", "published"]
-
-KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
+# Layers, numbered from the bottom, and what each sees.
+Layers = tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class Stack:
         variant: Reading of INTER and EXTRA, see :class:`LayerPlan`.
     """
 
-    kinds: tuple[LayerKind, ...]
-    second: tuple[tuple[int, LayerKind], ...] = ()
+    kinds: tuple[str, ...]
+    second: Layers = ()
     architecture: Architecture = "inplace"
     m: int = 1
     variant: PlanVariant = "paper"
@@ -49,7 +56,7 @@ class Stack:
         return bool(self.second) and self.architecture == "extra" and self.variant == "paper"
 
     @property
-    def calls(self) -> tuple[tuple[int, LayerKind], ...]:
+    def calls(self) -> Layers:
         """Every pass through a layer: its index and what it sees."""
         return (*enumerate(self.kinds), *self.second)
 
@@ -72,7 +79,7 @@ class Stack:
 
 
 @dataclass(frozen=True, repr=False)
-class LayerPlan:
+class LayerPlan(Stage):
     """How a decoder's layers are converted, without training, into an encoder's.
 
     Args:
@@ -83,7 +90,7 @@ class LayerPlan:
             ``"nosink-forward"``, ``"nosink-bidirectional"``: all but the first ``m`` tokens, of t ≤ i and of all t.
             ``"rerouted"``: t ≤ i and the text's very last token (template and special tokens included), whose key and
             value sum up the text; a window does not hide it, and its key keeps the rotary position that it has.
-        k: Number of converted layers, from the top, at most 1024; ``"all"``: the whole backbone.
+        k: Number of converted layers, from the top, at most 1024; ``"all"``: all that run.
         k0: The topmost of these that are nosink-bidirectional (with kind="bidirectional").
         m: Number of sink tokens that nosink kinds hide, at most 1024. The first m tokens themselves see what the
             kind without nosink shows them, so that no token is left without a key.
@@ -109,151 +116,110 @@ class LayerPlan:
         2 forward → 2 bidirectional → 2 nosink-bidirectional
     """
 
-    architecture: Architecture = "inplace"
-    kind: LayerKind = "bidirectional"
-    k: int | Literal["all"] = 0
-    k0: int = 0
-    m: int = 1
-    others: Literal["forward", "nosink-forward"] = "forward"
-    layers: Mapping[LayerKind, Sequence[int]] | None = None
-    variant: PlanVariant = "paper"
+    name: ClassVar[str] = "layers"
+    order: ClassVar[int] = 20
+
+    architecture: Architecture = option("inplace", "how converted layers are joined to the others")
+    kind: str = option("bidirectional", "what converted layers see", choices=KINDS)
+    k: int | Literal["all"] = option(0, "converted layers, from the top", least=0, most=MOST_LAYERS)
+    k0: int = option(0, "the topmost of them that hide the sink too", least=0, most=MOST_LAYERS)
+    m: int = option(1, "sink tokens that are hidden", least=0, most=MOST_LAYERS)
+    others: Literal["forward", "nosink-forward"] = option("forward", "what the other layers see")
+    layers: Mapping[str, Any] | None = option(None, "in place of k and kind: layer indices by kind")
+    variant: PlanVariant = option("paper", "reading of inter and extra: the paper's, or its published code's")
 
     def __post_init__(self) -> None:
-        _choose("architecture", self.architecture, get_args(Architecture))
-        _choose("kind", self.kind, KINDS)
-        _choose("others", self.others, ("forward", "nosink-forward"))
-        _choose("variant", self.variant, get_args(PlanVariant))
-        if self.k != "all":
-            check_whole("k", self.k, MOST_LAYERS, least=0, also=", or 'all'")
-        check_whole("k0", self.k0, MOST_LAYERS, least=0)
-        check_whole("m", self.m, MOST_SINK_TOKENS, least=0)
+        super().__post_init__()
         if self.k == "all" and self.architecture == "extend":
-            raise ValueError("k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number.")
+            raise ValueError("layers: k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number.")
         if self.k0 and self.kind != "bidirectional":
             raise ValueError(
-                f"k0={self.k0} with kind={self.kind!r}: k0 says how many of the bidirectional layers hide the sink. "
-                "Use kind='bidirectional', or drop k0."
+                f"layers: k0={self.k0} with kind={self.kind!r}: k0 says how many of the bidirectional layers hide the "
+                "sink. Use kind='bidirectional', or drop k0."
             )
         if self.k != "all" and self.k0 > self.k:
-            raise ValueError(f"k0={self.k0} is more than k={self.k}: of k converted layers, k0 hide the sink.")
+            raise ValueError(f"layers: k0={self.k0} is more than k={self.k}: of k converted layers, k0 hide the sink.")
         if self.layers is not None:
-            self._check_layers(self.layers)
+            object.__setattr__(self, "layers", self._listed(self.layers))
 
-    def _check_layers(self, layers: object) -> None:
-        if not isinstance(layers, Mapping) or not layers:
+    def _listed(self, layers: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The explicit lists in one form, in which equal plans are equal."""
+        if not layers:
+            raise ValueError("layers: layers={} names no layer: give a mapping as {'backward': [-1]}.")
+        if self.k or self.k0 or self.architecture == "extend":
             raise ValueError(
-                f"layers={shown(layers)} must be a mapping of kinds to layer indices, as {{'backward': [-1]}}."
+                f"layers: layers={shown(layers)} names the backbone's layers, so k={self.k} and k0={self.k0} must be "
+                "0, and architecture='extend', which adds new ones, needs k instead."
             )
-        if self.k or self.k0:
-            raise ValueError(f"layers={layers!r} names the converted layers, so k={self.k} and k0={self.k0} must be 0.")
-        if self.architecture == "extend":
-            raise ValueError(f"layers={layers!r} names the backbone's layers, but 'extend' adds new ones. Give k.")
-        given: dict[str, tuple[int, ...]] = {}
         for kind, indices in layers.items():
-            _choose("layers: the kind", kind, KINDS)
-            if not isinstance(indices, Iterable) or isinstance(indices, (str, Mapping)):
-                raise ValueError(f"layers={layers!r}: {indices!r} must be a list of layer indices.")
-            given[kind] = tuple(islice(indices, MOST_LAYERS + 1))
-            if len(given[kind]) > MOST_LAYERS:
-                raise ValueError(
-                    f"layers={shown(given[kind])} of kind {kind!r} are too many: the most that st_reba takes is "
-                    f"{MOST_LAYERS}. Name fewer."
-                )
-            for index in given[kind]:
-                if isinstance(index, bool) or not isinstance(index, int):
-                    raise ValueError(f"layers={layers!r}: the layer {index!r} must be a whole number.")
-                check_whole("layers: the layer", abs(index), MOST_LAYERS, least=0)
-        # One immutable form, so that equal plans are equal.
-        object.__setattr__(self, "layers", _Layers({kind: given[kind] for kind in KINDS if kind in given}))
-        self._converted_layers(None)
+            if kind not in KINDS:
+                raise ValueError(unknown("layers: the kind", kind, list(KINDS), kind))
+            if not isinstance(indices, (list, tuple)) or not 0 < len(indices) <= MOST_LAYERS or not all(
+                type(index) is int and abs(index) <= MOST_LAYERS for index in indices
+            ):
+                raise ValueError(f"layers: {kind}={shown(indices)} must be a list of up to {MOST_LAYERS} layer indices.")
+        return {kind: list(layers[kind]) for kind in KINDS if kind in layers}
+
+    @property
+    def plan(self) -> LayerPlan:
+        """Itself: a named setting has a plan too."""
+        return self
 
     def resolve(self, depth: int) -> Stack:
-        """The plan for a backbone.
-
-        Args:
-            depth: Its number of layers L.
-
-        Returns:
-            What each layer sees.
+        """The plan for a backbone of which ``depth`` layers run.
 
         Raises:
             ValueError: The plan names more layers than there are, or one layer twice.
         """
         converted = self._converted(depth)
-        others = [self.others] * depth
-        if not converted and self.others == "forward":
-            return Stack(cast("tuple[LayerKind, ...]", tuple(others)), m=self.m)
-        kinds: list[LayerKind] = [*others]
-        second: list[tuple[int, LayerKind]] = []
+        kinds = [str(self.others)] * depth
+        second: Layers = ()
         if self.architecture == "inplace":
             for layer, kind in converted:
                 kinds[layer] = kind
         elif self.architecture == "inter" and self.variant == "published" and converted:
             chosen = dict(converted)
-            second = [(layer, chosen.get(layer, self.others)) for layer in range(converted[0][0], depth)]
+            second = tuple((layer, chosen.get(layer, self.others)) for layer in range(converted[0][0], depth))
         else:
-            second = converted
-        return Stack(tuple(kinds), tuple(second), self.architecture, self.m, self.variant)
+            second = tuple(converted)
+        return Stack(tuple(kinds), second, self.architecture, self.m, self.variant)
 
-    def _converted(self, depth: int) -> list[tuple[int, LayerKind]]:
+    def _converted(self, depth: int) -> list[tuple[int, str]]:
         """Converted layers and their kinds, from the bottom up."""
         if self.layers is not None:
-            return self._converted_layers(depth)
+            return self._chosen(depth)
         k = depth if self.k == "all" else self.k
-        if self.architecture == "extend":
-            indices = [depth - 1] * k
-        elif k > depth:
-            raise ValueError(f"k={k}, but the backbone has {depth} layers. Give k=0 to {depth}.")
-        else:
-            indices = list(range(depth - k, depth))
+        if self.architecture != "extend" and k > depth:
+            raise ValueError(f"k={k}, but {depth} layers of the backbone run. Give k=0 to {depth}.")
         if self.k0 > k:
             raise ValueError(f"k0={self.k0} is more than the {k} layers of the backbone, which k='all' converts.")
-        kinds: list[LayerKind] = [self.kind] * (k - self.k0) + ["nosink-bidirectional"] * self.k0
-        return list(zip(indices, kinds, strict=True))
+        indices = [depth - 1] * k if self.architecture == "extend" else list(range(depth - k, depth))
+        return list(zip(indices, [self.kind] * (k - self.k0) + ["nosink-bidirectional"] * self.k0, strict=True))
 
-    def _converted_layers(self, depth: int | None) -> list[tuple[int, LayerKind]]:
-        """The explicit lists; without a depth only what is wrong at any depth is found."""
-        assert self.layers is not None
-        chosen: dict[int, LayerKind] = {}
-        for kind, indices in self.layers.items():
+    def _chosen(self, depth: int) -> list[tuple[int, str]]:
+        chosen: dict[int, str] = {}
+        for kind, indices in (self.layers or {}).items():
             for index in indices:
-                if depth is not None and not -depth <= index < depth:
+                if not -depth <= index < depth:
                     raise ValueError(
-                        f"layers={self.layers!r} names layer {index}, but the backbone has {depth} layers. Give "
+                        f"layers: {kind}={indices} names layer {index}, but {depth} layers of the backbone run. Give "
                         f"{-depth} to {depth - 1}."
                     )
-                layer = index % depth if depth is not None else index
-                if layer in chosen:
+                if index % depth in chosen:
                     raise ValueError(
-                        f"layers={self.layers!r} names layer {layer} twice, as {chosen[layer]} and as {kind}. Lists "
-                        "may not overlap."
+                        f"layers={self.layers!r} names layer {index % depth} twice, as {chosen[index % depth]} and as "
+                        f"{kind}. Lists may not overlap."
                     )
-                chosen[layer] = kind
+                chosen[index % depth] = kind
         return sorted(chosen.items())
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-serializable form, which :meth:`from_dict` reads."""
-        plan = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.layers is not None:
-            plan["layers"] = {kind: list(indices) for kind, indices in self.layers.items()}
-        return plan
-
-    @classmethod
-    def from_dict(cls, plan: Mapping[str, Any]) -> LayerPlan:
-        """The plan that :meth:`to_dict` wrote.
-
-        Args:
-            plan: Its fields; what is missing has its default.
-
-        Raises:
-            ValueError: An unknown field, or one whose value is not known.
-        """
-        known = [field.name for field in fields(cls)]
-        if not isinstance(plan, Mapping):
-            raise ValueError(f"layers={shown(plan)} must be a LayerPlan or a mapping of its fields, {known}.")
-        if unknown := [name for name in plan if name not in known]:
-            raise ValueError(f"layers={shown(dict(plan))}: a plan has no {unknown[0]!r}; it has {known}.")
-        return cls(**plan)
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """The plan of the decoder's layers, once it is known that they can be converted."""
+        try:
+            stack = self.plan.resolve(decoder.runs)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        return PlannedLayers(decoder, self, stack)
 
     def __repr__(self) -> str:
         reading = ", published reading" if self.variant == "published" else ""
@@ -280,21 +246,281 @@ class LayerPlan:
         return f"L {others}{joint[self.architecture]}{' → '.join(converted)}"
 
 
-class _Layers(dict[LayerKind, tuple[int, ...]]):
-    """Layer lists by kind; hashable, as a frozen plan must be."""
+# INPLACE, INTER, EXTRA and EXTEND with backward or bidirectional layers take k alone.
+_KINDS = {"back": "backward", "bidir": "bidirectional"}
+# MASK0 hides the sink in k layers: what these see, and what the others see.
+_MASKED = {
+    "mask0-for": ("nosink-forward", "forward"),
+    "mask0-bidir": ("nosink-bidirectional", "forward"),
+    "mask0-all": ("nosink-bidirectional", "nosink-forward"),
+}
+# MASK0&BIDIR: of k bidirectional layers, k0 hide the sink; k0 is given (None), or fixed.
+_COMBINED = {"mask0&bidir": None, "mask0-1": 1, "mask0-2": 2, "mask0-3": 3, "mask0-last": None, "mask0-mid": None}
+Setting = Literal[
+    "baseline",
+    "inplace-back",
+    "inplace-bidir",
+    "inter-back",
+    "inter-bidir",
+    "extra-back",
+    "extra-bidir",
+    "extend-back",
+    "extend-bidir",
+    "mask0-for",
+    "mask0-bidir",
+    "mask0-all",
+    "mask0&bidir",
+    "mask0-1",
+    "mask0-2",
+    "mask0-3",
+    "mask0-last",
+    "mask0-mid",
+]
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+
+@dataclass(frozen=True)
+class NoSink(Stage):
+    """One of the NoSink paper's settings of the layers.
+
+    Args:
+        setting: In any case: ``"baseline"``; ``"inplace-back"`` to ``"extend-bidir"``; ``"mask0-for"``,
+            ``"mask0-bidir"``, ``"mask0-all"``; ``"mask0&bidir"`` and its cases ``"mask0-1"``, ``"mask0-2"``,
+            ``"mask0-3"`` (k0 = 1, 2, 3), ``"mask0-last"`` (k0 = the best k of MASK0-BIDIR) and ``"mask0-mid"`` (half of
+            that, at least 1).
+        k: Converted layers, from the top, or ``"all"``.
+        k0: For ``mask0&bidir``, the nosink-bidirectional ones among them; for ``mask0-last`` and ``mask0-mid`` the
+            best k of MASK0-BIDIR.
+        m: Sink tokens that are hidden: 1 in the paper's settings, more in its variants.
+        variant: Reading of INTER and EXTRA, see :class:`LayerPlan`.
+
+    Raises:
+        ValueError: An unknown setting, or a number that is missing or that the setting does not take.
+
+    Source:
+        NoSink, figures 2 and 4 to 6.
+
+    Example:
+        >>> NoSink("mask0&bidir", k=4, k0=1).plan
+        <LayerPlan INPLACE: L-4 forward → 3 bidirectional → 1 nosink-bidirectional>
+    """
+
+    name: ClassVar[str] = "nosink"
+    order: ClassVar[int] = LayerPlan.order
+
+    setting: Setting = option("baseline", "the paper's setting of the layers")
+    k: int | Literal["all"] | None = option(None, "converted layers, from the top", least=0, most=MOST_LAYERS)
+    k0: int | None = option(None, "the topmost of them that hide the sink", least=0, most=MOST_LAYERS)
+    m: int = option(1, "sink tokens that are hidden", least=0, most=MOST_LAYERS)
+    variant: PlanVariant = option("paper", "reading of inter and extra: the paper's, or its published code's")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.setting, str):
+            object.__setattr__(self, "setting", self.setting.lower())
+        super().__post_init__()
+        # Refuses what does not go together, before any base is loaded.
+        self.plan  # noqa: B018
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The layer plan that the setting means."""
+        setting, k, k0 = self.setting, self.k, self.k0
+        if self.m != 1 and setting not in _MASKED and setting not in _COMBINED:
+            raise ValueError(f"nosink: m={self.m}: setting={setting!r} hides no tokens. Drop m.")
+        if self.variant != "paper" and setting not in ("inter-back", "inter-bidir", "extra-back", "extra-bidir"):
+            raise ValueError(f"nosink: variant={self.variant!r}: setting={setting!r} has one reading. Drop variant.")
+        if setting == "baseline" and k is not None:
+            raise ValueError(f"nosink: k={k!r}: setting='baseline' converts no layers. Drop k.")
+        if setting != "baseline" and k is None:
+            raise ValueError(f"nosink: setting={setting!r} needs k, the number of converted layers from the top, or 'all'.")
+        takes_k0 = setting in _COMBINED and _COMBINED[setting] is None
+        if k0 is not None and not takes_k0:
+            raise ValueError(f"nosink: k0={k0!r}: setting={setting!r} takes no k0. Drop it.")
+        if k0 is None and takes_k0:
+            raise ValueError(f"nosink: setting={setting!r} needs k0, the number of converted layers that hide the sink.")
+        if setting == "baseline":
+            return LayerPlan()
+        assert k is not None
+        if setting in _MASKED:
+            kind, others = _MASKED[setting]
+            return LayerPlan(kind=kind, k=k, m=self.m, others=cast(Any, others))
+        if setting in _COMBINED:
+            if setting == "mask0-mid" and k0:
+                k0 = max(1, k0 // 2)
+            return LayerPlan(k=k, k0=_COMBINED[setting] or k0 or 0, m=self.m)
+        architecture, _, kind = setting.partition("-")
+        return LayerPlan(cast(Architecture, architecture), _KINDS[kind], k, variant=self.variant)
+
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """As of the plan."""
+        return LayerPlan.bind(cast(LayerPlan, self), decoder)
 
 
-def _named(kind: LayerKind, m: int) -> str:
+class PlannedLayers(Bound):
+    """A decoder's layers as a plan says.
+
+    Args:
+        decoder: The decoder.
+        stage: The plan or the named setting, for messages.
+        stack: What each layer that runs sees.
+
+    Raises:
+        ValueError: The backbone's layers cannot be converted like this.
+    """
+
+    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
+        self.stage, self.stack = stage, stack
+        # Whether a pass has shown that the backbone's masks can be converted.
+        self.trusted = False
+        if stack.is_plain:
+            return
+        from .attention import switch_on
+
+        backbone = decoder.backbone
+        name = type(backbone.decoder).__name__
+        if stack.second and getattr(backbone.text_config, "num_kv_shared_layers", 0):
+            raise ValueError(
+                f"{stage}: layers of {name} read the keys and values of layers below, which a second pass through "
+                "those would replace. Use a plan of architecture 'inplace'."
+            )
+        if not backbone.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
+            raise ValueError(
+                f"{stage}: {name} looks both ways already, so none of its layers can look forward or backward. "
+                "Convert all of them to 'bidirectional' or 'nosink-bidirectional' (k='all')."
+            )
+        if not switch_on(decoder.model):
+            raise ValueError(
+                f"{stage}: {name} does not call transformers' attention interface, so what its layers see cannot be "
+                "changed. Use a base model that does (llama, qwen, mistral, gpt2, …), or drop the plan."
+            )
+        if stack.second:
+            try:
+                backbone.layers()
+            except ValueError as error:
+                raise ValueError(f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'.") from None
+
+    def begin(self, run: Pass) -> None:
+        """From here on attention asks this plan what it sees."""
+        if not self.stack.is_plain:
+            run.kinds = PlannedPass(self, run)
+
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        """Run the layer's further passes and join them to its output."""
+        return call.hidden if run.kinds is None or not self.stack.second else _further(run.kinds, call)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """Raise where the plan did not run, as one that silently does nothing would give another model's vectors."""
+        planned, stack = run.kinds, self.stack
+        if planned is None:
+            return hidden
+        if planned.last is None or planned.ran != len(stack.second):
+            from .attention import ATTENTION_NAME
+
+            attention = run.decoder.backbone.attention
+            raise ValueError(
+                f"{self.stage}: {run.decoder.backbone.name} did not run it: its attention implementation is "
+                f"{attention!r} ({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model "
+                "anew, or use another plan."
+            )
+        self.trusted = True
+        if stack.side_by_side:
+            hidden = hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0)
+        return hidden
+
+
+class PlannedPass:
+    """What a pass's layers see; the attention function asks it.
+
+    Args:
+        planned: The plan.
+        run: The pass.
+    """
+
+    def __init__(self, planned: PlannedLayers, run: Pass) -> None:
+        self.stack = planned.stack
+        self.masks = PassMasks(run, planned.stack.m, trusted=planned.trusted)
+        # The attention module that ran last and what it saw, and further passes that ran; for checks.
+        self.last: tuple[nn.Module, str] | None = None
+        self.ran = 0
+        # The second stream of hidden states [B, T, d], where there is one.
+        self.stream: Tensor | None = None
+        self._further: str | None = None
+
+    def kind(self, module: nn.Module) -> str:
+        """What the attention module that runs now sees.
+
+        Raises:
+            ValueError: The module does not say which layer it belongs to.
+        """
+        kind = self._further
+        if kind is None:
+            layer = getattr(module, "layer_idx", None)
+            if not isinstance(layer, int) or not 0 <= layer < len(self.stack.kinds):
+                raise ValueError(
+                    f"{type(module).__name__} says layer_idx={layer!r}, so its place among {len(self.stack.kinds)} "
+                    "layers is not known, and its layers cannot be converted. Drop the plan."
+                )
+            kind = self.stack.kinds[layer]
+        self.last = (module, kind)
+        return kind
+
+    @contextmanager
+    def further_pass(self, kind: str) -> Iterator[None]:
+        """Inside the ``with`` block, whichever layer runs sees what ``kind`` says."""
+        before, self._further = self._further, kind
+        try:
+            yield
+        finally:
+            self._further = before
+
+
+def _further(planned: PlannedPass, call: LayerCall) -> Tensor:
+    """INTER, EXTRA and EXTEND: the layer runs again, with the same arguments, on another input."""
+    stack, hidden = planned.stack, call.hidden
+    kinds = [kind for layer, kind in stack.second if layer == call.index]
+    if hidden.ndim != 3:
+        raise ValueError(
+            f"{type(call.module).__name__} passes on {hidden.ndim}-dimensional hidden states in place of [B, T, d], so "
+            "its layers cannot run twice. Use a plan of architecture 'inplace'."
+        )
+    planned.ran += len(kinds)
+    if stack.architecture == "extend":
+        for kind in kinds:
+            hidden = _again(planned, call, hidden, kind)
+        return hidden
+    if stack.architecture == "inter" and stack.variant == "paper":
+        for kind in kinds:
+            hidden = hidden + _again(planned, call, call.entered, kind)
+        return hidden
+    if call.index == (0 if stack.architecture == "extra" else stack.second[0][0]):
+        planned.stream = call.entered
+    for kind in kinds:
+        planned.stream = _again(planned, call, cast("Tensor", planned.stream), kind)
+    if call.index < len(stack.kinds) - 1:
+        return hidden
+    stream = cast("Tensor", planned.stream)
+    if not stack.side_by_side:
+        return hidden + stream
+    import torch
+
+    # As further rows of the batch, which the final norm takes each by itself; finish sums them.
+    return torch.cat([hidden, stream])
+
+
+def _again(planned: PlannedPass, call: LayerCall, entering: Tensor, kind: str) -> Tensor:
+    """One more pass through a layer; its forward alone, as its hooks would call this again."""
+    arguments, keywords = call.arguments, call.keywords
+    if arguments:
+        arguments = (entering, *arguments[1:])
+    else:
+        keywords = {**keywords, "hidden_states": entering}
+    with planned.further_pass(kind):
+        output = call.module.forward(*arguments, **keywords)
+    return cast("Tensor", output[0] if isinstance(output, tuple) else output)
+
+
+def _named(kind: str, m: int) -> str:
     return f"{kind}({m})" if kind.startswith("nosink") and m != 1 else kind
 
 
 def _runs(names: Sequence[str]) -> list[str]:
     return [f"{len(list(run))} {name}" for name, run in groupby(names)]
-
-
-def _choose(name: str, value: object, allowed: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}={shown(value)} is not known: choose one of {list(allowed)}.")

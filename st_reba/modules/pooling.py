@@ -2,44 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, ItemsView, Iterator, KeysView
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
 
-from .capture import CaptureSpec
-from .limits import MOST_DIMENSIONS, check_whole, shown
-from .transformer import DecoderTransformer
+from .attention import show
+from .capture import Capture, CaptureSpec
+from .decoder import DecoderTransformer
+from .options import Options, option
+from .poolings import POOLINGS
+from .vendoring import leave_code, published
 
-PoolingMode = Literal["last", "mean"]
-Variant = Literal["paper", "published"]
+MOST_DIMENSIONS = 1 << 20
 
 
 class LazyFeatures(dict[str, Any]):
     """A feature dictionary that computes ``token_embeddings`` when it is first asked for.
 
     A sentence vector needs one row of A^new (or the sum of n), the token vectors e_i need all n; whoever wants only
-    sentences shall not pay for them.
+    sentences shall not pay for them. While gradients are wanted, listing it does not compute them: mixed precision
+    copies a model's output.
 
     Args:
         features: All other features.
-        token_embeddings: Computes them; None in copies that others make of such a dictionary, as accelerate does of
-            what a model gives in mixed precision: these hold what had been computed.
+        compute: Computes the token vectors; None in copies that others make of such a dictionary, which hold what had
+            been computed.
+        listed: Whether they are among its keys.
     """
 
-    def __init__(self, features: Any = (), token_embeddings: Callable[[], Tensor] | None = None) -> None:
+    def __init__(self, features: Any = (), compute: Callable[[], Tensor] | None = None, *, listed: bool = False) -> None:
         super().__init__(features)
-        self._token_embeddings = token_embeddings
+        self._compute = compute
+        self._listed = listed
 
     def __missing__(self, key: str) -> Any:
-        if key != "token_embeddings" or self._token_embeddings is None:
+        if key != "token_embeddings" or self._compute is None:
             raise KeyError(key)
-        self[key] = self._token_embeddings()
+        self[key] = self._compute()
         return self[key]
 
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or (key == "token_embeddings" and self._listed)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any mapping."""
+        return self[key] if key in self else default
+
+    def _whole(self) -> None:
+        if self._listed and not torch.is_grad_enabled():
+            self["token_embeddings"]
+
+    def __iter__(self) -> Iterator[str]:
+        self._whole()
+        return super().__iter__()
+
+    def keys(self) -> KeysView[str]:
+        """As of any mapping."""
+        self._whole()
+        return super().keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """As of any mapping."""
+        self._whole()
+        return super().items()
+
+
+@dataclass(frozen=True)
+class _Settings(Options):
+    embedding_dimension: int = option(1, "dimension d of the hidden states", least=1, most=MOST_DIMENSIONS)
+    pooling: str = option("last", "sentence vector", choices=POOLINGS)
+    variant: Literal["paper", "published"] = option("paper", "the paper's formulas, or the authors' code")
+    include_special: bool = option(False, "sum over template and special positions too")
+    normalize_weights: bool = option(False, "divide each token's weights by their sum")
+
+
+@published
 class ReBAPooling(Module):
     """Backward-attention pooling: e_i = Σ_t A^new[pos(1, i), t] · v_t over the content positions t from pos(1, i) on.
 
@@ -48,10 +89,11 @@ class ReBAPooling(Module):
 
     Args:
         embedding_dimension: Dimension d of the hidden states, at most 1,048,576.
-        pooling: Sentence vector: ``"last"``: e_n; ``"mean"``: the mean of e_1 .. e_n.
+        pooling: Sentence vector: ``"last"``: e_n; ``"mean"``: the mean of e_1 .. e_n; or another of ``POOLINGS``.
         variant: ``"paper"``: the formulas above. ``"published"``: what the authors' code computes: for ``last`` the
             row of the very last position over all positions; for ``mean`` the upper triangle of A^new, first half of
-            the rows; for words their rows over all columns; weights divided by their sum.
+            the rows; for words their rows over all columns; weights divided by their sum; zeros for a text that is not
+            finite.
         include_special: Sum over template and special positions too, not only over content (always so in
             ``"published"``).
         normalize_weights: Divide the weights of each e_i by their sum. Cosine does not see it for ``last``.
@@ -71,24 +113,16 @@ class ReBAPooling(Module):
     def __init__(
         self,
         embedding_dimension: int,
-        pooling: PoolingMode = "last",
-        variant: Variant = "paper",
+        pooling: str = "last",
+        variant: Literal["paper", "published"] = "paper",
         include_special: bool = False,
         normalize_weights: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        check_whole("embedding_dimension", embedding_dimension, MOST_DIMENSIONS)
-        for name, value, allowed in (
-            ("pooling", pooling, get_args(PoolingMode)),
-            ("variant", variant, get_args(Variant)),
-            ("include_special", include_special, (True, False)),
-            ("normalize_weights", normalize_weights, (True, False)),
-        ):
-            if value not in allowed or (isinstance(value, int) and not isinstance(value, bool)):
-                raise ValueError(f"{name}={shown(value)} is not known: choose one of {list(allowed)}.")
+        _Settings(embedding_dimension, pooling, variant, include_special, normalize_weights)
         self.embedding_dimension = embedding_dimension
-        self.pooling: PoolingMode = pooling
-        self.variant: Variant = variant
+        self.pooling = pooling
+        self.variant = variant
         self.include_special = include_special
         self.normalize_weights = normalize_weights
         # In a tuple, so that torch does not take the neighbour for a submodule.
@@ -97,24 +131,41 @@ class ReBAPooling(Module):
     @property
     def capture(self) -> CaptureSpec:
         """The rows of A^new that the sentence vector needs."""
+        mode = POOLINGS[self.pooling]
         if self.variant == "published":
-            return CaptureSpec("end", both=True) if self.pooling == "last" else CaptureSpec("half")
-        return CaptureSpec("last" if self.pooling == "last" else "copy")
+            return CaptureSpec(mode.published, both=mode.published == "end")
+        return CaptureSpec(mode.rows)
 
     @property
     def token_capture(self) -> CaptureSpec:
         """The rows of A^new that the token vectors e_i need."""
         return CaptureSpec("copy", both=self.variant == "published")
 
+    @property
+    def source(self) -> Any:
+        """The module in front.
+
+        Raises:
+            ValueError: There is none, as the module was appended to a ready model.
+        """
+        if not self._source:
+            raise ValueError(
+                f"{type(self).__name__} knows no module in front: put st_reba.RepeatTransformer there and hand both to "
+                "SentenceTransformer(modules=[…]) together (a module appended to a ready model asks for nothing)."
+            )
+        return self._source[0]
+
     def on_model_ready(self, model: Any) -> None:
-        """Ask the module in front for the capture."""
+        """Ask the module in front for the rows."""
         source = model[0]
         if not isinstance(source, DecoderTransformer):
             raise ValueError(
-                f"ReBAPooling needs the attention of a repeated input, but the pipeline starts with "
+                f"{type(self).__name__} needs the attention of a repeated input, but the pipeline starts with "
                 f"{type(source).__name__}. Put st_reba.RepeatTransformer in front."
             )
-        source.capture = self.capture
+        show(source.model)
+        source.watchers = [Capture(self.capture)]
+        source.zeros = self.variant == "published"
         self._source = (source,)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -122,7 +173,7 @@ class ReBAPooling(Module):
 
         Args:
             features: ``token_embeddings`` [B, T, d], ``backward_attention`` [B, R, T], ``copy_ids`` and
-                ``real_mask`` [B, T], from RepeatTransformer; not changed.
+                ``real_mask`` [B, T], ``places``, from RepeatTransformer; not changed.
             **kwargs: Ignored.
 
         Returns:
@@ -130,8 +181,19 @@ class ReBAPooling(Module):
             (computed on demand), and ``attention_mask`` [B, n] says which are real.
 
         Raises:
-            ValueError: The module in front did not capture.
+            ValueError: The module in front did not capture what is needed.
         """
+        self.check_width(features["token_embeddings"])
+        pooled = LazyFeatures(features, lambda: self.token_vectors(features), listed=True)
+        pooled.pop("token_embeddings")
+        pooled["sentence_embedding"] = self.sentence(features)
+        counts = [count for _, count, _ in features["places"]]
+        device = features["copy_ids"].device
+        pooled["attention_mask"] = (torch.arange(max(counts), device=device) < column(counts, device)).long()
+        return pooled
+
+    def sentence(self, features: dict[str, Any]) -> Tensor:
+        """The sentence vectors [B, d], of what :meth:`forward` takes."""
         if "backward_attention" not in features:
             raise ValueError(
                 "ReBAPooling found no 'backward_attention': put st_reba.RepeatTransformer in front and hand both to "
@@ -142,35 +204,22 @@ class ReBAPooling(Module):
                 f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
                 "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
-        count = (features["copy_ids"] == 1).sum(dim=1)
-        if self.normalize_weights and self.variant == "paper":
-            sentence_weights = self._weights(features).sum(dim=1)
-        else:
-            # Summed first: no second matrix [B, n, T].
-            sentence_weights = features["backward_attention"].sum(dim=1) * self._summed(features)
-        if self.pooling == "mean" and self.variant == "paper":
-            sentence_weights = sentence_weights / count[:, None]
+        hidden: Tensor = features["token_embeddings"]
         if self.variant == "published":
-            sentence_weights = normalized(sentence_weights)
-        hidden = features["token_embeddings"]
-        if hidden.shape[-1] != self.embedding_dimension:
-            raise ValueError(
-                f"embedding_dimension={self.embedding_dimension}, but the hidden states have {hidden.shape[-1]} "
-                "dimensions. Give ReBAPooling the latter."
-            )
-        pooled = LazyFeatures(
-            {name: value for name, value in features.items() if name != "token_embeddings"},
-            lambda: self._token_embeddings(features),
-        )
-        pooled["sentence_embedding"] = weighted_sum(sentence_weights[:, None], hidden).squeeze(1)
-        pooled["attention_mask"] = (torch.arange(int(count.max()), device=count.device) < count[:, None]).long()
-        return pooled
+            weights = normalized(features["backward_attention"].sum(dim=1) * self._summed(features))
+        else:
+            counts = column([count for _, count, _ in features["places"]], hidden.device)
+            rows: Tensor = features["backward_attention"]
+            if self.normalize_weights:
+                rows = normalized(rows * self._summed(features)[:, None])
+            weights = POOLINGS[self.pooling].weights(rows, counts) * self._summed(features)
+        return weighted_sum(weights[:, None], hidden).squeeze(1)
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans.
 
         Args:
-            features: What RepeatTransformer gave with ``capture=self.token_capture``.
+            features: What RepeatTransformer gave with ``watch=[Capture(self.token_capture)]``.
             spans: [B, n] bool: the content tokens of each row's span.
             normalize: Divide each sum of weights to 1 (always so in ``"published"``).
 
@@ -180,7 +229,8 @@ class ReBAPooling(Module):
         Source:
             ReBA, section 3.3 (word embedding).
         """
-        weights = self._weights(features, normalize=normalize or self.normalize_weights)
+        spans = spans.to(features["copy_ids"].device)
+        weights = self._rows(features, normalize=normalize or self.normalize_weights)
         rows = weights[:, : spans.shape[1]] * spans[:, :, None]
         if self.variant == "published":
             combined = normalized(rows.sum(dim=1))
@@ -188,38 +238,47 @@ class ReBAPooling(Module):
             combined = rows.sum(dim=1) / spans.sum(dim=1, keepdim=True)
         return weighted_sum(combined[:, None], features["token_embeddings"]).squeeze(1)
 
+    def token_vectors(self, features: dict[str, Any]) -> Tensor:
+        """The e_i, [B, n, d]; one more forward pass where the sentence vector needed fewer rows."""
+        if features.get("captured") != self.token_capture:
+            given = {**features, "attention_mask": features["real_mask"]}
+            features = self.source(given, watch=[Capture(self.token_capture)])
+        weights = self._rows(features, normalize=self.normalize_weights)
+        if self.variant == "published":
+            weights = normalized(weights)
+        return weighted_sum(weights, features["token_embeddings"])
+
     def get_embedding_dimension(self) -> int:
         """Dimension of the vectors."""
         return self.embedding_dimension
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save the configuration; there are no weights."""
+        """Save the configuration and the code; there are no weights."""
         self.save_config(output_path)
+        leave_code(output_path, type(self))
+
+    def check_width(self, hidden: Tensor) -> None:
+        """Refuse hidden states of another dimension."""
+        if hidden.shape[-1] != self.embedding_dimension:
+            raise ValueError(
+                f"embedding_dimension={self.embedding_dimension}, but the hidden states have {hidden.shape[-1]} "
+                f"dimensions. Give {type(self).__name__} the latter."
+            )
 
     def _summed(self, features: dict[str, Any]) -> Tensor:
         """The positions that are summed over, [B, T] bool."""
-        if self.include_special or self.variant == "published":
-            return cast(Tensor, features["real_mask"]).bool()
-        return cast(Tensor, features["copy_ids"]) > 0
+        everywhere = self.include_special or self.variant == "published"
+        return features["real_mask"].bool() if everywhere else features["copy_ids"] > 0
 
-    def _weights(self, features: dict[str, Any], *, normalize: bool | None = None) -> Tensor:
+    def _rows(self, features: dict[str, Any], *, normalize: bool) -> Tensor:
         """The captured rows of A^new, [B, R, T], restricted to the positions that are summed over."""
-        weights: Tensor = features["backward_attention"] * self._summed(features)[:, None]
-        if normalize is None:
-            normalize = self.normalize_weights
-        return normalized(weights) if normalize and self.variant == "paper" else weights
+        rows: Tensor = features["backward_attention"] * self._summed(features)[:, None]
+        return normalized(rows) if normalize and self.variant == "paper" else rows
 
-    def _token_embeddings(self, features: dict[str, Any]) -> Tensor:
-        """The e_i, [B, n, d]; one more forward pass where the sentence vector needed fewer rows."""
-        if self.capture != self.token_capture:
-            if not self._source:
-                raise ValueError("Token vectors need the pipeline's first module: build the model from both modules.")
-            given = {**features, "attention_mask": features["real_mask"]}
-            features = self._source[0](given, capture=self.token_capture)
-        weights = self._weights(features)
-        if self.variant == "published":
-            weights = normalized(weights)
-        return weighted_sum(weights, features["token_embeddings"])
+
+def column(numbers: list[int], device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor [B, 1] on a device, without waiting for it."""
+    return torch.tensor(numbers, dtype=torch.long)[:, None].to(device, non_blocking=True)
 
 
 def normalized(weights: Tensor) -> Tensor:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+# A block of probabilities holds about this many numbers at most, but never fewer than 16 rows.
+BLOCK_NUMBERS = 1 << 20
+# Rows of a mask begin at multiples of this many numbers, as a GPU's kernels want it.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,7 @@ class Scores:
         step = min(most, heads)
         if size > 1:
             step = next(step for step in range(min(most, size), 0, -1) if size % step == 0)
-        for first in range(0, heads, step):
-            yield slice(first, min(first + step, heads))
+        return slices(0, heads, step)
 
     def log_probabilities(
         self,
@@ -117,12 +122,10 @@ class Scores:
         size = self.query.shape[1] // self.key.shape[1]
         first, last = heads.start // size, (heads.stop - 1) // size
         groups = self.key[:, first : last + 1]
-        number = heads.stop - heads.start
         if size == 1:
             return groups
-        if first == last:
-            return groups.expand(-1, number, -1, -1)
-        return groups[:, [head // size - first for head in range(heads.start, heads.stop)]]
+        # A group of heads with keys in common.
+        return groups.expand(-1, heads.stop - heads.start, -1, -1)
 
     def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
         """Products [B, h, Q, K] of some heads → capped, biased and masked."""
@@ -144,6 +147,55 @@ class Scores:
         return scores
 
 
+def blocked_attention(
+    scores: Scores,
+    value: Tensor,
+    *,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    see: Callable[[Tensor, int], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention block by block over the queries, where no fused kernel computes what is asked for.
+
+    Args:
+        scores: What the softmax is taken of.
+        value: [B, H', S, D'].
+        sinks: [H], one more logit in every softmax, without a value.
+        dropout: Dropout rate on the probabilities.
+        see: Called with every block's probabilities [B, H, Q, K], and the position of its first query.
+
+    Returns:
+        The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T].
+    """
+    batch, heads, queries, _ = scores.query.shape
+    groups, keys = scores.key.shape[1], scores.key.shape[2]
+    triangular = scores.mask is None and scores.causal and queries == keys
+    output = value.new_empty(batch, queries, heads, value.shape[-1])
+    totals = []
+    for rows in slices(0, queries, max(16, BLOCK_NUMBERS // (batch * heads * keys))):
+        visible = rows.stop if triangular else keys
+        block = scores.of_all_heads(rows, slice(0, visible)).to(scores.precision)
+        highest = block.amax(dim=-1, keepdim=True)
+        exponentials = torch.exp(block - highest)
+        total = (highest + exponentials.sum(dim=-1, keepdim=True).log()).squeeze(-1)
+        if sinks is not None:
+            total = torch.logaddexp(total, sinks.to(total.dtype)[None, :, None])
+        probabilities = exponentials * torch.exp(highest - total[..., None])
+        totals.append(total.detach())
+        if see is not None:
+            see(probabilities, rows.start)
+        weights = nn.functional.dropout(probabilities.to(value.dtype), dropout, training=dropout > 0)
+        mixed = torch.matmul(weights.reshape(batch, groups, -1, visible), value[:, :, :visible])
+        output[:, rows] = mixed.view(batch, heads, rows.stop - rows.start, -1).transpose(1, 2)
+    return output, torch.cat(totals, dim=2)
+
+
+def slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """The range from ``start`` to ``stop``, in parts of at most ``size``."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))
+
+
 def pick(tensor: Tensor, positions: slice | Tensor, dim: int) -> Tensor:
     """A slice of positions along ``dim`` of a [B, n, Q, K] tensor, or [B, n] positions of each text."""
     if isinstance(positions, slice):
@@ -155,3 +207,43 @@ def pick(tensor: Tensor, positions: slice | Tensor, dim: int) -> Tensor:
     place = [1, 1, 1, 1]
     place[0], place[dim] = positions.shape
     return tensor.gather(dim, positions.view(place).expand(shape))
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean or additive mask [B, H, T, S] as numbers of some type to add to scores."""
+    lowest = torch.finfo(dtype).min
+    keys = mask.shape[-1]
+    room = keys if mask.device.type == "cpu" else -(-keys // _ALIGNMENT) * _ALIGNMENT
+    numbers = torch.zeros(*mask.shape[:-1], room, dtype=dtype, device=mask.device)[..., :keys]
+    if mask.dtype == torch.bool:
+        return numbers.masked_fill_(~mask, lowest)
+    return numbers.copy_(mask).clamp_(min=lowest)
+
+
+def selected(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
+    """What is visible of the keys that an indexer chose.
+
+    Args:
+        mask: [B or 1, 1, T, S], boolean (True: visible) or additive; None: no key later than the query.
+        indices: [B, T, n] int, the chosen keys of every query.
+        keys: Number of keys S.
+
+    Returns:
+        [B, 1, T, S] bool.
+    """
+    batch, queries, _ = indices.shape
+    chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
+    chosen.scatter_(3, indices.long()[:, None], True)
+    if mask is None:
+        return chosen.tril(keys - queries)
+    return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and a device but no numbers: nothing can be read from it."""
+    return isinstance(tensor, FakeTensor)
+
+
+def identity(tensor: Tensor) -> tuple[object, ...]:
+    """What tells a tensor from others for as long as it lives; the same for each view of the same part of it."""
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)

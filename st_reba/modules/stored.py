@@ -1,20 +1,19 @@
-"""How an input module is saved and loaded: with its code, and with its weights or the name of a base that has them."""
+"""What a stored configuration may say, and where its weights may be: a repository is data from elsewhere."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from sentence_transformers.sentence_transformer.modules import Transformer
+import torch
+from torch import nn
 
-from .adapters import complete_adapter, has_adapter
-from .limits import shown
-from .vendoring import leave_code
+from .methods import method_of
+from .options import shown, unknown
+from .stages import stages_of
 
 # What a saved module may say to transformers; anything else there was not written by a save, and could name files,
 # servers or code.
@@ -24,144 +23,60 @@ _PASSED_ON = {
     "config_kwargs": frozenset[str](),
 }
 _OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
-# Beside a module's own settings.
-_TOP = frozenset(("from_base", "max_seq_length", "do_lower_case", *_PASSED_ON, *_OLD_NAMES))
 _HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 # A branch, tag or commit.
 _REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 
-class StoredTransformer(Transformer):
-    """An ST Transformer whose saves carry this code, and which may take its weights from a base model.
+def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> None:
+    """Raise unless a stored configuration holds only what a save writes.
 
     Args:
-        model_name_or_path: Folder or Hub id of the backbone.
-        from_base: It holds no weights: take backbone and tokenizer from ``base_model`` at ``base_revision``.
-        base_model: Name of the base model.
-        base_revision: Its revision.
-        **kwargs: All that sentence-transformers' own ``Transformer`` takes.
+        config: The configuration.
+        known: The settings that the module's class has.
+        here: Whether it stands in a folder of this machine.
+
+    Raises:
+        ValueError: A setting that is missing or not known, one that transformers is not to be told, or a base that is
+            not allowed.
     """
-
-    # Base and revision, while a save leaves the weights there.
-    _left_at: tuple[str, str | None] | None = None
-
-    def __init__(
-        self,
-        model_name_or_path: str,
-        *,
-        from_base: bool = False,
-        base_model: str | None = None,
-        base_revision: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if not isinstance(from_base, bool):
-            raise ValueError(f"from_base={from_base!r} must be True or False.")
-        if not from_base:
-            super().__init__(model_name_or_path, **kwargs)
-            if has_adapter(self.model):
-                complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
-            return
-        check_base(base_model, base_revision, here=os.path.isdir(model_name_or_path))
-        assert isinstance(base_model, str)
-        for name in ("model_kwargs", "processor_kwargs", "config_kwargs"):
-            # These were to find the repository; the base has its own revision, and stands in its root.
-            kwargs[name] = {**(kwargs.get(name) or {}), "revision": base_revision, "subfolder": ""}
-        weights = kwargs["model_kwargs"]
-        # Another's name in a file shall not make a pickle be opened.
-        weights["use_safetensors"] = True
-        if "torch_dtype" in weights:
-            # The older name comes from the caller, the newer one maybe from the file, which must not win.
-            weights["dtype"] = weights.pop("torch_dtype")
-        try:
-            super().__init__(base_model, **kwargs)
-        except OSError as error:
-            pinned = f" at revision {base_revision!r}" if base_revision else ""
-            raise OSError(
-                f"{model_name_or_path!r} holds no weights but names those of {base_model!r}{pinned}, which could not "
-                f"be loaded. Download that model first, or pass token=… where it asks for a login. {error}"
-            ) from error
-
-    @classmethod
-    def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The module's configuration as it is stored.
-
-        Raises:
-            ValueError: It holds what no save writes, or names a base that may not be loaded.
-        """
-        config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        cls.check_config(config, here=os.path.isdir(model_name_or_path))
-        return config
-
-    @classmethod
-    def check_config(cls, config: Mapping[str, Any], *, here: bool) -> None:
-        """Raise unless a stored configuration holds only what a save writes.
-
-        Args:
-            config: The configuration.
-            here: Whether it stands in a folder of this machine.
-
-        Raises:
-            ValueError: An unknown setting, one that transformers is not to be told, or a base that is not allowed.
-        """
-        if unknown := sorted(set(config) - _TOP - set(cls.config_keys)):
+    file = "sentence_bert_config.json"
+    # Without these the module would run, silently, by its defaults.
+    for name in ("method", "stages"):
+        if name not in config:
             raise ValueError(
-                f"{shown(unknown[0])}={shown(config[unknown[0]])} is no setting of {cls.__name__}. Save the model "
-                "again, or update st_reba if a newer one wrote it."
+                f"{file} is missing, or lacks {name!r}: the model was copied in part, or not saved by this version of "
+                "st_reba. Copy all of its files, or build it again."
             )
-        for name in (*_PASSED_ON, *_OLD_NAMES):
-            given, allowed = config.get(name, {}), _PASSED_ON[_OLD_NAMES.get(name, name)]
-            if not isinstance(given, dict):
-                raise ValueError(f"{name}={shown(given)} must be a mapping. Save the model again.")
-            if unknown := sorted(set(given) - allowed):
-                raise ValueError(
-                    f"{name}: {shown(unknown[0])}={shown(given[unknown[0]])} may not come from a stored configuration, "
-                    f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
-                )
-        attention = {**config.get("model_args", {}), **config.get("model_kwargs", {})}.get("attn_implementation")
-        if attention is not None and (not isinstance(attention, str) or not attention.replace("_", "").isalnum()):
-            # A name with a slash is downloaded and run.
+    known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON, *_OLD_NAMES]
+    if extra := sorted(set(config) - set(known)):
+        raise ValueError(unknown(f"{file}: {extra[0]}", extra[0], known, config[extra[0]]))
+    method_of(config["method"])
+    stages_of(config["stages"])
+    for name in (*_PASSED_ON, *_OLD_NAMES):
+        given, allowed = config.get(name, {}), _PASSED_ON[_OLD_NAMES.get(name, name)]
+        if not isinstance(given, dict):
+            raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
+        if extra := sorted(set(given) - allowed):
             raise ValueError(
-                f"attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it, and pass it "
-                "when loading if it is needed."
+                f"{file}: {name}: {shown(extra[0])}={shown(given[extra[0]])} may not come from a stored configuration, "
+                f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
             )
-        if config.get("from_base"):
-            check_base(config.get("base_model"), config.get("base_revision"), here=here)
-
-    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the module as ST does, and its code; inside :func:`left_at_base`, without weights and tokenizer."""
-        if self._left_at is None:
-            super().save(output_path, *args, **kwargs)
-            _forget_reader(Path(output_path) / "tokenizer_config.json")
-        else:
-            self.model.config.save_pretrained(output_path)
-            self.save_config(output_path)
-        leave_code(output_path)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """The module's configuration, JSON-serializable."""
-        config: dict[str, Any] = super().get_config_dict()
-        if has_adapter(self.model):
-            # Saved alone, without the configuration that would tell it.
-            config["model_kwargs"] = {"dtype": str(self.model.dtype).removeprefix("torch.")}
-        if self._left_at is not None:
-            base, revision = self._left_at
-            # What a saved tokenizer and saved weights would tell.
-            processing = {name: getattr(self.tokenizer, name) for name in ("model_max_length", "padding_side")}
-            config.update(
-                from_base=True,
-                base_model=base,
-                base_revision=revision,
-                model_kwargs={"dtype": str(self.model.dtype).removeprefix("torch.")},
-                processor_kwargs=processing,
-            )
-        return config
+    attention = {**config.get("model_args", {}), **config.get("model_kwargs", {})}.get("attn_implementation")
+    if attention is not None and (not isinstance(attention, str) or not attention.replace("_", "").isalnum()):
+        # A name with a slash is downloaded and run.
+        raise ValueError(f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it.")
+    if not isinstance(config.get("from_base", False), bool):
+        raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
+    if config.get("from_base"):
+        check_base(config.get("base_model"), config.get("base_revision"), here=here)
 
 
 def check_base(base: object, revision: object, *, here: bool) -> None:
     """Raise unless weights may be taken from a base model that a stored configuration names.
 
     Args:
-        base: Its Hub id, or, in a configuration that never left its machine, the full path of its folder.
+        base: Its Hub id; in a folder of this machine also the full path of a model's folder.
         revision: Its branch, tag or commit, or None.
         here: Whether the configuration stands in a folder of this machine.
 
@@ -186,25 +101,74 @@ def check_base(base: object, revision: object, *, here: bool) -> None:
         )
 
 
+def check_filled(model: object, info: Mapping[str, Any]) -> None:
+    """Raise unless a saved model's weights are exactly those that its configuration asks for.
+
+    Args:
+        model: The backbone, for messages.
+        info: What transformers says of loading it.
+
+    Raises:
+        ValueError: Weights are missing, too many, or of another shape; the first is named.
+    """
+    for key, problem in (
+        ("missing_keys", "are missing, and would be random numbers"),
+        ("unexpected_keys", "have no place in the model"),
+        ("mismatched_keys", "have another shape than the model"),
+    ):
+        if names := sorted(map(str, info.get(key) or ())):
+            raise ValueError(
+                f"config.json and the weights do not fit: in {type(model).__name__} {len(names)} weights {problem}, as "
+                f"{names[0]}. Copy all of the model's files, or build it again."
+            )
+
+
 @contextmanager
-def left_at_base(module: StoredTransformer, base: str, revision: str | None) -> Iterator[None]:
+def stored_as(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside the ``with`` block, a backbone's weights have the number type of its base, where that loses nothing.
+
+    One tensor after another is changed, in its place, so that the model is never there twice. Weights that were
+    trained since, and would be rounded, stay as they are.
+
+    Args:
+        model: The backbone.
+        dtype: The number type in which its base stores its weights; None: not known.
+    """
+    running = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    kept = [each for each in model.parameters() if each.is_floating_point()]
+    changes = dtype is not None and len(running) == 1 and running != {dtype} and all(_survives(w, dtype) for w in kept)
+    before = next(iter(running)) if changes else None
+    try:
+        if changes:
+            _change(kept, dtype)
+        yield
+    finally:
+        if before is not None:
+            _change(kept, before)
+
+
+def _survives(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    flat = weight.detach().flatten()
+    parts = (flat[start : start + (1 << 22)] for start in range(0, flat.numel(), 1 << 22))
+    return all(bool((part.to(dtype).to(part.dtype) == part).all()) for part in parts)
+
+
+def _change(weights: list[nn.Parameter], dtype: torch.dtype | None) -> None:
+    for weight in weights:
+        weight.data = weight.data.to(dtype)
+
+
+@contextmanager
+def left_at_base(module: Any, base: str, revision: str | None) -> Iterator[None]:
     """Inside the ``with`` block, saving ``module`` writes where its weights are, not the weights.
 
     Args:
-        module: The module.
+        module: The input module.
         base: Folder or Hub id of the base model, whose weights the module must hold unchanged.
         revision: Its revision.
     """
-    module._left_at = (base, revision)
+    module.left_at = (base, revision)
     try:
         yield
     finally:
-        del module._left_at
-
-
-def _forget_reader(file: Path) -> None:
-    """Drop from a saved tokenizer whether whoever loaded it was offline, which transformers keeps with its settings."""
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if settings.pop("local_files_only", None) is not None:
-        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+        module.left_at = None

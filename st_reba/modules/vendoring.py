@@ -1,9 +1,9 @@
-"""The code that travels with a model: every save leaves these modules in the repository, as flat files.
+"""The code that travels with a model: every save leaves the files that its modules need, as flat files.
 
 A repository's ``modules.json`` names the classes by one dot, as ``st_reba.ReBAPooling``. That name finds the installed
 package, or else, where the reader trusts the repository's code, the file ``st_reba.py`` in its root. The files are
 written by the module that is saved there, so that they follow a model through any number of saves, whether this code
-runs as a package or is itself such a copy.
+runs as a package or is itself such a copy. Each module writes what its own class imports, and nothing more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -22,26 +22,25 @@ from .version import __version__
 
 NAME = "st_reba"
 SETTINGS_FILE = "config_sentence_transformers.json"
-# What this code needs; sentence-transformers holds a reader's environment against it. Not the package itself: a
-# repository is read without it.
-REQUIREMENTS = {"sentence-transformers": ">=6.0,<7", "transformers": ">=5.0,<6"}
+# What this code needs at least. Newer versions are not shut out: a model's own check says whether they give its vectors.
+REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 _IMPORT = re.compile(r"^(\s*from \.)(\w+)(?= import )", re.MULTILINE)
+_CLASS = re.compile(r"^from \.(\w+) import (\w+)$", re.MULTILINE)
+# The modules that published classes stand in.
+_homes: dict[type, str] = {}
+_Module = TypeVar("_Module", bound=nn.Module)
 # How many folders above a module's own the repository may begin: a Router keeps its modules one deeper.
 _LEVELS = 2
 
 
-def publish(home: str, *classes: type[nn.Module]) -> None:
-    """Give classes the names by which repositories store them.
-
-    Args:
-        home: The module that holds the classes in this process, for pickles: a worker process may have no package
-            ``st_reba``.
-        *classes: The classes that ``modules.json`` may name.
-    """
-    for each in classes:
-        each.__module__ = NAME
-        copyreg.pickle(each, partial(_reduced, home))
+def published(kind: type[_Module]) -> type[_Module]:
+    """Class decorator: give a module class the name by which repositories store it."""
+    # For pickles: a worker process may have no package ``st_reba``.
+    copyreg.pickle(kind, partial(_reduced, kind.__module__))
+    _homes[kind] = kind.__module__
+    kind.__module__ = NAME
+    return kind
 
 
 def _reduced(home: str, module: nn.Module) -> tuple[Any, ...]:
@@ -55,28 +54,51 @@ def _made(home: str, name: str) -> nn.Module:
     return made
 
 
-def code() -> dict[str, bytes]:
-    """The files that a repository carries, by name: the same bytes from the package and from a copy of it."""
-    here = Path(__file__)
-    if here.stem.startswith(f"{NAME}_"):
-        main = here.with_name(f"{NAME}.py")
-        names = sorted({match[2] for match in _IMPORT.finditer(main.read_text(encoding="utf-8"))})
-        return {file.name: _bytes(file.read_text(encoding="utf-8")) for file in [main, *map(_beside(here), names)]}
-    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(here.parent.glob("*.py"))}
-    text = f"# {NAME} {__version__}\n" + files.pop("__init__")
-    text += "\n# All by name: some versions of transformers copy only what this file itself imports.\n"
-    text += "".join(f"from .{name} import __name__ as _\n" for name in files)
-    return {f"{NAME}.py": _flat(text), **{f"{NAME}_{name}.py": _flat(text) for name, text in files.items()}}
+def code(*classes: type) -> dict[str, bytes]:
+    """The files that a repository with these classes carries, by name: the same from the package and from a copy.
+
+    Args:
+        *classes: Module classes and stages.
+    """
+    homes = {each.__name__: _stem(_homes.get(each, each.__module__).rpartition(".")[2]) for each in classes}
+    texts: dict[str, str] = {}
+    missing = {"vendoring", *homes.values()}
+    while missing:
+        texts |= {stem: _read(stem) for stem in missing}
+        missing = {found[2] for text in texts.values() for found in _IMPORT.finditer(text)} - set(texts)
+    files = {f"{NAME}_{stem}.py": _IMPORT.sub(rf"\1{NAME}_\2", text) for stem, text in texts.items()}
+    return {name: text.encode() for name, text in {f"{NAME}.py": _main(homes, texts), **files}.items()}
 
 
-def leave_code(folder: str) -> None:
-    """Write the code, and what it requires, into the repository that a module is being saved to.
+def _main(homes: dict[str, str], stems: Any) -> str:
+    """The file that a reader of modules.json opens."""
+    lines = [f"# {NAME} {__version__}", '"""The classes of this model, as modules.json names them."""', ""]
+    lines += ["from __future__ import annotations", ""]
+    lines += [f"from .{NAME}_{home} import {name}" for name, home in sorted(homes.items())]
+    lines += ["", f"__all__ = {sorted(homes)}"]
+    lines += ["", "# All by name: some versions of transformers copy only what this file itself imports."]
+    lines += [f"from .{NAME}_{stem} import __name__ as _  # noqa: E402" for stem in sorted(stems)]
+    return "\n".join(lines) + "\n"
+
+
+def leave_code(folder: str, *classes: type) -> None:
+    """Write the code of classes, and what it requires, into the repository that a module is being saved to.
 
     Args:
         folder: The module's own folder: the repository's root, or one inside it.
+        *classes: Its class, and those of its stages. What other modules of the repository left is kept; the first
+            module, whose folder is the root, begins anew.
     """
     root = _root(Path(folder))
-    for name, content in code().items():
+    main = root / f"{NAME}.py"
+    if Path(folder).resolve() == root.resolve():
+        for old in root.glob(f"{NAME}*.py"):
+            old.unlink()
+    if main.is_file():
+        kept = {name: _stem(home) for home, name in _CLASS.findall(main.read_text(encoding="utf-8"))}
+        here = {name: getattr(import_module(_module(home)), name) for name, home in kept.items()}
+        classes = (*classes, *here.values())
+    for name, content in code(*dict.fromkeys(classes)).items():
         (root / name).write_bytes(content)
     settings = root / SETTINGS_FILE
     if settings.is_file():
@@ -91,14 +113,19 @@ def _root(folder: Path) -> Path:
     return next((each for each in around if (each / SETTINGS_FILE).is_file()), folder)
 
 
-def _beside(here: Path) -> Any:
-    return lambda name: here.with_name(f"{name}.py")
+def _stem(name: str) -> str:
+    """A module's name in the package: without the mark that a copy's bears."""
+    return name.removeprefix(f"{NAME}_")
 
 
-def _flat(text: str) -> bytes:
-    return _bytes(_IMPORT.sub(rf"\1{NAME}_\2", text))
+def _module(stem: str) -> str:
+    """The module of a file, beside this one."""
+    home, _, own = __name__.rpartition(".")
+    return f"{home}.{own.removesuffix('vendoring')}{stem}"
 
 
-def _bytes(text: str) -> bytes:
-    """The same on every system, whatever ends its lines."""
-    return text.encode("utf-8")
+def _read(stem: str) -> str:
+    """A file as it stands in the package, from the package or from a copy."""
+    here = Path(__file__)
+    text = here.with_name(f"{here.stem.removesuffix('vendoring')}{stem}.py").read_text(encoding="utf-8")
+    return text.replace(f"from .{NAME}_", "from .")

@@ -3,202 +3,242 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
 from oracle import TEXTS, folder, loaded
 from reference import symmetrized_max
+from stubs import Layers, fake_gpu, new_pass, run
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
 
-import st_reba
-from st_reba.modules import blocked
-from st_reba.modules.attention import ATTENTION_NAME, attend, hook_in, switch_on
-from st_reba.modules.capture import BackwardAttention, CaptureSpec
-from st_reba.modules.state import ForwardState, running
+from st_reba.modules import attention, scores
+from st_reba.modules.attention import ATTENTION_NAME, OwnAttention, attend, hook_in, switch_on
+from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, CaptureSpec
+from st_reba.modules.kinds import KINDS, PassMasks
+from st_reba.modules.stages import Stage, running
 
 Base = Callable[..., str]
 HOOKED = {"bloom", "falcon", "falcon_alibi", "codegen", "gpt_neo", "gptj", "mpt"}
+EVERYTHING = CaptureSpec("copy", both=True)
+CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+class Seen(AttentionObserver):
+    """Keeps all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[list[Tensor]] = []
+
+    def begin_layer(self) -> None:
+        super().begin_layer()
+        self.blocks.append([])
+
+    def update(self, probabilities: Tensor, first_query: int) -> None:
+        assert first_query == sum(block.shape[2] for block in self.blocks[-1])
+        self.blocks[-1].append(nn.functional.pad(probabilities, (0, self.length - probabilities.shape[3])))
+
+    def begin(self, run: Any) -> None:
+        super().begin(run)
+        self.length = run.length
+
+    def layer(self, index: int) -> Tensor:
+        return torch.cat(self.blocks[index], dim=2)
+
+
+def batch(sequences: list[list[int]]) -> tuple[Tensor, list[tuple[int, int, int]]]:
+    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+    return ids, [(0, len(each), len(each)) for each in sequences]
+
+
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *EXTRA, "mini", "stories260K"])
-def test_whole_matrix(base: Base, name: str, side: str) -> None:
+@torch.no_grad()
+def test_whole_matrix(base: Base, name: str) -> None:
     """All of A^new, in both triangles, for a padded batch, against output_attentions=True on each text alone."""
     path = base(name)
     eager, tokenizer = loaded(path)
     sequences = [tokenizer(text)["input_ids"] for text in TEXTS]
-    length = max(map(len, sequences))
-    ids, mask = torch.zeros(len(TEXTS), length, dtype=torch.long), torch.zeros(len(TEXTS), length, dtype=torch.long)
-    places = []
+    ids, places = batch(sequences)
+    model = AutoModel.from_pretrained(folder(path), dtype=torch.float32).eval()
+    _, added = run(model, ids, places, Capture(EVERYTHING))
+    assert (model.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
+    assert added["captured"] == EVERYTHING
+    seen = Seen()
+    run(model, ids, places, seen)
     for row, sequence in enumerate(sequences):
-        start = length - len(sequence) if side == "left" else 0
-        places.append(slice(start, start + len(sequence)))
-        ids[row, places[row]] = torch.tensor(sequence)
-        mask[row, places[row]] = 1
-    transformer = st_reba.RepeatTransformer(folder(path))
-    transformer.model.float()
-    # Every real position an anchor, every column kept.
-    transformer.capture = CaptureSpec("copy", both=True)
-    assert (transformer.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
+        length = len(sequence)
+        single = torch.tensor([sequence])
+        wanted = eager(single, attention_mask=torch.ones_like(single), output_attentions=True).attentions
+        fused = symmetrized_max(torch.stack([layer[0] for layer in wanted]).double())
+        got = added["backward_attention"][row]
+        torch.testing.assert_close(got[:length, :length].double(), fused, atol=1e-5, rtol=0)
+        assert not got[length:].any()
+        for index, layer in enumerate(wanted):
+            torch.testing.assert_close(seen.layer(index)[row, :, :length, :length], layer[0], atol=1e-5, rtol=0)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+HEADS, GROUPS, LENGTH, WIDTH = 6, 2, 23, 8
+PLACES = [(1, 20, 23), (0, 19, 19)]
+
+
+def by_hand(given: list[Tensor], visible: Tensor, **extra: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Probabilities [B, H, T, T] and output [B, T, H, D'], every number by itself."""
+    query, key, value = given
+    batch, heads, length = query.shape[:3]
+    probabilities = torch.zeros(batch, heads, length, length, dtype=torch.float64)
+    for b, h, q in torch.cartesian_prod(*(torch.arange(n) for n in (batch, heads, length))).tolist():
+        row = key[b, h // (heads // key.shape[1])] @ query[b, h, q] * 0.3
+        if "softcap" in extra:
+            row = torch.tanh(row / extra["softcap"]) * extra["softcap"]
+        if "position_bias" in extra:
+            row = row + extra["position_bias"][0, h, q]
+        row = row.masked_fill(~visible[b, q], -torch.inf).exp()
+        sink = extra["s_aux"][h].exp() if "s_aux" in extra else 0
+        probabilities[b, h, q] = row / (row.sum() + sink)
+    repeated = value.repeat_interleave(heads // value.shape[1], dim=1)
+    return probabilities, torch.einsum("bhqk,bhkd->bqhd", probabilities, repeated)
+
+
+EXTRAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"s_aux": normal(HEADS)},
+    "bias": {"position_bias": normal(1, HEADS, LENGTH, LENGTH)},
+}
+
+
+@pytest.mark.parametrize("form", ["none", "boolean", "additive", "padded"])
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_hand(monkeypatch: pytest.MonkeyPatch, kind: str, extra: str, form: str) -> None:
+    """Each kind by each way (no mask, a window, padding), captured by rows, by blocks, and not at all."""
+    query, key = 2 * normal(2, HEADS, LENGTH, WIDTH), 2 * normal(2, GROUPS, LENGTH, WIDTH, seed=1)
+    given = [query, key, normal(2, GROUPS, LENGTH, 5, seed=2)]
+    visible = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    places = PLACES if form == "padded" else [(1, 20, LENGTH)] * 2
+    own = None
+    if form in ("boolean", "additive"):
+        visible = visible.triu(-7)
+        own = visible[:1].expand(2, -1, -1, -1)
+    if form == "additive":
+        own = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, torch.finfo(torch.float64).min)
+    real = torch.arange(LENGTH) < torch.tensor([[length] for _, _, length in places])
+    sees = KINDS[kind].sees(visible, real, 2)[:, 0]
+    wanted, output = by_hand(given, sees, **EXTRAS[extra])
+    module = nn.Module()
+    module.num_key_value_groups = HEADS // GROUPS  # type: ignore[assignment]
+    seen = Seen()
+    seen.length = LENGTH
+    for observer in (None, seen, BackwardAttention(EVERYTHING, places, LENGTH, CPU)):
+        monkeypatch.setattr(scores, "BLOCK_NUMBERS", 2 * HEADS * LENGTH * 19)
+        state = new_pass(places)
+        state.observer = observer
+        if kind != "forward" or form != "padded":
+            state.kinds = Layers(PassMasks(state, 2), kind)
+        with running(state):
+            got, weights = attend(module, *given, own, scaling=0.3, **EXTRAS[extra])
+        assert weights is None
+        torch.testing.assert_close(got[real], output[real])
+        if observer is seen:
+            torch.testing.assert_close(seen.layer(0).transpose(1, 2)[real], wanted.transpose(1, 2)[real])
+        elif observer is not None:
+            assert observer.layers == 1
+            for row, (first, count, length) in enumerate(places):
+                fused = symmetrized_max(wanted[row, None, :, :length, :length])[first : first + count]
+                matrix = observer.matrix()[row, :count, :length].double()
+                torch.testing.assert_close(matrix, fused, atol=1e-6, rtol=0)
+
+
+def test_nothing_is_captured_outside(base: Base) -> None:
+    """A backbone that is used directly runs as ever, and a finished observer takes nothing more."""
+    model = AutoModel.from_pretrained(base("llama"))
+    ids, places = batch([[5, 6, 7, 8]])
+    seen = Seen()
     with torch.no_grad():
-        output = transformer.eval()({"input_ids": ids, "attention_mask": mask, "copy_ids": mask})
-    for row, sequence in enumerate(sequences):
-        with torch.no_grad():
-            wanted = eager(
-                torch.tensor([sequence]), attention_mask=torch.ones(1, len(sequence)), output_attentions=True
-            )
-        fused = symmetrized_max(torch.stack([layer[0] for layer in wanted.attentions]).double())
-        got = output["backward_attention"][row, : len(sequence), places[row]].double()
-        torch.testing.assert_close(got, fused, atol=1e-5, rtol=0)
-        assert not output["backward_attention"][row, len(sequence) :].any()
-
-
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-@pytest.mark.parametrize("extra", ["plain", "softcap", "sinks", "bias"])
-def test_blocks(monkeypatch: pytest.MonkeyPatch, mask: str, extra: str) -> None:
-    """Any block size gives what one softmax over the whole matrix gives, in output and in capture."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    batch, heads, groups, length, width = 2, 6, 2, 37, 8
-    query, key = 2 * normal(batch, heads, length, width), 2 * normal(batch, groups, length, width)
-    value = normal(batch, groups, length, 5)
-    visible = torch.ones(length, length, dtype=torch.bool).tril()[None, None].repeat(batch, 1, 1, 1)
-    if mask != "none":
-        visible = visible & (torch.arange(length) >= torch.tensor([0, 4])[:, None, None, None])
-    arguments = {
-        "plain": {},
-        "softcap": {"softcap": 1.5},
-        "sinks": {"s_aux": normal(heads)},
-        "bias": {"position_bias": normal(1, heads, length, length)},
-    }[extra]
-    given = {
-        "none": None,
-        "boolean": visible,
-        "additive": torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -1e30),
-    }[mask]
-
-    scores = torch.einsum("bhqd,bhkd->bhqk", query, key.repeat_interleave(3, dim=1)) * 0.3
-    if "softcap" in arguments:
-        scores = torch.tanh(scores / 1.5) * 1.5
-    if "position_bias" in arguments:
-        scores = scores + arguments["position_bias"]
-    exponent = scores.masked_fill(~visible, -torch.inf).exp()
-    total = exponent.sum(-1, keepdim=True)
-    if "s_aux" in arguments:
-        total = total + arguments["s_aux"].exp()[None, :, None, None]
-    probabilities = torch.nan_to_num(exponent / total)
-    wanted = torch.einsum("bhqk,bhkd->bqhd", probabilities, value.repeat_interleave(3, dim=1))
-    real = visible[:, 0].diagonal(dim1=1, dim2=2)
-
-    for numbers in (1, batch * heads * length * 19, 1 << 30):
-        monkeypatch.setattr(blocked, "BLOCK_NUMBERS", numbers)
-        anchors = BackwardAttention(*CaptureSpec("copy").anchors(real.long(), real.long()), length)
-        with running(ForwardState(real, capture=anchors)):
-            got, weights = attend(nn.Module(), query, key, value, given, scaling=0.3, **arguments)
-        assert weights is None and anchors.layers == 1
-        torch.testing.assert_close(got[real], wanted[real])
-        for row in range(batch):
-            fused = symmetrized_max(probabilities[row][None]).triu()[real[row]][:, real[row]]
-            matrix = anchors.matrix()[row, : int(real[row].sum())][:, real[row]].double()
-            torch.testing.assert_close(matrix, fused, atol=1e-6, rtol=0)
-
-
-def test_nothing_is_captured_outside() -> None:
-    """A backbone that is used directly runs without a capture, and a finished one takes nothing more."""
-    model = st_reba.build("mini")
-    features = model[0].preprocess(["你好"])
-    anchors = BackwardAttention(torch.tensor([1]), torch.tensor([1]), features["input_ids"].shape[1])
-    with running(ForwardState(features["attention_mask"], capture=anchors)), torch.no_grad():
-        inside = model[0].model(features["input_ids"]).last_hidden_state
-    assert anchors.layers == 6
-    with torch.no_grad():
-        outside = model[0].model(features["input_ids"]).last_hidden_state
-    assert anchors.layers == 6
+        inside, _ = run(model, ids, places, seen)
+        outside = model(ids).last_hidden_state
+    assert seen.layers == 2
     torch.testing.assert_close(inside, outside)
 
 
-def test_backbone_that_looks_ahead_is_refused(tmp_path: object, base: Base) -> None:
-    """BERT serves as a classical baseline, but has no backward attention."""
-    path = _saved("bert", tmp_path, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
-    model = st_reba.build(path, "classical", pooling="cls", normalize=False)
-    features = model[0].preprocess(["天气"])
+def test_masks_are_made_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a pass, and once for all texts where it is the same for all."""
+    model, made = AutoModel.from_pretrained(base("mistral")), []
+    monkeypatch.setattr(attention, "additive", lambda *given: made.append(scores.additive(*given)) or made[-1])
+    ids, places = batch([[5, 6, 7, 8, 9, 10, 11]] * 3)
     with torch.no_grad():
-        wanted = AutoModel.from_pretrained(path).eval()(features["input_ids"]).last_hidden_state[0, 0]
-    torch.testing.assert_close(torch.as_tensor(model.encode("天气")), wanted)
-    with pytest.raises(ValueError, match="looks both ways"):
-        st_reba.build(path)
+        _, added = run(model, ids, places, Capture(EVERYTHING))
+        alone = run(model, ids[:1], places[:1], Capture(EVERYTHING))[1]
+    assert [mask.shape for mask in made] == [(1, 1, 7, 7)] * 2
+    torch.testing.assert_close(added["backward_attention"][1:2], alone["backward_attention"])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_encoder_with_positions_of_its_own(tmp_path: object, side: str) -> None:
-    """RoBERTa counts positions from its padding id on; a text's vector is the same in any batch all the same."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    path = _saved("roberta", tmp_path, **sizes)
-    model = st_reba.build(path, "classical", pooling="mean", normalize=False, padding_side=side)
-    alone = torch.stack([torch.as_tensor(model.encode(text)) for text in TEXTS])
-    torch.testing.assert_close(torch.as_tensor(model.encode(list(TEXTS))), alone, atol=1e-5, rtol=0)
-    features = model[0].preprocess(["天气"])
-    with torch.no_grad():
-        wanted = AutoModel.from_pretrained(path).eval()(features["input_ids"]).last_hidden_state[0, 1:-1].mean(0)
-    torch.testing.assert_close(torch.as_tensor(model.encode("天气")), wanted)
+# What is refused
 
 
-@pytest.mark.parametrize("model_type", ["rembert", "deberta-v2", "mpnet"])
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_older_encoders_are_refused(tmp_path: object, model_type: str, pooling: str) -> None:
-    """Encoders that neither call the interface nor say that they look both ways: by what they do."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    path = _saved(model_type, tmp_path, **sizes)
-    with pytest.raises(ValueError, match="looks both ways"):
-        st_reba.build(path, pooling=pooling)
-    transformer = st_reba.RepeatTransformer(path)
-    transformer.capture = CaptureSpec("copy")
-    assert not transformer.takes_left_padding
-    with torch.no_grad(), pytest.raises(ValueError, match="looks both ways|attention of 0 of"):
-        transformer.eval()(transformer.preprocess(["今天天气很好"]))
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "gpt2", "bloom"])
-def test_autocast(base: Base, name: str) -> None:
-    """Under autocast queries and scores differ in type."""
-    model = st_reba.build(base(name))
-    wanted = model.encode(list(TEXTS), convert_to_tensor=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = model.encode(list(TEXTS), convert_to_tensor=True)
-    assert (1 - torch.cosine_similarity(got.float(), wanted)).max() < 1e-2
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "error"),
+    [
+        ("bert", SIZES, "looks both ways"),
+        # These neither call the interface nor say that they look both ways.
+        ("rembert", SIZES, "looks both ways"),
+        ("deberta-v2", SIZES, "looks both ways|attention of 0 of"),
+        ("mpnet", SIZES, "looks both ways"),
+        ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, r"attention of 0 of its [02].*classical"),
+    ],
+)
+def test_backbones_without_backward_attention(model_type: str, sizes: dict[str, int], error: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(model_type, vocab_size=99, pad_token_id=0, **sizes)).eval()
+    ids, places = batch([[5, 6, 7, 8, 9], [5, 6, 7]])
+    with torch.no_grad(), pytest.raises(ValueError, match=error):
+        run(model, ids, places, Capture(EVERYTHING))
 
 
-def test_backbone_without_attention_is_refused(tmp_path: object) -> None:
-    path = _saved("mamba", tmp_path, hidden_size=32, num_hidden_layers=2, state_size=4)
-    with pytest.raises(ValueError, match="attention of 0 of its [02] attention layers.*classical"):
-        st_reba.build(path)
-
-
-def test_partly_captured_backbone_is_refused(base: Base) -> None:
+def test_partly_captured_backbone(base: Base) -> None:
     """A layer that never calls the function would change the vectors silently."""
-    model = st_reba.build(base("llama"))
-    model[0].config.num_hidden_layers += 1
-    with pytest.raises(ValueError, match="2 of its 3"):
-        model.encode("天气")
+    model = AutoModel.from_pretrained(base("llama"))
+    model.config.num_hidden_layers += 1
+    for observer in (Capture(EVERYTHING), Seen()):
+        with torch.no_grad(), pytest.raises(ValueError, match="2 of its 3"):
+            run(model, *batch([[5, 6]]), observer)
 
 
-def test_unknown_argument_is_refused() -> None:
-    query = torch.zeros(1, 1, 2, 4)
+def test_arguments() -> None:
+    query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     with pytest.raises(ValueError, match="'block_indices'"):
         attend(nn.Module(), query, query, query, None, block_indices=query)
-
-
-def test_learned_prefix_is_refused() -> None:
-    query, key = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
-    anchors = BackwardAttention(torch.tensor([0]), torch.tensor([1]), 2)
-    state = ForwardState(torch.ones(1, 2), capture=anchors)
+    state = new_pass([(0, 2, 2)])
+    state.observer = BackwardAttention(EVERYTHING, state.places, 2, CPU)
     with running(state), pytest.raises(ValueError, match="more keys than tokens"):
         attend(nn.Module(), query, key, key, torch.zeros(1, 1, 2, 3))
+
+
+def test_indexer() -> None:
+    """Keys that it chose are all there is; no layer with one can look otherwise."""
+    given, indices = [normal(1, 2, 4, 8, seed=seed) for seed in range(3)], torch.tensor([[[0, 0], [0, 1], [0, 2], [1, 3]]])
+    visible = torch.zeros(1, 4, 4, dtype=torch.bool).scatter(2, indices, True)
+    got, _ = attend(nn.Module(), *given, None, scaling=0.3, indices=indices)
+    torch.testing.assert_close(got, by_hand(given, visible)[1])
+    state = new_pass([(0, 4, 4)])
+    state.kinds = Layers(PassMasks(state, 1), "bidirectional")
+    with running(state), pytest.raises(ValueError, match="indexer that looks back"):
+        attend(nn.Module(), *given, None, indices=indices)
+
+
+# How a backbone is switched
 
 
 def test_switching(base: Base, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,14 +254,56 @@ def test_switching(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     hook_in(bloom)
     assert not switch_on(bloom)
     assert [len(module._forward_hooks) for module in bloom.modules()] == hooks
+    assert AttentionInterface()[ATTENTION_NAME] is attend and ATTENTION_NAME in AttentionMaskInterface()
 
 
-def _saved(model_type: str, folder: object, **settings: int) -> str:
-    from architectures import TOKENIZERS
+def test_stage(base: Base) -> None:
+    model = AutoModel.from_pretrained(base("gemma2"))
+    stage = Stage.registry["attention"]()
+    assert stage == OwnAttention() and stage.to_dict() == {} and not stage.bind(type("Decoder", (), {"model": model})).width > 1
+    assert model.config._attn_implementation == ATTENTION_NAME
 
-    tokenizer: PreTrainedTokenizerFast = TOKENIZERS["cls_sep"]()
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, vocab_size=512, **settings)
-    AutoModel.from_config(config).save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
-    return str(folder)
+
+# Without numbers
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "gpt2", "bloom"])
+@pytest.mark.parametrize("what", ["last", "copy", "plan"])
+def test_on_a_gpu_without_numbers(name: str, what: str) -> None:
+    """Nothing between the first layer and the last waits for the device, nor lies on another one."""
+    from architectures import _MAIN
+
+    if what == "plan" and name in HOOKED:
+        pytest.skip("what layers see cannot be changed there")
+    model_type, settings = _MAIN[name]
+    config = AutoConfig.for_model(model_type, **settings, vocab_size=64, pad_token_id=None, eos_token_id=None)
+    places = [(1, 5, 12), (1, 3, 8)]
+    with fake_gpu() as device, torch.no_grad():
+        with torch.device(device):
+            model = AutoModel.from_config(config).eval()
+        ids = torch.zeros(2, 12, dtype=torch.long, device=device)
+        capture = Capture(CaptureSpec("last" if what == "last" else "copy"))
+        if what == "plan":
+            capture = Planned(capture.spec)
+        hidden, added = run(model, ids, places, capture)
+        rows = 1 if what == "last" else 5
+        assert added["backward_attention"].shape == (2, rows, 12) and str(hidden.device) == device
+
+
+class Planned(Capture):
+    def begin(self, run: Any) -> None:
+        super().begin(run)
+        run.kinds = Layers(PassMasks(run, 1), "bidirectional", "nosink-forward", "rerouted")
+
+
+def test_padding_that_is_not_there(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host knows it, and reads no mask to find out."""
+    model = AutoModel.from_pretrained(base("llama"))
+    switch_on(model)
+    given: list[Any] = []
+    made = attention.sdpa_mask
+    monkeypatch.setattr(attention, "sdpa_mask", lambda **options: given.append(options["attention_mask"]) or made(**options))
+    with torch.no_grad():
+        run(model, *batch([[5, 6, 7], [5, 6, 8]]))
+        run(model, *batch([[5, 6, 7], [5, 6]]))
+    assert given[0] is None and given[1] is not None

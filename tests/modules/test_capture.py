@@ -2,104 +2,128 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from reference import symmetrized_max
+from stubs import fake_gpu, new_pass
+from torch import Tensor
 
 from st_reba.modules import capture as capturing
-from st_reba.modules.capture import BackwardAttention, Blocks, CaptureSpec
+from st_reba.modules.capture import BackwardAttention, Blocks, Capture, CaptureSpec
+from st_reba.modules.differentiable import DifferentiableAttention
 from st_reba.modules.scores import Scores
 
 LENGTH, LAYERS, HEADS = 11, 3, 4
-# Three texts of 2, 4 and 3 content tokens, twice, with a special token before and after.
-COPIES = ([0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 1, 2, 2, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2, 0])
+# Three texts of 2, 4 and 3 content tokens, twice, with a special token before (in the last two) and after.
+PLACES = [(1, 2, 6), (1, 4, 10), (0, 3, 7)]
+CPU = torch.device("cpu")
+ROWS: list[Any] = ["last", "copy", "end", "half"]
 
 
-def batch(side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    copy_ids = torch.zeros(len(COPIES), LENGTH, dtype=torch.long)
-    real = torch.zeros_like(copy_ids)
-    for row, copies in enumerate(COPIES):
-        start = LENGTH - len(copies) if side == "left" else 0
-        copy_ids[row, start : start + len(copies)] = torch.tensor(copies)
-        real[row, start : start + len(copies)] = 1
-    return copy_ids, real
-
-
-def positions(rows: str, copies: torch.Tensor, real: torch.Tensor) -> list[int]:
+def positions(rows: str, place: tuple[int, int, int]) -> list[int]:
     """The anchors, found the obvious way."""
-    first = [int(t) for t in (copies == 1).nonzero()]
-    every = [int(t) for t in real.nonzero()]
-    return {"last": first[-1:], "copy": first, "end": every[-1:], "half": every[: len(every) // 2]}[rows]
+    content = [t for t in range(place[2]) if place[0] <= t < place[0] + place[1]]
+    every = list(range(place[2]))
+    return {"last": content[-1:], "copy": content, "end": every[-1:], "half": every[: len(every) // 2]}[rows]
 
 
-@pytest.mark.parametrize("block", [1, 4, LENGTH])
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_matrix(side: str, rows: str, both: bool, block: int) -> None:
-    copy_ids, real = batch(side)
-    generator = torch.Generator().manual_seed(1)
-    attention = torch.rand(LAYERS, len(COPIES), HEADS, LENGTH, LENGTH, generator=generator).tril()
-    first, count = CaptureSpec(rows, both).anchors(copy_ids, real)
-    capture = BackwardAttention(first, count, LENGTH, both=both)
-    for layer in attention:
-        for start in range(0, LENGTH, block):
-            # Keys beyond the block's last query have no weight, and are not handed over.
-            capture.update(layer[:, :, start : start + block, : start + block], start)
-    got = capture.matrix()
-    for row in range(len(COPIES)):
+def assert_rows(got: Tensor, attention: Tensor, rows: str, both: bool) -> None:
+    """The rows of A^new, of attention [layers, B, H, T, T]."""
+    for row, place in enumerate(PLACES):
         wanted = symmetrized_max(attention[:, row].double())
         wanted = wanted if both else wanted.triu()
-        anchors = positions(rows, copy_ids[row], real[row])
-        torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors])
+        anchors = positions(rows, place)
+        torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors], rtol=1e-5, atol=1e-7)
         assert not got[row, len(anchors) :].any()
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", [BackwardAttention, DifferentiableAttention])
+def test_probabilities(kind: Any, rows: Any, both: bool) -> None:
+    """From whole layers, as hooks show them, and with a gradient from blocks."""
+    generator = torch.Generator().manual_seed(1)
+    attention = torch.rand(LAYERS, len(PLACES), HEADS, LENGTH, LENGTH, generator=generator).tril()
+    observer = kind(CaptureSpec(rows, both), PLACES, LENGTH, CPU)
+    block = LENGTH if kind is BackwardAttention else 4
+    for layer in attention:
+        observer.begin_layer()
+        for start in range(0, LENGTH, block):
+            # Keys beyond the block's last query have no weight, and are not handed over.
+            observer.update(layer[:, :, start : start + block, : start + block], start)
+        observer.end_layer()
+    assert observer.layers == LAYERS
+    assert_rows(observer.matrix(), attention, rows, both)
+
+
+def shown(observer: BackwardAttention, ahead: tuple[int, ...]) -> list[Tensor]:
+    """The attention of some layers, each with a window, that an observer was shown by scores and totals."""
+    generator = torch.Generator().manual_seed(1)
+    attention = []
+    for number in range(LAYERS):
+        visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+        visible = visible.tril().triu(-6 - number) if number not in ahead else visible.tril(6).triu(-6)
+        query = torch.randn(len(PLACES), HEADS, LENGTH, 8, generator=generator, dtype=torch.float64)
+        key = torch.randn(len(PLACES), HEADS // 2, LENGTH, 8, generator=generator, dtype=torch.float64)
+        scores = (query @ key.repeat_interleave(2, dim=1).mT).masked_fill(~visible, -torch.inf)
+        attention.append(scores.softmax(-1))
+        given = Scores(query, key, visible[None, None], scaling=1.0)
+        observer.update_layer(given, scores.logsumexp(-1), both_ways=number in ahead)
+    return attention
 
 
 @pytest.mark.parametrize("block", [1, 4, 1 << 18])
 @pytest.mark.parametrize("ahead", [(), (0, 1, 2), (1,)])
 @pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_layers(
-    side: str, rows: str, both: bool, ahead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same from scores and totals: a probability is the exponential of their difference."""
+@pytest.mark.parametrize("rows", ROWS)
+def test_layers(rows: Any, both: bool, ahead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From scores and totals: a probability is the exponential of their difference."""
     # Texts one by one, then all together.
     monkeypatch.setattr(capturing, "CPU", Blocks(block, block, 20 * block, block, 3, block))
-    copy_ids, real = batch(side)
-    generator = torch.Generator().manual_seed(1)
-    first, count = CaptureSpec(rows, both).anchors(copy_ids, real)
-    capture = BackwardAttention(first, count, LENGTH, both=both)
-    attention = []
-    for number in range(LAYERS):
-        both_ways = number in ahead
-        visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
-        visible = visible if both_ways else visible.tril()
-        query = torch.randn(len(COPIES), HEADS, LENGTH, 8, generator=generator, dtype=torch.float64)
-        key = torch.randn(len(COPIES), HEADS // 2, LENGTH, 8, generator=generator, dtype=torch.float64)
-        scores = query @ key.repeat_interleave(2, dim=1).mT
-        # A layer with a window, where one is hidden from some; and a fused layer's totals.
-        window = visible & (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH) < 7 + number)
-        window = window & window.mT if both_ways else window
-        scores = scores.masked_fill(~window, -torch.inf)
-        attention.append(scores.softmax(-1))
-        capture.update_layer(
-            Scores(query, key, window[None, None], scaling=1.0), scores.logsumexp(-1), both_ways=both_ways
-        )
-    got = capture.matrix()
-    for row in range(len(COPIES)):
-        fused = torch.stack([layer[row] for layer in attention])
-        wanted = symmetrized_max(fused) if both else symmetrized_max(fused).triu()
-        anchors = positions(rows, copy_ids[row], real[row])
-        torch.testing.assert_close(got[row, : len(anchors)].double(), wanted[anchors], rtol=1e-5, atol=1e-7)
-        assert not got[row, len(anchors) :].any()
+    observer = BackwardAttention(CaptureSpec(rows, both), PLACES, LENGTH, CPU)
+    attention = torch.stack(shown(observer, ahead))
+    so_far = observer.so_far()
+    assert_rows(observer.matrix(), attention, rows, both)
+    # Read in between, it goes on.
+    torch.testing.assert_close(so_far, observer.matrix())
 
 
-def test_half_of_one_position_is_that_position() -> None:
-    first, count = CaptureSpec("half").anchors(torch.tensor([[1, 0]]), torch.tensor([[1, 0]]))
-    assert (first.tolist(), count.tolist()) == ([0], [1])
+def test_so_far() -> None:
+    observer = BackwardAttention(CaptureSpec("copy", both=True), PLACES, LENGTH, CPU)
+    first = torch.stack(shown(observer, (1,)))
+    assert_rows(observer.so_far(), first, "copy", True)
+    second = torch.stack(shown(observer, (0,)))
+    assert_rows(observer.matrix(), torch.cat([first, second]), "copy", True)
 
 
-def test_unknown_rows() -> None:
+def test_specs() -> None:
+    assert CaptureSpec("half").anchors([(0, 1, 1)]) == [(0, 1)]
     with pytest.raises(ValueError, match=r"rows='first'.*last"):
-        CaptureSpec("first")
+        CaptureSpec("first")  # type: ignore[arg-type]
+
+
+def test_one_observer_a_pass() -> None:
+    run = new_pass(PLACES, decoder=SimpleNamespace(model=None))
+    run.observer = BackwardAttention(CaptureSpec("last"), PLACES, LENGTH, CPU)
+    with pytest.raises(ValueError, match="both want to observe one pass"), torch.no_grad():
+        capturing.observe(run, BackwardAttention(CaptureSpec("copy"), PLACES, LENGTH, CPU))
+    assert Capture(CaptureSpec("last")).spec.rows == "last"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+def test_without_numbers(rows: Any, both_ways: bool, dtype: torch.dtype) -> None:
+    """No number is read on the way, and all is made on the device."""
+    with fake_gpu() as device:
+        observer = BackwardAttention(CaptureSpec(rows, both=True), PLACES, LENGTH, torch.device(device))
+        query = torch.randn(len(PLACES), HEADS, LENGTH, 8, device=device, dtype=dtype)
+        mask = torch.zeros(1, 1, LENGTH, LENGTH, device=device, dtype=dtype)
+        totals = torch.randn(len(PLACES), HEADS, LENGTH, device=device)
+        observer.update_layer(Scores(query, query[:, :2], mask), totals, both_ways=both_ways)
+        observer.update(torch.rand(len(PLACES), HEADS, LENGTH, LENGTH, device=device), 0)
+        for matrix in (observer.so_far(), observer.matrix()):
+            assert matrix.shape == (3, observer.rows, LENGTH) and str(matrix.device) == device

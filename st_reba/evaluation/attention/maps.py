@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,59 +11,61 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ...modules import DecoderTransformer
-from ...modules.capture import Capture
-from ...modules.plan import LayerKind
-from ...modules.state import current
+from ...modules.capture import AttentionObserver
+from ...modules.decoder import DecoderTransformer
+from ...modules.stages import current
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
 
 
-class AttentionMaps(Capture):
+class AttentionMaps(AttentionObserver):
     """Keeps each pass through a layer as one map: its attention, mean over heads.
 
     Args:
         length: Sequence length T, padding included.
+        numbers: Indices of the layers that have attention, from the bottom; none: all.
 
     Attributes:
         calls: The layer's index and what it sees, of each pass, in the order in which they ran.
         matrices: [B, T, T] float32 of each pass, row = query, column = key, on the CPU.
 
     Example:
-        >>> capture = AttentionMaps(2)
-        >>> capture.begin()
-        >>> capture.update(torch.tensor([[[[1.0]], [[1.0]]]]), 0)
-        >>> capture.update(torch.tensor([[[[0.5, 0.5]], [[1.0, 0.0]]]]), 1)
-        >>> capture.calls, capture.matrices[0].tolist()
+        >>> maps = AttentionMaps(2)
+        >>> maps.begin_layer()
+        >>> maps.update(torch.tensor([[[[1.0]], [[1.0]]]]), 0)
+        >>> maps.update(torch.tensor([[[[0.5, 0.5]], [[1.0, 0.0]]]]), 1)
+        >>> maps.calls, maps.matrices[0].tolist()
         ([(0, 'forward')], [[[1.0, 0.0], [0.75, 0.25]]])
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, numbers: Sequence[int] = ()) -> None:
         super().__init__()
-        self.length = length
-        self.calls: list[tuple[int, LayerKind]] = []
+        self.length, self.numbers = length, numbers
+        self.calls: list[tuple[int, str]] = []
         self.matrices: list[Tensor] = []
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Keep one block of a layer; see :meth:`Capture.update`."""
+        """Keep one block of a layer; see :meth:`Observer.update`."""
         if len(self.matrices) < self.layers:
-            # The state knows the pass only after it has begun.
+            # The layer is known only after it has begun.
             self.calls.append(self._call())
             self.matrices.append(torch.zeros(probabilities.shape[0], self.length, self.length))
         queries, keys = probabilities.shape[2:]
         mean = probabilities.detach().mean(dim=1, dtype=torch.float32)
         self.matrices[-1][:, first_query : first_query + queries, :keys] = mean.cpu()
 
-    def _call(self) -> tuple[int, LayerKind]:
-        state = current()
-        if state is None or state.last is None:
-            # Eager attention through hooks: each layer runs once, in order, as it is.
-            return len(self.calls), "forward"
-        module, kind = state.last
+    def _call(self) -> tuple[int, str]:
+        run = current()
+        if run is None or run.kinds is None or run.kinds.last is None:
+            # Without a plan each layer runs once, in order, as it is.
+            place = len(self.calls)
+            return (self.numbers[place] if place < len(self.numbers) else place), "forward"
+        module, kind = run.kinds.last
         layer = getattr(module, "layer_idx", None)
         return (layer if isinstance(layer, int) else len(self.calls)), kind
 
@@ -144,34 +147,32 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
         raise ValueError(f"text is no string but {type(text).__name__}: {text!r:.80}. Pass one text.")
     if prompt is None and model.default_prompt_name is not None:
         prompt = model.prompts.get(model.default_prompt_name)
-    features = transformer.preprocess([text], prompt=prompt, **kwargs)
-    features = {name: value.to(model.device) for name, value in features.items() if isinstance(value, Tensor)}
+    features = batch_to_device(transformer.preprocess([text], prompt=prompt, **kwargs), model.device)
     ids, length = features["input_ids"][0], features["input_ids"].shape[1]
     if length > MAX_TOKENS:
         raise ValueError(
             f"The text takes {length} tokens (copies and template included), and maps of more than {MAX_TOKENS} are "
             f"too large to keep. Shorten the text, or set model.max_seq_length = {MAX_TOKENS}."
         )
-    capture = AttentionMaps(length)
-    transformer.show_attention()
+    types = transformer.backbone.layer_types
+    observer = AttentionMaps(length, [n for n, each in enumerate(types) if "attention" in each and "linear" not in each])
     model.eval()
     with torch.inference_mode():
-        transformer(features, capture=capture)
-    # A tokenizer may pad even a single text, on one side.
-    mask = features["attention_mask"][0]
-    first = int(mask.argmax())
-    real = slice(first, first + int(mask.sum()))
+        transformer(features, watch=[observer])
+    # A tokenizer may pad even a single text.
+    real = slice(features["places"][0][2])
     runs: Counter[int] = Counter()
     layers = []
-    for (layer, kind), padded in zip(capture.calls, capture.matrices, strict=True):
+    m = transformer.stack.m if transformer.stack is not None else 1
+    for (layer, kind), padded in zip(observer.calls, observer.matrices, strict=True):
         runs[layer] += 1
         matrix: NDArray[np.float32] = padded[0, real, real].numpy()
-        layers.append(LayerMap(layer, _named(kind, transformer.stack.m, matrix), matrix, runs[layer]))
+        layers.append(LayerMap(layer, _named(kind, m, matrix), matrix, runs[layer]))
     tokenizer = transformer.text_tokenizer
     return Maps(tuple(_shown(tokenizer, token) for token in ids[real].tolist()), tuple(layers))
 
 
-def _named(kind: LayerKind, m: int, matrix: NDArray[np.float32]) -> str:
+def _named(kind: str, m: int, matrix: NDArray[np.float32]) -> str:
     if kind == "forward" and np.triu(matrix, 1).max(initial=0.0) > 1e-6:
         # A plan leaves these layers as they are, and this backbone's look both ways by themselves.
         return "bidirectional"

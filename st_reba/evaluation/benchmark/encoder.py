@@ -14,7 +14,6 @@ from tqdm.auto import tqdm
 
 from ...batches import position_counts
 from ...encode import Task, encode_texts
-from ...modules.templates import ensemble_templates
 from ..methods import Limit
 from ..results import slug
 from .package import mteb_module
@@ -176,9 +175,8 @@ def has_roles(model: SentenceTransformer) -> bool:
     saved = [model.prompts.get(name) for role in ("query", "document") for name in _SAVED[role]]
     if any(saved) or model.default_prompt_name is not None:
         return True
-    template = getattr(model[0], "template", None)
-    templates = () if template is None else ensemble_templates(template)
-    return any(each["query"] != each["document"] for each in templates)
+    layout = getattr(model[0], "token_layout", None)
+    return layout is not None and any(each["query"] != each["document"] for each in layout.templates)
 
 
 def model_meta(name: str, revision: str, model: SentenceTransformer | None = None) -> Any:

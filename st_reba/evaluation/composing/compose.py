@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ...build import build, weights_dtype
+from ...bases import weights_dtype
+from ...build import build
 from ...files import whole_file
-from ...modules import RepeatTransformer
+from ...modules.repeat import RepeatTransformer
 from ...optional import required
 from ..results import package_versions
 from .costs import costs_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from ...modules import RepeatTransformer
+from ...modules.repeat import RepeatTransformer
 from ..reading import shuffled
 from .costs import Costs
 from .parts import Part

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from ...build import build
-from ...filtered import postfilter_of, with_postfilter
-from ...postfilter import PostFilter
+from ...filters import PostFilter, postfilter_of, with_postfilter
 from ..resampling import DRAWS
 from ..vectors import sentence_vectors
 from .costs import Costs

@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from ...postfilter import PostFilter, least_texts
+from ...filters import MOST_GAIN, PostFilter, least_texts
 from .parts import Part, Vectors
 from .trial import NO_FILTER, Filter, Read
 
@@ -49,6 +49,8 @@ class Sample:
         self._variance = (self._centred**2).mean(axis=0)
         length = float(self._variance.sum() + self.mean @ self.mean)
         self._least = max(_OF_LARGEST * float(self._variance.max()), _OF_LENGTH * length)
+        # As PostFilter.fit: nothing is divided by less.
+        self._floor = length / MOST_GAIN**2
 
     @cached_property
     def _principal(self) -> tuple[Vectors, Vectors]:
@@ -68,7 +70,7 @@ class Sample:
             return PostFilter("center", self.mean)
         if wanted.kind == "standardize":
             flat = (self._variance <= self._least).any()
-            return None if flat else PostFilter("standardize", self.mean, scale=np.sqrt(self._variance))
+            return None if flat else PostFilter("standardize", self.mean, scale=np.sqrt(np.maximum(self._variance, self._floor)))
         values, directions = self._principal
         first = 0 if wanted.kind == "abtt" else wanted.r
         last = wanted.r if wanted.kind == "abtt" else wanted.r + wanted.dimensions(self.width)
@@ -76,7 +78,7 @@ class Sample:
             return None
         if wanted.kind == "abtt":
             return PostFilter("abtt", self.mean, directions[:last])
-        scale = values[first:last] ** (wanted.power / 2)
+        scale = np.maximum(values[first:last], self._floor) ** (wanted.power / 2)
         return PostFilter(
             "whiten", self.mean, directions[first:last], scale, skipped=wanted.r, power=float(wanted.power)
         )

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from ...modules.depth import Join, Reading
-from ...modules.plan import KINDS as LAYER_KINDS
-from ...modules.plan import LayerKind
-from ...modules.templates import ENSEMBLES, task_templates
-from .trial import NO_FILTER, POOLED, Arm, Filter, Pooled, Read, whole
+from ...modules.ensemble import ENSEMBLES
+from ...modules.kinds import KINDS as LAYER_KINDS
+from ...modules.layout import task_templates
+from ...modules.reading import Reading
+from .trial import NO_FILTER, POOLED, Arm, Filter, Join, Pooled, Read, whole
 
 # What converted layers may see.
-KINDS_OF_LAYERS: tuple[LayerKind, ...] = tuple(kind for kind in LAYER_KINDS if kind != "forward")
+KINDS_OF_LAYERS: tuple[str, ...] = tuple(kind for kind in LAYER_KINDS if kind != "forward")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Space:
     templates: tuple[str | None, ...] = (None, "echo", "prompteol")
     repeats: tuple[int, ...] = (1, 2)
     separators: tuple[str, ...] = ("",)
-    kinds: tuple[LayerKind, ...] = ("bidirectional", "nosink-bidirectional")
+    kinds: tuple[str, ...] = ("bidirectional", "nosink-bidirectional")
     sinks: bool = True
     pooled: tuple[Pooled, ...] = POOLED
     layers: tuple[tuple[int, int, Join], ...] | None = None

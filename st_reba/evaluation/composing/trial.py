@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...modules.depth import Join
 from ...modules.plan import LayerKind, LayerPlan
 from ...modules.templates import task_templates
-from ...postfilter import KINDS, PostFilter
+from ...filters import KINDS, PostFilter
 
 Pooled = Literal["mean", "last", "end", "reba mean", "reba last"]
 POOLED: tuple[Pooled, ...] = ("mean", "last", "end", "reba mean", "reba last")

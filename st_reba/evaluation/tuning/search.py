@@ -10,7 +10,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from ... import LayerPlan, named_plan
+from ...modules import LayerPlan, NoSink
 from ...selfcheck import check_plan
 from ..tasks import Task
 from ..vectors import UnusableVectors
@@ -42,8 +42,8 @@ def plan_of(setting: str, k: int, k0: int | None, m: int) -> LayerPlan:
     if setting == "baseline":
         return LayerPlan()
     if setting in COMBINED:
-        return named_plan("mask0&bidir", k, k0, m)
-    return named_plan(setting, k, m=m if setting in MASKS else 1)
+        return NoSink("mask0&bidir", k, k0, m).plan
+    return NoSink(setting, k, m=m if setting in MASKS else 1).plan
 
 
 class Search:
@@ -169,7 +169,7 @@ class Search:
         start = time.perf_counter()
         transformer = self._transformer()
         try:
-            transformer.layers = plan
+            transformer.rebind([plan, *(stage for stage in transformer.stages if stage.order != plan.order)])
             check_plan(transformer)
         except ValueError as error:
             return replace(trial, error=str(error))

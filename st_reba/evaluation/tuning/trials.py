@@ -16,7 +16,7 @@ class Trial:
     """One converted model, scored.
 
     Args:
-        setting: The paper's name, as in ``SETTINGS``.
+        setting: The paper's name, as of :class:`st_reba.NoSink`.
         k: Number of converted layers.
         k0: The nosink ones among them, where bidirectional ones are combined with them; else None.
         m: Sink tokens that nosink layers hide.

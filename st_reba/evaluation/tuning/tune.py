@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ... import LayerPlan, build
-from ...build import weights_dtype
+from ...bases import weights_dtype
+from ...build import build
+from ...modules import LayerPlan
 from ...optional import required
 from ...version import __version__
 from ..reading import read_task
@@ -115,22 +116,22 @@ def tune(
         "options": options,
         "versions": {"st-reba": __version__, **{package: _version(package) for package in packages}},
     }
+    given = {"pooling": pooling, "max_seq_length": max_seq_length, "revision": revision}
+    kept: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
 
     def load() -> SentenceTransformer:
         model = build(
             base,
             "nosink",
-            layers=LayerPlan(),
-            pooling=pooling,
+            stages=[LayerPlan()],
             dtype=dtype,
             device=device,
-            max_seq_length=max_seq_length,
-            revision=revision,
             trust_remote_code=trust_remote_code,
+            **kept,
         )
         # Zeros are found when the vectors are scored: a conversion that breaks the model ends its trial, not the run.
         transformer: Any = model[0]
-        transformer.non_finite = "zeros"
+        transformer.zeros = True
         return model
 
     with Ledger(out, about) as ledger:
@@ -157,7 +158,6 @@ def tune(
             say(f"{ledger.folder}: stopped after {len(ledger.trials)} trials; the same command goes on from there")
             raise
     trials = tuple(search.made.values())
-    kept = {"pooling": pooling, "max_seq_length": max_seq_length, "revision": revision}
     chosen = best(trials)
     assert chosen is not None
     report = Report(
@@ -171,7 +171,7 @@ def tune(
             "base": os.fspath(base),
             "method": "nosink",
             **recipe_of(chosen),
-            **{name: value for name, value in kept.items() if value is not None},
+            **kept,
         },
         command=_command(
             [os.fspath(base), *labelled.arguments[:1], os.fspath(out), *labelled.arguments[1:]]

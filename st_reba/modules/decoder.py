@@ -1,0 +1,375 @@
+"""The base of st_reba's input modules: sentence-transformers' Transformer around a decoder, and stages around its layers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.util import get_device_name
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .adapters import complete_adapter, has_adapter
+from .backbone import TEXT_TOWER, Backbone, is_trained
+from .checkpointing import prepare_checkpointing
+from .methods import Layout, Method, method_of
+from .stages import Bound, Pass, Place, Stage, as_stored, running, stages_of
+from .stored import check_base, check_config, check_filled, stored_as
+from .vendoring import leave_code, published
+
+# Pinned, so that a backbone with a chat template is not wrapped in chat turns.
+TEXT_ONLY: dict[str, Any] = {
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+
+
+@published
+class DecoderTransformer(Transformer):
+    """Runs a backbone with stages around its layers, and what a following pooling asks a pass to watch.
+
+    Unless ``model_kwargs`` says a ``dtype``, the weights run in float32 on a machine without a GPU, and in the
+    checkpoint's own number type on one.
+
+    Args:
+        model_name_or_path: Folder or Hub id of the backbone.
+        method: What the pipeline computes, a :class:`Method` or ``{"name": {field: value}}``; its layout is obeyed
+            by :class:`RepeatTransformer`, the rest is for the record.
+        stages: What happens around the layers: :class:`Stage`, or ``{"name": {field: value}}`` each.
+        base_model: Name of the base model, for the record.
+        base_revision: Its revision, for the record.
+        from_base: The folder holds no weights: they are those of ``base_model`` at ``base_revision``.
+        **kwargs: All that sentence-transformers' own ``Transformer`` takes.
+    """
+
+    config_keys = [*Transformer.config_keys, "method", "stages", "base_model", "base_revision"]
+
+    # Base and revision, while a save leaves the weights there.
+    left_at: tuple[str, str | None] | None = None
+    # What transformers said of loading the weights, and the number type in which the base stores them.
+    loading: Mapping[str, Any] | None = None
+    stored_dtype: torch.dtype | None = None
+
+    def __init__(
+        self,
+        model_name_or_path: str,
+        *,
+        method: Method | Mapping[str, Any] | None = None,
+        stages: Sequence[Stage | Mapping[str, Any]] = (),
+        base_model: str | None = None,
+        base_revision: str | None = None,
+        from_base: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        given = (method_of(method or Layout()), stages_of(stages), base_model, base_revision)
+        kwargs = {**TEXT_ONLY, **kwargs}
+        weights = dict(kwargs.get("model_kwargs") or {})
+        if kwargs.get("backend", "torch") == "torch" and not {"dtype", "torch_dtype"} & set(weights):
+            # Quicker and more exact on a CPU than 16 bits; a GPU takes the checkpoint's own.
+            kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
+        if from_base:
+            model_name_or_path = _from_base(model_name_or_path, base_model, base_revision, kwargs)
+        try:
+            super().__init__(model_name_or_path, **kwargs)
+        except OSError as error:
+            if not from_base:
+                raise
+            pinned = f" at revision {base_revision!r}" if base_revision else ""
+            raise OSError(
+                f"The model holds no weights but names those of {base_model!r}{pinned}, which could not be loaded. "
+                f"Download that model first, or pass token=… where it asks for a login. {error}"
+            ) from error
+        if not from_base and has_adapter(self.model):
+            complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
+        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        asked = "model_max_length" in (kwargs.get("processor_kwargs") or {})
+        if self.tokenizer is not None and not asked and isinstance(positions, int) and positions > 0:
+            # A composed configuration keeps its positions with its decoder's.
+            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
+        self._equip(*given)
+
+    @classmethod
+    def adopt(cls, transformer: Transformer, stages: Sequence[Stage], **record: str | None) -> DecoderTransformer:
+        """Take over a plain Transformer, its backbone, tokenizer and settings, and put stages around its layers.
+
+        Args:
+            transformer: The module; its backbone is shared from now on.
+            stages: What happens around the layers.
+            **record: ``base_model`` and ``base_revision``.
+        """
+        adopted = cls.__new__(cls)
+        adopted.__dict__ = dict(transformer.__dict__)
+        adopted._equip(Layout(), stages_of(stages), record.get("base_model"), record.get("base_revision"))
+        return adopted
+
+    def _equip(self, method: Method, stages: tuple[Stage, ...], base: str | None, revision: str | None) -> None:
+        """Set up what this class adds to the Transformer; also after the backbone was replaced."""
+        self.base_model, self.base_revision = base, revision
+        self.method = method
+        # What every pass also runs: set by the module that needs it.
+        self.watchers: list[Bound] = []
+        # Whether a text that is not finite gets zeros (as in the published ReBA code), or an error.
+        self.zeros = False
+        self.rebind(stages)
+
+    def rebind(self, stages: Sequence[Stage], model: PreTrainedModel | None = None) -> None:
+        """Put other stages around the layers, or the same around another backbone.
+
+        Args:
+            stages: The stages.
+            model: The backbone; None: as it is.
+
+        Raises:
+            ValueError: The backbone cannot do it.
+        """
+        if model is not None:
+            self._modules["model"] = model
+        self.backbone = Backbone(self.model)
+        self.backbone.parameters  # noqa: B018 - a backbone that needs more than a text is refused now
+        stages = stages_of(stages)
+        if getattr(self.backbone.text_config, "attn_logit_softcapping", None) and not any(s.name == "attention" for s in stages):
+            # Some versions of transformers run these models with SDPA, which drops the soft cap.
+            stages = stages_of([*stages, Stage.registry["attention"]()])
+        self.stages = stages
+        self.bound: list[Bound] = []
+        for stage in stages:
+            self.bound.append(stage.bind(self))
+
+    def stage(self, name: str) -> Stage | None:
+        """The stage of a name, if there is one."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def stack(self) -> Any:
+        """What each layer that runs sees, by a layer plan; None: what it sees by itself."""
+        stacks = (getattr(each, "stack", None) for each in self.bound)
+        return next((stack for stack in stacks if stack is not None and not stack.is_plain), None)
+
+    @property
+    def depth(self) -> int:
+        """The backbone's number of layers L."""
+        return self.backbone.depth
+
+    @property
+    def runs(self) -> int:
+        """How many of them run."""
+        return min([self.depth, *(stage.runs(self.depth) for stage in self.stages)])
+
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            ValueError: The backbone has none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{type(self.processor).__name__} holds no tokenizer, and st_reba embeds text only. Use a base with a "
+                "language model, its tokenizer's files beside it."
+            )
+        return self.tokenizer
+
+    def get_embedding_dimension(self) -> int:
+        """Dimension of the hidden states that are read."""
+        width = 1
+        for each in self.bound:
+            width *= each.width
+        return width * int(super().get_embedding_dimension())
+
+    def preprocess(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Tokenize as sentence-transformers does, padded on the right."""
+        self.text_tokenizer.padding_side = "right"
+        features: dict[str, Any] = super().preprocess(*args, **kwargs)
+        return {**features, "places": places_of(features)}
+
+    def forward(self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Run the backbone.
+
+        Args:
+            features: ``input_ids``, ``attention_mask``, ``copy_ids``, each [B, T], padded on the right, and
+                ``places``, a list; not changed.
+            watch: What this pass also runs, in place of what the pooling asks for.
+            **kwargs: Ignored: they concern the input's layout.
+
+        Returns:
+            A new dict: ``features`` with ``token_embeddings`` [B, T, d] (hidden states, zero at padding), and what
+            was captured.
+
+        Raises:
+            ValueError: The backbone gave NaN or infinity, or a stage was not obeyed.
+        """
+        mask: Tensor = features["attention_mask"]
+        places: Sequence[Place] = features.get("places") or ()
+        if len(places) != len(mask):
+            # Features of another make, or a part of a batch that was split.
+            places = places_of(features)
+        bound = [*self.bound, *(self.watchers if watch is None else watch)]
+        if bound and self.model.training and torch.is_grad_enabled() and is_trained(self.model):
+            prepare_checkpointing(self.model, twice=bool(self.stack and self.stack.second))
+        run = Pass(self, mask, places, bound)
+        hidden, added = self._run(run, features["input_ids"])
+        if run.padded:
+            hidden = hidden.masked_fill(~run.real[:, :, None], 0.0)
+        # A sum is finite where all of its numbers are; one flag a text, which the host reads once, after the batch.
+        finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
+        if self.zeros:
+            hidden = hidden.masked_fill(~finite[:, None, None], 0.0)
+            added = {n: v.masked_fill(~finite[:, None, None], 0.0) if isinstance(v, Tensor) else v for n, v in added.items()}
+        elif not on_host(finite.all()):
+            self._check_finite(hidden, features)
+        return {**features, "places": places, "token_embeddings": hidden, **added}
+
+    def _run(self, run: Pass, input_ids: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The hidden states that are read, [B, T, d], and what else the pass gives."""
+        for each in run.bound:
+            each.begin(run)
+        # Where nothing looks ahead, padding behind a text need not be masked, and attention without a mask is fastest.
+        # What looks ahead by a plan gets its mask from the plan.
+        unmasked = self.backbone.looks_back and not any(each.sees_all for each in run.bound)
+        inputs: dict[str, Any] = self.backbone.inputs(input_ids, torch.ones_like(input_ids) if unmasked else run.real.long())
+        if run.observer is not None and self.backbone.attention == "eager":
+            inputs["output_attentions"] = True
+        with running(run):
+            try:
+                hidden: Tensor = super().forward(inputs)["token_embeddings"]
+            except AttributeError as error:
+                if "last_hidden_state" not in str(error):
+                    raise
+                raise ValueError(
+                    f"{self.backbone.name} hands out no last hidden states, but what a head makes of them. {TEXT_TOWER}"
+                ) from error
+        for each in reversed(run.bound):
+            hidden = each.finish(run, hidden)
+        added: dict[str, Any] = {}
+        for each in run.bound:
+            added |= each.features(run)
+        return hidden, added
+
+    def _check_finite(self, hidden: Tensor, features: dict[str, Any]) -> None:
+        """Name the first text that is not finite."""
+        rows = (~torch.isfinite(hidden).flatten(1).all(dim=1)).nonzero()
+        if not len(rows):
+            return  # The sum alone was too large.
+        row = int(rows[0])
+        shown = features["copy_ids"][row] == 1 if "copy_ids" in features else features["attention_mask"][row].bool()
+        text = str(self.text_tokenizer.decode(features["input_ids"][row][shown].tolist()))
+        raise ValueError(
+            f"The backbone gave NaN or infinity ({hidden.dtype}) for the text {text[:80]!r}. Load it with "
+            "model_kwargs={'dtype': 'float32'} (or 'bfloat16', whose range is wider than float16's)."
+        )
+
+    # How it is stored.
+
+    @classmethod
+    def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The module's configuration as it is stored.
+
+        Raises:
+            ValueError: It lacks or holds what no save writes, or names a base that may not be loaded.
+        """
+        config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
+        check_config(config, cls.config_keys, here=os.path.isdir(model_name_or_path))
+        return config
+
+    @classmethod
+    def load(cls, model_name_or_path: str, **kwargs: Any) -> DecoderTransformer:
+        """Load a saved module.
+
+        Raises:
+            ValueError: Files are missing, or the weights do not fill the configuration.
+        """
+        loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
+        if loaded.loading is not None and not has_adapter(loaded.model):
+            check_filled(loaded.model, loaded.loading)
+        return loaded
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
+        # Private in sentence-transformers: the one place where transformers can be asked what it left out.
+        config, backend = args[2:4]
+        dtype = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+        self.stored_dtype = dtype if isinstance(dtype, torch.dtype) else None
+        if backend != "torch":
+            return super()._load_model(*args, **kwargs)
+        found: Any = super()._load_model(*args, output_loading_info=True, **kwargs)
+        model, self.loading = found if isinstance(found, tuple) else (found, None)
+        return model  # type: ignore[no-any-return]
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Save the module and the code that it runs; inside ``left_at_base`` without weights and tokenizer."""
+        if self.left_at is None:
+            with stored_as(self.model, self.stored_dtype):
+                super().save(output_path, *args, **kwargs)
+            _forget_reader(Path(output_path) / "tokenizer_config.json")
+        else:
+            self.model.config.save_pretrained(output_path)
+            self.save_config(output_path)
+        leave_code(output_path, type(self), *map(type, self.stages))
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The module's configuration, JSON-serializable."""
+        config: dict[str, Any] = super().get_config_dict()
+        config["method"] = {self.method.name: self.method.to_dict()}
+        config["stages"] = as_stored(self.stages)
+        dtype = {"dtype": str(self.stored_dtype or self.model.dtype).removeprefix("torch.")}
+        if has_adapter(self.model):
+            # Saved alone, without the configuration that would tell it.
+            config["model_kwargs"] = dtype
+        if self.left_at is not None:
+            base, revision = self.left_at
+            # What a saved tokenizer and saved weights would tell.
+            processing = {"model_max_length": self.text_tokenizer.model_max_length}
+            config |= {"from_base": True, "base_model": base, "base_revision": revision}
+            config |= {"model_kwargs": dtype, "processor_kwargs": processing}
+        return config
+
+    def __repr__(self) -> str:
+        shown = {**self.get_config_dict(), "architecture": self.backbone.name}
+        return f"{type(self).__name__}({shown})"
+
+
+def places_of(features: Mapping[str, Any]) -> list[Place]:
+    """Where each row's content stands, from tensors; where these are on a device, the host waits for it.
+
+    Raises:
+        ValueError: A row begins with padding.
+    """
+    mask = features["attention_mask"].cpu()
+    if not bool(mask[:, 0].all()):
+        raise ValueError("A batch is padded on the left, and st_reba pads on the right: set tokenizer.padding_side='right'.")
+    content = features["copy_ids"].cpu() == 1 if "copy_ids" in features else mask.bool()
+    counts = (content.int().argmax(dim=1).tolist(), content.sum(dim=1).tolist(), mask.sum(dim=1).tolist())
+    return list(zip(*counts, strict=True))
+
+
+def on_host(flag: Tensor) -> bool:
+    """A flag's value: the one place where a pass waits for its device, behind its last layer."""
+    return bool(flag)
+
+
+def _from_base(folder: str, base: str | None, revision: str | None, kwargs: dict[str, Any]) -> str:
+    """The base that a folder without weights names; what is to find it is put into ``kwargs``."""
+    check_base(base, revision, here=os.path.isdir(folder))
+    assert isinstance(base, str)
+    for name in ("model_kwargs", "processor_kwargs", "config_kwargs"):
+        # These were to find the repository; the base has its own revision, and stands in its root.
+        kwargs[name] = {**(kwargs.get(name) or {}), "revision": revision, "subfolder": ""}
+    weights = kwargs["model_kwargs"]
+    # Another's name in a file shall not make a pickle be opened.
+    weights["use_safetensors"] = True
+    if "torch_dtype" in weights:
+        # The older name comes from the caller, the newer one maybe from the file, which must not win.
+        weights["dtype"] = weights.pop("torch_dtype")
+    return base
+
+
+def _forget_reader(file: Path) -> None:
+    """Drop from a saved tokenizer whether whoever loaded it was offline, which transformers keeps with its settings."""
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if settings.pop("local_files_only", None) is not None:
+        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")

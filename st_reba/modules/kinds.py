@@ -1,0 +1,256 @@
+"""What a layer can see: a registry of kinds, and the masks of a pass.
+
+A layer's own mask, which transformers built, says what it sees by itself: its window or chunk is in it. Every kind
+follows from that mask, by mirroring or by hiding, so that no window has to be known here. A new kind is one more entry
+of :data:`KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .options import unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .stages import Pass
+
+# query, key, value, causal → [B, T, H, D]: attention without a mask.
+Attention = Callable[["Tensor", "Tensor", "Tensor", bool], "Tensor"]
+# attention, query, key, value, m, causal → [B, T, H, D]: a kind's attention, made of such.
+Fast = Callable[[Attention, "Tensor", "Tensor", "Tensor", int, bool], "Tensor"]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a kind's rule may ask; all is boolean and broadcasts to [B, 1, T, T], row = query, column = key.
+
+    Args:
+        own: [B or 1, 1, T, T], what the layer sees by itself.
+        real: [B, T], False at padding, which stands behind every text; None: there is none.
+        m: Number of sink tokens.
+    """
+
+    own: Tensor
+    real: Tensor | None
+    m: int
+
+    @property
+    def place(self) -> Tensor:
+        """[T], the tokens' places, from 0."""
+        import torch  # here, so that the kinds' names can be read without it
+
+        return torch.arange(self.own.shape[-1], device=self.own.device)
+
+    @property
+    def last(self) -> Tensor:
+        """Where the key is the text's very last token."""
+        if self.real is None:
+            return self.place == self.own.shape[-1] - 1
+        return self.place == self.real.sum(dim=1)[:, None, None, None] - 1
+
+    @property
+    def sink(self) -> Tensor:
+        """Where the key is one of the first ``m`` tokens and the query is not."""
+        return (self.place < self.m) & (self.place[:, None] >= self.m)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer.
+
+    Args:
+        about: What token i sees, in words; ``{m}`` is the number of sink tokens.
+        rule: What is visible.
+        fast: The same attention without a mask, where the own mask hides nothing but later keys, and nothing is padded;
+            None: there is no such way.
+        looks_ahead: Whether a token may see a later one.
+        hides_sink: Whether ``m`` matters.
+    """
+
+    about: str
+    rule: Callable[[View], Tensor]
+    fast: Fast | None = None
+    looks_ahead: bool = True
+    hides_sink: bool = False
+
+    def sees(self, own: Tensor, real: Tensor | None = None, m: int = 0) -> Tensor:
+        """What a layer of this kind sees.
+
+        Args:
+            own: [B or 1, 1, T, T] bool, what it sees by itself: row = query, column = key.
+            real: [B, T] bool, False at padding, which stands behind every text; None: there is none.
+            m: Sink tokens that nosink kinds hide.
+
+        Returns:
+            [B or 1, 1, T, T] bool. A padding position sees itself, as a row without any key has no softmax.
+
+        Source:
+            NoSink, appendix D; KV-Embedding (rerouted).
+
+        Example:
+            >>> import torch
+            >>> own = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+            >>> KINDS["nosink-bidirectional"].sees(own, m=1)[0, 0].int().tolist()
+            [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
+        """
+        view = View(own, real, m)
+        seen = self.rule(view)
+        if real is None:
+            return seen
+        return seen & real[:, None, None, :] | (view.place[:, None] == view.place)
+
+
+def _straight(
+    attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool, *, ahead: bool = False
+) -> Tensor:
+    return attention(query, key, value, causal and not ahead)
+
+
+def _reversed(attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool) -> Tensor:
+    """The causal triangle of the reversed sequence."""
+    return attention(query.flip(2), key.flip(2), value.flip(2), causal).flip(1)
+
+
+def _in_two(
+    attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool, *, ahead: bool
+) -> Tensor:
+    """The first m rows see what the kind without nosink shows them; the others never meet the first m keys."""
+    import torch
+
+    causal = causal and not ahead
+    sinks = min(m, query.shape[2])
+    shown = slice(0, sinks) if causal else slice(None)
+    parts = []
+    if sinks:
+        parts.append(attention(query[:, :, :sinks], key[:, :, shown], value[:, :, shown], causal))
+    if sinks < query.shape[2]:
+        parts.append(attention(query[:, :, sinks:], key[:, :, sinks:], value[:, :, sinks:], causal))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+
+KINDS: dict[str, Kind] = {
+    "forward": Kind("the tokens up to i, as in the base.", lambda view: view.own, _straight, looks_ahead=False),
+    "backward": Kind("the tokens from i on.", lambda view: view.own.mT, _reversed),
+    "bidirectional": Kind("all tokens.", lambda view: view.own | view.own.mT, partial(_straight, ahead=True)),
+    "nosink-forward": Kind(
+        "the tokens up to i, but not the first {m} (the sink), which later tokens do not see.",
+        lambda view: view.own & ~view.sink,
+        partial(_in_two, ahead=False),
+        looks_ahead=False,
+        hides_sink=True,
+    ),
+    "nosink-bidirectional": Kind(
+        "all tokens, but not the first {m} (the sink), which later tokens do not see.",
+        lambda view: (view.own | view.own.mT) & ~view.sink,
+        partial(_in_two, ahead=True),
+        hides_sink=True,
+    ),
+    # No kernel shows a later column to earlier rows by itself.
+    "rerouted": Kind("the tokens up to i, and the very last one.", lambda view: view.own | view.last),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """A kind by its name.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if name not in KINDS:
+        raise ValueError(unknown("layers: the kind", name, list(KINDS), name))
+    return KINDS[name]
+
+
+class PassMasks:
+    """What the layers of one forward pass see; every mask is made once a kind, not once a layer.
+
+    Args:
+        run: The pass.
+        m: Number of sink tokens that nosink kinds hide.
+        trusted: Whether an earlier pass has shown that the backbone's masks can be converted: only then no number of
+            a mask is read on the host.
+    """
+
+    def __init__(self, run: Pass, m: int, *, trusted: bool = False) -> None:
+        self.m = m
+        self._real = run.real
+        self._padded = run.padded
+        self._trusted = trusted
+        # Each own mask is kept beside what was made of it, so that its identity stays its own.
+        self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor]] = {}
+
+    def mask(self, kind: str, own: Tensor | None, *, causal: bool, dense: bool = False) -> Tensor | None:
+        """The mask of a layer.
+
+        Args:
+            kind: What the layer sees.
+            own: The layer's own mask, [B or 1, 1, T, T], boolean (True: visible) or additive; None: all of ``causal``.
+            causal: Whether the layer itself is causal.
+            dense: Whether a mask is wanted where :meth:`unmasked` could do without.
+
+        Returns:
+            [B or 1, 1, T, T], boolean, or the own one as it is; None: there is neither padding nor a window.
+
+        Raises:
+            ValueError: An unknown kind, or the own mask is not one of visible and hidden keys.
+        """
+        from .scores import identity
+
+        if kind == "forward":
+            return own
+        rule = kind_of(kind)
+        if own is None and not self._padded and rule.fast is not None and not dense:
+            return None
+        key = (kind, causal, None if own is None else identity(own))
+        if key not in self._made:
+            real = self._real if own is None else self._real.to(own.device)
+            seen = rule.sees(self._visible(own, real, causal), real if self._padded else None, self.m)
+            self._made[key] = (own, seen)
+        return self._made[key][1]
+
+    def unmasked(
+        self, kind: str, attention: Attention, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
+    ) -> Tensor:
+        """A layer's attention [B, T, H, D] where :meth:`mask` gave None."""
+        fast = kind_of(kind).fast
+        assert fast is not None
+        return fast(attention, query, key, value, self.m, causal)
+
+    def looks_ahead(self, kind: str) -> bool:
+        """Whether a layer of that kind may see later tokens."""
+        return kind_of(kind).looks_ahead
+
+    def _visible(self, own: Tensor | None, real: Tensor, causal: bool) -> Tensor:
+        """The own mask as booleans [B or 1, 1, T, T]."""
+        import torch
+
+        from .scores import is_fake
+
+        length = real.shape[1]
+        if own is None:
+            seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
+            return seen.tril() if causal else seen
+        if own.shape[-2:] != (length, length):
+            raise ValueError(
+                f"A layer's mask is of shape {tuple(own.shape)} for {length} tokens, so its layers cannot be "
+                "converted: pass use_cache=False, and merge adapters with a learned prefix first."
+            )
+        seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
+        if self._trusted or is_fake(own):
+            return seen
+        if own is not seen and bool((own.masked_fill(~seen, 0) != 0).any()):
+            raise ValueError(
+                "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, "
+                "and its layers cannot be converted. Drop the plan."
+            )
+        if not bool((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all()):
+            raise ValueError(
+                "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so "
+                "that it cannot be converted. Drop the plan."
+            )
+        return seen

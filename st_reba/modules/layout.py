@@ -1,0 +1,368 @@
+"""Where the copies of a text stand between literal words and special tokens: templates → token ids with copy ids."""
+
+from __future__ import annotations
+
+import re
+import string
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .methods import MOST_COPIES, Layout
+from .options import MOST_CHARACTERS, shown
+from .stages import Place
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TASKS = ("query", "document")
+# Named templates, as the papers write them. A mapping holds one template a task (encode_query, encode_document).
+TEMPLATES: dict[str, str | dict[str, str]] = {
+    # Echo, section 4.2: zero-shot, and its classical counterpart.
+    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
+    "echo-classical": "Write a paragraph: {text}",
+    # Echo, section 4.4: fine-tuned with instructions.
+    "echo-instruct": {
+        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
+        "document": "Document: {text}\nDocument again: {text}",
+    },
+    # PromptEOL, as in Echo, section 4.2 and appendix D.
+    "prompteol": 'This sentence: "{text}" means in one word:"',
+}
+# Arguments that encode takes for itself: a field of such a name could never get a value.
+_RESERVED = frozenset(
+    "inputs sentences prompt prompt_name batch_size batch_tokens show_progress_bar output_value precision device task "
+    "convert_to_numpy convert_to_tensor normalize_embeddings truncate_dim pool chunk_size processing_kwargs".split()
+)
+# A fast tokenizer's settings are state that calls with other arguments change: one call at a time.
+_tokenizing = threading.Lock()
+_SURROGATES = re.compile("[\ud800-\udfff]")
+# A limit beyond this is transformers' way of saying that a tokenizer knows none.
+NO_LIMIT = 10**12
+
+
+@dataclass(frozen=True)
+class TextTemplate:
+    """Literal text with ``{text}`` slots, one a copy, and named fields such as ``{instruction}``.
+
+    Args:
+        pieces: Literals and the slot behind each: (literal, field's name or None).
+
+    Example:
+        >>> template = TextTemplate.parse("Query: {text} Again: {text}")
+        >>> template.copies, template.fill({})
+        (2, ['Query: ', None, ' Again: ', None])
+    """
+
+    pieces: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, template: str) -> TextTemplate:
+        """Parse a template; braces of its own are doubled, as in ``str.format``.
+
+        Raises:
+            ValueError: No ``{text}`` slot or more than 64, an unbalanced brace, or a field that is not a plain name.
+        """
+        if len(template) > MOST_CHARACTERS:
+            raise ValueError(f"template={shown(template)} has {len(template)} characters: the most is {MOST_CHARACTERS}.")
+        # Counted before it is parsed; a doubled brace makes no slot.
+        if (slots := template.count("{text}")) > MOST_COPIES:
+            raise ValueError(f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some.")
+        try:
+            parsed = list(string.Formatter().parse(template))
+        except ValueError as error:
+            raise ValueError(f"template={shown(template)} is malformed ({error}). Double a literal brace: {{{{.") from error
+        for _, name, spec, conversion in parsed:
+            if name is not None and (not name.isidentifier() or spec or conversion):
+                raise ValueError(
+                    f"template={shown(template)} has the field {{{name}}}: only plain names such as {{text}} or "
+                    "{instruction} are allowed. Double a literal brace: {{."
+                )
+            if name in _RESERVED:
+                raise ValueError(f"template={shown(template)}: {{{name}}} is an argument of encode. Rename the field.")
+        if not any(name == "text" for _, name, _, _ in parsed):
+            raise ValueError(f"template={shown(template)} has no {{text}} slot: name at least one place for the text.")
+        return cls(tuple((literal, name) for literal, name, _, _ in parsed))
+
+    @property
+    def copies(self) -> int:
+        """Number of ``{text}`` slots: k."""
+        return sum(name == "text" for _, name in self.pieces)
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Names of the fields other than ``text``."""
+        return frozenset(name for _, name in self.pieces if name is not None and name != "text")
+
+    def fill(self, values: Mapping[str, str], prefix: str = "") -> list[str | None]:
+        """Literal runs with the fields filled in, None for each copy; ``prefix`` is literal text in front of all."""
+        filled: list[str | None] = []
+        literal = prefix
+        for text, name in self.pieces:
+            literal += text
+            if name == "text":
+                filled += [literal, None] if literal else [None]
+                literal = ""
+            elif name is not None:
+                literal += values[name]
+        return [*filled, literal] if literal else filled
+
+
+def task_templates(template: str | Mapping[str, str] | None, repeats: int | None = None) -> dict[str, TextTemplate]:
+    """The template of each task.
+
+    Args:
+        template: A template, the name of one, a mapping of tasks to templates, or None: the text ``repeats`` times.
+        repeats: Number of copies; None: the template's, or 2 without a template.
+
+    Raises:
+        ValueError: Unknown name or task, or numbers of copies that differ.
+    """
+    if template is None:
+        return dict.fromkeys(TASKS, TextTemplate((("", "text"),) * (2 if repeats is None else repeats)))
+    written = TEMPLATES.get(template, template) if isinstance(template, str) else template
+    if isinstance(written, str):
+        if "{" not in written:
+            raise ValueError(
+                f"template={shown(template)} is neither a template with a {{text}} slot nor the name of one: "
+                f"{sorted(TEMPLATES)}."
+            )
+        written = dict.fromkeys(TASKS, written)
+    if not isinstance(written, Mapping) or set(written) != set(TASKS) or not all(map(_is_text, written.values())):
+        raise ValueError(f"template={shown(template)}: give a text, or a mapping with exactly the keys {list(TASKS)}.")
+    parsed = {task: TextTemplate.parse(written[task]) for task in TASKS}
+    copies = {each.copies for each in parsed.values()}
+    if len(copies) > 1:
+        raise ValueError(f"template={shown(template)}: the query's and the document's number of copies differ.")
+    if repeats is not None and copies != {repeats}:
+        raise ValueError(
+            f"repeats={repeats} does not fit the template, which has {copies.pop()} {{text}} slots. Drop repeats, or "
+            "write as many slots."
+        )
+    return parsed
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A filled template as token ids: all that surrounds the content, the tokenizer's special tokens included.
+
+    Args:
+        pieces: Token ids of the literal runs, and None for each copy of the content.
+    """
+
+    pieces: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of the content: k."""
+        return self.pieces.count(None)
+
+    @property
+    def overhead(self) -> int:
+        """Number of special and template tokens: s."""
+        return sum(len(piece) for piece in self.pieces if piece is not None)
+
+    def with_placeholder(self, token: int) -> Frame:
+        """The same with one more token, directly in front of the first copy."""
+        first = self.pieces.index(None)
+        return Frame((*self.pieces[:first], (token,), *self.pieces[first:]))
+
+    def place(self, content: Sequence[int]) -> tuple[list[int], list[int], Place]:
+        """Place one text: token ids, copy ids (0 at special and template tokens, c in copy c), and its place."""
+        ids: list[int] = []
+        copy_ids: list[int] = []
+        copy = 0
+        for piece in self.pieces:
+            copy += piece is None
+            part = content if piece is None else piece
+            ids += part
+            copy_ids += [copy if piece is None else 0] * len(part)
+        before = sum(len(piece) for piece in self.pieces[: self.pieces.index(None)] if piece is not None)
+        return ids, copy_ids, (before, len(content), len(ids))
+
+    def budget(self, limit: int | None) -> int | None:
+        """How many content tokens each copy may hold: floor((M - s) / k); ``limit`` is M, None: no limit.
+
+        Raises:
+            ValueError: Not one content token fits.
+        """
+        if limit is None:
+            return None
+        budget = (limit - self.overhead) // self.copies
+        if budget < 1:
+            raise ValueError(
+                f"max_seq_length={limit} leaves no room for the text: the template, the prompt and the special "
+                f"tokens take {self.overhead} positions, and {self.copies} copies need one each. Raise "
+                "max_seq_length, or shorten the template or the prompt."
+            )
+        return budget
+
+
+class TokenLayout:
+    """A tokenizer's part of a layout; what it does around every text is found out once.
+
+    Args:
+        tokenizer: The tokenizer.
+        layout: The layout's options.
+        templates: The template of each task, once for each row that a text makes; None: the layout's own.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        layout: Layout,
+        templates: Sequence[Mapping[str, TextTemplate]] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.layout = layout
+        self.templates = templates or (task_templates(layout.template, layout.repeats),)
+        self._special: tuple[object, tuple[tuple[int, ...], tuple[int, ...]]] | None = None
+
+    @property
+    def copies(self) -> int:
+        """Number of copies k of the content in each row."""
+        return self.templates[0]["document"].copies
+
+    @property
+    def special(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer puts before and after a text."""
+        # A setting such as add_eos_token replaces the post-processor, which says what is put around.
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        added = [getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos")]
+        state = (str(getattr(backend, "post_processor", None)), added)
+        if self._special is None or self._special[0] != state:
+            self._special = (state, special_ids(self.tokenizer))
+        return self._special[1]
+
+    def fields(self, task: str | None = None) -> frozenset[str]:
+        """Names of the fields of a task's templates (None: the document's)."""
+        return frozenset(name for templates in self.templates for name in templates[task or "document"].fields)
+
+    def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
+        """The token ids that surround the content, in each row of a text.
+
+        Args:
+            prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of all.
+            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
+                the prompt or a field.
+            **fields: Values of the templates' fields; each template takes those that it has.
+
+        Raises:
+            ValueError: A field without a value, or a value without a field.
+        """
+        if task is not None and task not in TASKS:
+            raise ValueError(f"task={task!r} is not known: choose one of {list(TASKS)}, or None.")
+        task = self._task(prompt, fields) if task is None else task
+        known = self.fields(task)
+        if extra := sorted(set(fields) - known):
+            raise ValueError(f"{extra[0]}={fields[extra[0]]!r}: this task's template has no such field; it has {sorted(known)}.")
+        values = {"instruction": self.layout.instruction, **fields}
+        for name, value in {**values, "prompt": prompt or ""}.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{name}={value!r} must be a string.")
+        if "instruction" in known and prompt:
+            values["instruction"] = prompt
+        if missing := sorted(name for name in known if not values.get(name)):
+            raise ValueError(
+                f"The template needs a value for {{{missing[0]}}}: pass encode(…, {missing[0]}='…')"
+                + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
+            )
+        chosen = (templates[task] for templates in self.templates)
+        before, after = self.special
+        return tuple(
+            Frame(
+                (
+                    before,
+                    *(
+                        None if piece is None else tuple(self._tokenize([piece], special=True)["input_ids"][0])
+                        for piece in each.fill(values, "" if "instruction" in each.fields else prompt or "")
+                    ),
+                    after,
+                )
+            )
+            for each in chosen
+        )
+
+    def _task(self, prompt: str | None, fields: Mapping[str, str]) -> str:
+        # Plain encode knows no task: whoever gives a prompt or a field that only queries take means a query.
+        given = {*fields, "instruction"} if prompt else set(fields)
+        return "query" if given & (self.fields("query") - self.fields("document")) else "document"
+
+    def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
+        """Tokenize texts as content: without special tokens; special-token strings are ordinary text.
+
+        Args:
+            texts: The texts.
+            offsets: Also return each token's character span.
+
+        Returns:
+            ``input_ids``: token ids a text, never cut, maybe none; with ``offsets``, ``offset_mapping``.
+
+        Raises:
+            ValueError: An input that is not a string, or offsets of a tokenizer that has none.
+        """
+        for text in texts:
+            # Not by its number: sentence-transformers has sorted the texts by length.
+            if not isinstance(text, str):
+                raise ValueError(f"An input is no string but {type(text).__name__}: {text!r:.80}. Pass texts.")
+        if offsets and not self.tokenizer.is_fast:
+            raise ValueError(
+                f"{type(self.tokenizer).__name__} knows no character offsets, so words cannot be found in a text. Use "
+                "a fast tokenizer (tokenizer.json)."
+            )
+        return self._tokenize(texts, special=False, offsets=offsets)
+
+    def stand_in(self) -> int | None:
+        """The id that stands for a text without a single token; None where there is no special token at all."""
+        for name in ("eos", "sep", "bos", "cls", "unk", "pad"):
+            if (token := getattr(self.tokenizer, f"{name}_token_id", None)) is not None:
+                return int(token)
+        return None
+
+    def limit(self) -> int | None:
+        """How many positions a sequence may have; None: no limit is known."""
+        limit = self.tokenizer.model_max_length
+        return None if limit is None or limit > NO_LIMIT else int(limit)
+
+    def _tokenize(self, texts: Sequence[str], *, special: bool, offsets: bool = False) -> dict[str, list[Any]]:
+        # Half of a surrogate pair is no character and has no UTF-8 form; its length is kept for the offsets.
+        characters = [_SURROGATES.sub("\ufffd", text) for text in texts]
+        with _tokenizing:
+            return dict(
+                self.tokenizer(
+                    characters,
+                    add_special_tokens=False,
+                    split_special_tokens=not special,
+                    padding=False,
+                    truncation=False,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
+                    return_offsets_mapping=offsets,
+                    verbose=False,
+                )
+            )
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer's own convention puts before and after a text.
+
+    Raises:
+        ValueError: It does something else than to put ids around a text.
+    """
+    for probe in ("a", "0", "the", "\u4e2d"):
+        with _tokenizing:
+            settings = {"padding": False, "truncation": False, "verbose": False}
+            whole = list(tokenizer(probe, add_special_tokens=True, **settings)["input_ids"])
+            inner = list(tokenizer(probe, add_special_tokens=False, **settings)["input_ids"])
+        starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
+        if inner and starts:
+            return tuple(whole[: starts[0]]), tuple(whole[starts[0] + len(inner) :])
+    raise ValueError(
+        f"{type(tokenizer).__name__} tokenizes a word otherwise with special tokens than without, so that they cannot "
+        "be placed once around the copies. Use a tokenizer that adds them around the text."
+    )

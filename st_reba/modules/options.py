@@ -1,0 +1,264 @@
+"""Options as frozen dataclasses: a field has a type, a default, bounds and one line of help; all else is derived."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+# A repository is data from elsewhere, and its numbers become memory and time.
+MOST_CHARACTERS = 1 << 16
+MOST_LAYERS = 1024
+
+_T = TypeVar("_T", bound="Options")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Collection[str] | None = None,
+) -> Any:
+    """A field of :class:`Options`.
+
+    Args:
+        default: Its default.
+        help: One line: what it does, and its unit.
+        least: Smallest number that is allowed, in lists too.
+        most: Largest number that is allowed.
+        choices: For a text: the names that are allowed, such as a registry.
+    """
+    return field(default=default, metadata={"help": help, "least": least, "most": most, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked settings: every value has its field's type and lies within its bounds, or the error says what may.
+
+    Lists become tuples, so that equal settings are equal wherever they come from.
+
+    Raises:
+        ValueError: A value that is not allowed; the message names the option, the value and what is allowed.
+    """
+
+    # How configurations and the command line call these options.
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        hints = type_hints(type(self))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            object.__setattr__(self, each.name, _checked(self.title(each.name), value, hints[each.name], each))
+
+    @classmethod
+    def title(cls, option: str) -> str:
+        """How messages call an option: ``echo: repeats``."""
+        return f"{cls.name}: {option}" if cls.name else option
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields, in order."""
+        return [each.name for each in fields(cls)]
+
+    @classmethod
+    def described(cls) -> Iterator[tuple[str, str, Any, str]]:
+        """Each field's name, what it may be, its default, and its help."""
+        for each in fields(cls):
+            yield each.name, allowed(type_hints(cls)[each.name], each), each.default, each.metadata["help"]
+
+    @classmethod
+    def of(cls: type[_T], values: Mapping[str, Any]) -> _T:
+        """Settings from a mapping, as a file holds it.
+
+        Raises:
+            ValueError: An unknown field, with the nearest known one; or a value that is not allowed.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{cls.name or cls.__name__}: {shown(values)} must be a mapping of {cls.names()}.")
+        for name in values:
+            if name not in cls.names():
+                raise ValueError(unknown(cls.title(str(name)), name, cls.names(), values[name]))
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        if missing:
+            raise ValueError(f"{cls.title(missing[0])} is missing: {next(h for n, _, _, h in cls.described() if n == missing[0])}")
+        return cls(**values)
+
+    @classmethod
+    def parse(cls: type[_T], text: str) -> _T:
+        """Settings from the short form ``field=value,field=value``; a list's items are separated by spaces."""
+        values: dict[str, Any] = {}
+        for part in _parts(text):
+            name, equals, value = part.partition("=")
+            name = name.strip()
+            if not equals:
+                raise ValueError(f"{cls.name}: {part!r} must be written field=value; the fields are {cls.names()}.")
+            if name not in cls.names():
+                raise ValueError(unknown(cls.title(name), name, cls.names(), value))
+            values[name] = _read(value, type_hints(cls)[name])
+        return cls.of(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+
+    def __str__(self) -> str:
+        given = ",".join(f"{name}={_written(value)}" for name, value in self.to_dict().items())
+        return f"{self.name}:{given}" if given else self.name
+
+
+@cache
+def type_hints(cls: type[Options]) -> dict[str, Any]:
+    """The fields' types."""
+    return get_type_hints(cls)
+
+
+def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
+    """The message for a name that does not exist, with the nearest that does."""
+    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
+    given = "" if value is None else f" (={shown(value)})"
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{title}{given} is not known: choose from {list(known)}.{meant}"
+
+
+def allowed(hint: Any, each: Field[Any]) -> str:
+    """What an option may be, in words."""
+    least, most = each.metadata["least"], each.metadata["most"]
+    bounds = "" if least is None else f" from {least:,}" + ("" if most is None else f" to {most:,}")
+    words = []
+    for kind in _alternatives(hint):
+        origin = get_origin(kind) or kind
+        if origin is Literal:
+            words += [repr(value) for value in get_args(kind)]
+        elif origin is str and each.metadata["choices"] is not None:
+            words += map(repr, each.metadata["choices"])
+        elif origin is tuple:
+            words.append("a list of " + {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "texts") + bounds)
+        else:
+            words.append(
+                {
+                    int: f"a whole number{bounds}",
+                    float: f"a number{bounds}",
+                    bool: "True or False",
+                    str: "a text",
+                    types.NoneType: "None",
+                }.get(origin, "a mapping")
+            )
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _checked(title: str, value: Any, hint: Any, each: Field[Any]) -> Any:
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+        raise ValueError(f"{title} has {len(value):,} characters: the most is {MOST_CHARACTERS:,}. Shorten it.")
+    choices = each.metadata["choices"]
+    for kind in _alternatives(hint):
+        known = kind is not str or choices is None or (isinstance(value, str) and value in choices)
+        if known and _fits(value, kind, each.metadata["least"], each.metadata["most"]):
+            return value
+    if value == () == each.default:
+        return value
+    names = [v for kind in _alternatives(hint) if get_origin(kind) is Literal for v in get_args(kind)]
+    names += choices or ()
+    near = get_close_matches(value, names, n=1, cutoff=0.5) if isinstance(value, str) else []
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{title}={shown(value)} is not allowed: give {allowed(hint, each)}.{meant}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, kind: Any, least: float | None, most: float | None) -> bool:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return any(type(value) is type(each) and value == each for each in get_args(kind))
+    if origin is tuple:
+        inner = get_args(kind)[0]
+        many = isinstance(value, tuple) and 0 < len(value) <= MOST_LAYERS
+        return many and all(any(_fits(each, one, least, most) for one in _alternatives(inner)) for each in value)
+    if origin in (int, float):
+        number = isinstance(value, (int, origin)) and not isinstance(value, bool) and _is_finite(value)
+        return number and (least is None or value >= least) and (most is None or value <= most)
+    return isinstance(value, Mapping if origin not in (str, bool, types.NoneType) else origin)
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: whole where it is short, else its beginning."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"(a number of {value.bit_length()} bits)"
+    # A long text or list is cut before it is written out, and what is nested is written two levels deep.
+    text = repr(_cut(value, 2))
+    return text if len(text) <= 200 else f"{text[:80]}…"
+
+
+def _cut(value: object, levels: int) -> object:
+    if isinstance(value, (str, bytes)):
+        return value[:200]
+    if isinstance(value, Mapping):
+        return {_cut(k, 0): _cut(v, levels - 1) for k, v in list(value.items())[:20]} if levels else "…"
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cut(each, levels - 1) for each in value[:50]) if levels else "…"
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _parts(text: str) -> list[str]:
+    """A short form cut at its commas, those in quotes left alone."""
+    parts, quoted = [""], ""
+    for character in text:
+        if character in "\"'" and quoted in ("", character):
+            quoted = "" if quoted else character
+        if character == "," and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]
+
+
+def _read(text: str, hint: Any) -> Any:
+    """A value of the short form, by its field's type."""
+    kinds = _alternatives(hint)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if text == "None" and types.NoneType in kinds:
+        return None
+    for kind in kinds:
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        if get_origin(kind) is tuple:
+            numbers = _alternatives(get_args(kind)[0])
+            return tuple(_read(each, numbers[0] if len(numbers) == 1 else str) for each in text.split())
+    return text
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    text = str(value)
+    return f'"{text}"' if any(mark in text for mark in ",+'") else text

@@ -1,0 +1,132 @@
+"""Token Prepending: a placeholder in front of the text takes over, layer by layer, what the last token has gathered.
+
+In a causal decoder only the last token has seen the whole text. Its hidden state, put in front, is what every token of
+the next layer sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from .layout import Frame, TokenLayout
+from .options import MOST_LAYERS, option
+from .stages import Bound, LayerCall, Pass, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .decoder import DecoderTransformer
+
+
+@dataclass(frozen=True)
+class Prepend(Stage):
+    """A placeholder directly in front of the first copy takes over the very last token's hidden state.
+
+    The placeholder is the token that stands for an empty text; it is not pooled.
+
+    Args:
+        layers: Behind so many layers, from the bottom, it is replaced.
+
+    Source:
+        Token Prepending (Fu et al., 2024).
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "classical", stages=[st_reba.Prepend(2)])
+        >>> model[0].preprocess(["你好"])["input_ids"].shape
+        torch.Size([1, 4])
+    """
+
+    name: ClassVar[str] = "prepend"
+    order: ClassVar[int] = 10
+
+    layers: int = option(4, "layers, from the bottom, behind which the placeholder is replaced", least=1, most=MOST_LAYERS)
+
+    def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
+        """A frame with the placeholder.
+
+        Raises:
+            ValueError: The tokenizer has no token that could be it.
+        """
+        if (token := layout.stand_in()) is None:
+            raise ValueError(
+                "prepend: the tokenizer has no special token that could be the placeholder. Give it one, or drop the stage."
+            )
+        return frame.with_placeholder(token)
+
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """The replacement behind the layers."""
+        return Prepending(decoder, self)
+
+
+class Prepending(Bound):
+    """Replaces the placeholders of a decoder's passes.
+
+    Args:
+        decoder: The decoder.
+        stage: How many layers.
+
+    Raises:
+        ValueError: So few layers run, the layers were not found, or a plan lets some run twice.
+    """
+
+    def __init__(self, decoder: DecoderTransformer, stage: Prepend) -> None:
+        self.layers = stage.layers
+        if stage.layers >= decoder.runs:
+            raise ValueError(
+                f"prepend: layers={stage.layers}, but {decoder.runs} layers run, and what the last of them hands out "
+                f"is seen by none. Give 1 to {decoder.runs - 1}."
+            )
+        try:
+            decoder.backbone.layers()
+        except ValueError as error:
+            raise ValueError(f"prepend: {error}, so no token can be replaced between them. Drop the stage.") from None
+
+    def begin(self, run: Pass) -> None:
+        """Where the placeholders and the last tokens stand."""
+        import torch
+
+        from .backbone import is_trained
+
+        model, stack = run.decoder.model, run.decoder.stack
+        if stack is not None and stack.second:
+            raise ValueError(
+                "prepend: the layer plan has a second pass, in which the placeholder is not replaced. Use a plan of "
+                "architecture 'inplace', or drop the stage."
+            )
+        again = model.training and any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
+        if again and torch.is_grad_enabled() and is_trained(model):
+            raise ValueError(
+                "prepend: it does not go with gradient checkpointing, whose second run of a layer would replace "
+                "nothing. Call model[0].model.gradient_checkpointing_disable()."
+            )
+        position = torch.arange(run.length, device=run.real.device)
+        placeholder = position == run.column([first - 1 for first, _, _ in run.places])[:, None]
+        last = run.column([length - 1 for _, _, length in run.places])
+        run.kept[self] = [placeholder[:, :, None], last[:, None, None], 0]
+
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        """Hidden states with each row's last real one in the placeholder's place."""
+        hidden = call.hidden
+        if call.index >= self.layers:
+            return hidden
+        if hidden.ndim != 3 or hidden.shape[:2] != run.real.shape:
+            raise ValueError(
+                f"prepend: {type(call.module).__name__} passes on hidden states of shape {tuple(hidden.shape)} in place "
+                f"of {tuple(run.real.shape)} and d, so no token can be replaced between its layers. Drop the stage."
+            )
+        placeholder, last, ran = run.kept[self]
+        run.kept[self][2] = ran + 1
+        import torch
+
+        return torch.where(placeholder, hidden.gather(1, last.expand(-1, 1, hidden.shape[2])), hidden)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """Raise unless every layer replaced them."""
+        if run.kept[self][2] < self.layers:
+            raise ValueError(
+                f"prepend: the placeholder was replaced behind {run.kept[self][2]} of {self.layers} layers, as layers "
+                "of the backbone were replaced or left out. Build the model anew."
+            )
+        return hidden

@@ -1,0 +1,194 @@
+"""The stage that reads inner layers: one layer's hidden states or several layers', and no layer above them runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from .options import MOST_LAYERS, option, shown
+from .stages import Bound, LayerCall, Pass, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .decoder import DecoderTransformer
+
+# A state is zero only where it is padding, and masked.
+_TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class ReadLayers(Stage):
+    """Read the hidden states of an inner layer, or of several; layers above are not run.
+
+    Args:
+        layers: A layer's number from 0 (embeddings) to L, or from -1 (L) downwards; or the first and the last of
+            several, as ``[2, 4]``, each token's vectors of each scaled to length 1.
+        join: How several make one: their ``"mean"``, or side by side in more dimensions, ``"concat"``.
+        final_norm: Read them behind the backbone's final norm, each by itself, or before it.
+
+    Raises:
+        ValueError: A value that is not allowed.
+
+    Example:
+        >>> print(ReadLayers([1, -4]).resolve(6))
+        mean of layers 1 to 3 of 6, after the final norm
+    """
+
+    name: ClassVar[str] = "read"
+    order: ClassVar[int] = 30
+
+    layers: int | tuple[int, ...] = option(
+        -1, "layer to read, or the first and the last of several", least=-MOST_LAYERS, most=MOST_LAYERS
+    )
+    join: Literal["mean", "concat"] = option("mean", "how several layers make one vector")
+    final_norm: bool = option(True, "read behind the backbone's final norm")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.layers, tuple) and len(self.layers) != 2:
+            raise ValueError(f"read: layers={list(self.layers)} must name the first and the last layer, as [2, 4].")
+
+    def resolve(self, depth: int) -> Reading:
+        """The reading of a backbone with ``depth`` layers.
+
+        Raises:
+            ValueError: There is no such layer, or the first of two stands above the last.
+        """
+        ends = self.layers if isinstance(self.layers, tuple) else (self.layers,)
+        for number in ends:
+            if not -depth - 1 <= number <= depth:
+                raise ValueError(
+                    f"read: layers={shown(self.layers)}: the backbone has 0 (embeddings) to {depth} (its last layer), "
+                    f"or -1 to {-depth - 1} counted from the end, and no {number}."
+                )
+        first, last = (number if number >= 0 else depth + 1 + number for number in (ends[0], ends[-1]))
+        if first > last:
+            raise ValueError(f"read: layers={shown(self.layers)}: {first} stands above {last}. Give the lower one first.")
+        return Reading(tuple(range(first, last + 1)), self.final_norm, depth, self.join)
+
+    def runs(self, depth: int) -> int:
+        """Up to the highest that is read."""
+        return self.resolve(depth).runs
+
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """Hooks behind the layers, whose list can then be cut short."""
+        return ReadingPass(decoder, self.resolve(decoder.depth))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The layers whose hidden states are read from a backbone of known depth.
+
+    Args:
+        layers: Their numbers, ascending: 0 are the embeddings, l what the l-th layer gives.
+        final_norm: Read them after the backbone's final norm.
+        depth: The backbone's number of layers L.
+        join: How several make one.
+    """
+
+    layers: tuple[int, ...]
+    final_norm: bool
+    depth: int
+    join: Literal["mean", "concat"] = "mean"
+
+    @property
+    def runs(self) -> int:
+        """How many layers run, from the bottom; one at least, as embeddings alone come through no backbone."""
+        return max(1, self.layers[-1])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is what a backbone hands out by itself."""
+        return self.layers == (self.depth,) and self.final_norm
+
+    def __str__(self) -> str:
+        first, last = self.layers[0], self.layers[-1]
+        joined = "mean" if self.join == "mean" else "concatenation"
+        name = f"layer {last}" if first == last else f"{joined} of layers {first} to {last}"
+        return f"{name} of {self.depth}, {'after' if self.final_norm else 'before'} the final norm"
+
+
+class ReadingPass(Bound):
+    """Reads layers in a decoder's passes.
+
+    Args:
+        decoder: The decoder.
+        reading: What is read.
+
+    Raises:
+        ValueError: Its inner layers cannot be read.
+    """
+
+    def __init__(self, decoder: DecoderTransformer, reading: Reading) -> None:
+        self.reading = reading
+        self.width = len(reading.layers) if reading.join == "concat" else 1
+        if reading.is_plain:
+            return
+        stack = decoder.stack
+        if stack is not None and stack.second and (len(reading.layers) > 1 or reading.layers == (0,)):
+            raise ValueError(
+                f"read: layers={list(reading.layers)}: the layer plan runs layers twice, so that there is no one "
+                "hidden state between two of them or in front of them. Read one layer from 1 on, or use a plan of "
+                "architecture 'inplace'."
+            )
+        try:
+            decoder.backbone.cut_short()
+        except ValueError as error:
+            raise ValueError(
+                f"read: layers={list(reading.layers)}: {error}, so its inner layers cannot be read. Drop the stage."
+            ) from None
+
+    def begin(self, run: Pass) -> None:
+        """A pass keeps the states that it reads by layer."""
+        run.kept[self] = {}
+        run.runs = self.reading.runs
+
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        """Keep what is read; behind the last layer that runs, hand all of it to the final norm as further rows."""
+        reading, hidden, states = self.reading, call.hidden, run.kept[self]
+        if reading.is_plain:
+            return hidden
+        module = type(call.module).__name__
+        if call.index >= reading.runs:
+            raise ValueError(
+                f"read: {module} ran as layer {call.index + 1} of {reading.depth}, though only {reading.runs} are "
+                "needed: this backbone finds its layers in a way that cannot be cut short. Drop the stage."
+            )
+        if hidden.ndim != 3:
+            raise ValueError(
+                f"read: {module} passes on {hidden.ndim}-dimensional hidden states in place of [B, T, d], so none can "
+                "be read between its layers. Drop the stage."
+            )
+        if call.index == 0 and reading.layers[0] == 0:
+            states[0] = call.entered
+        if call.index + 1 in reading.layers:
+            states[call.index + 1] = hidden
+        if call.index + 1 < reading.runs or not reading.final_norm or reading.layers == (reading.runs,):
+            return hidden
+        import torch
+
+        return torch.cat([states[layer] for layer in reading.layers])
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """The states that are read, [B, T, d]; of several their mean or these side by side, [B, T, layers · d]."""
+        states = list(self.states(run, hidden).values())
+        if len(states) == 1:
+            return states[0]
+        import torch
+        from torch import nn
+
+        precision = torch.promote_types(hidden.dtype, torch.float32)
+        units = [nn.functional.normalize(state.to(precision), dim=-1, eps=_TINY) for state in states]
+        joined = torch.stack(units).mean(dim=0) if self.reading.join == "mean" else torch.cat(units, dim=-1)
+        return joined.to(hidden.dtype)
+
+    def states(self, run: Pass, hidden: Tensor) -> dict[int, Tensor]:
+        """By layer, what is read; ``hidden`` is what the backbone handed out."""
+        layers = self.reading.layers
+        if self.reading.final_norm:
+            # Not by chunk, of whose parts an exporter does not know the number.
+            return dict(zip(layers, hidden.reshape(len(layers), -1, *hidden.shape[1:]), strict=True))
+        if missing := [layer for layer in layers if layer not in run.kept[self]]:
+            raise ValueError(f"read: layer {missing[0]} of the backbone was not seen to run. Drop the stage.")
+        return {layer: run.kept[self][layer] for layer in layers}

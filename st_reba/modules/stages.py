@@ -1,0 +1,207 @@
+"""What can be done around a decoder's layers: the protocol of stages, and the state of one forward pass.
+
+A :class:`Stage` is a set of options that a configuration stores. Bound to a decoder it becomes a :class:`Bound`, which
+the decoder calls before a pass, behind each layer and after the pass. The decoder knows this protocol and no stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .options import Options, shown, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .decoder import DecoderTransformer
+    from .layout import Frame, TextTemplate, TokenLayout
+
+# First content position, number of content tokens of a copy, number of real positions.
+Place = tuple[int, int, int]
+
+
+class Stage(Options):
+    """Options of something that happens around a decoder's layers; a subclass registers itself by its ``name``."""
+
+    # By name, of all that were imported.
+    registry: ClassVar[dict[str, type[Stage]]] = {}
+    # Stages run in this order, whatever order they are given in; of two with the same number only one can be used.
+    order: ClassVar[int] = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.name:
+            Stage.registry[cls.name] = cls
+
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """What runs in the decoder's passes.
+
+        Raises:
+            ValueError: This decoder cannot do it; the message says what can.
+        """
+        return Bound()
+
+    def runs(self, depth: int) -> int:
+        """How many of a backbone's ``depth`` layers run, from the bottom."""
+        return depth
+
+    def rows(self) -> tuple[dict[str, TextTemplate], ...] | None:
+        """The templates of the rows that a text makes; None: this stage has none."""
+        return None
+
+    def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
+        """What surrounds a text, with what this stage adds."""
+        return frame
+
+
+class Bound:
+    """What a stage does in one decoder's passes; also the base of what a pooling asks a pass to watch.
+
+    Before a pass and behind layers they are called in the stages' order, after it in the reverse.
+    """
+
+    # Vectors that stand side by side in one hidden state.
+    width: int = 1
+    # Whether it is shown all attention, so that the pass is given the mask of its padding.
+    sees_all: bool = False
+
+    def begin(self, run: Pass) -> None:
+        """Before the pass."""
+
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        """Behind a layer: its hidden states [B, T, d], or what goes on in their place."""
+        return call.hidden
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """After the pass: what the backbone handed out, or what is read in its place, [B, T, d]."""
+        return hidden
+
+    def features(self, run: Pass) -> dict[str, Any]:
+        """What is added to the features that go to the next module."""
+        return {}
+
+
+@dataclass
+class LayerCall:
+    """One layer as it ran: its index from 0, its module, what it took and its hidden states [B, T, d]."""
+
+    index: int
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    hidden: Tensor
+
+    @property
+    def entered(self) -> Tensor:
+        """The hidden states that the layer took."""
+        taken: Tensor = self.arguments[0] if self.arguments else self.keywords["hidden_states"]
+        return taken
+
+
+class Pass:
+    """The state of one forward pass. It lives in a context variable, so that threads and models do not meet.
+
+    Args:
+        decoder: Whose pass it is.
+        mask: [B, T], 1 at real positions; every row begins with a real one.
+        places: Where each row's content stands, known on the host: nothing in a pass waits for the device.
+        bound: All that acts in the pass.
+    """
+
+    def __init__(self, decoder: DecoderTransformer, mask: Tensor, places: Sequence[Place], bound: Sequence[Bound]) -> None:
+        self.decoder = decoder
+        self.real = mask.bool()
+        self.places = places
+        self.bound = bound
+        self.length = mask.shape[1]
+        self.padded = any(place[2] < self.length for place in places)
+        # How many layers run, from the bottom, set by a reading; None: all.
+        self.runs: int | None = None
+        # What each layer sees, set by a layer plan; None: what it sees by itself.
+        self.kinds: Any = None
+        # Observes every layer's attention, set by a capture.
+        self.observer: Any = None
+        # What bound stages keep for the length of the pass.
+        self.kept: dict[Bound, Any] = {}
+
+    def column(self, values: Sequence[int]) -> Tensor:
+        """One number a row as a tensor [B] on the pass's device."""
+        import torch  # here, so that options can be read without it
+
+        return torch.tensor(values, dtype=torch.long).to(self.real.device, non_blocking=True)
+
+
+_current: ContextVar[Pass | None] = ContextVar("st_reba_pass", default=None)
+
+
+def current() -> Pass | None:
+    """The pass that runs now, if it is one of ours."""
+    return _current.get()
+
+
+@contextmanager
+def running(run: Pass | None) -> Iterator[None]:
+    """Inside the ``with`` block, ``run`` is the current pass."""
+    token = _current.set(run)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def stages_of(given: Sequence[Stage | Mapping[str, Any]] | None) -> tuple[Stage, ...]:
+    """Stages from what a caller or a configuration gives: stages, or ``{"name": {field: value}}``.
+
+    Raises:
+        ValueError: An unknown stage, or two of one kind.
+    """
+    if isinstance(given, (str, Mapping, Stage)) or not isinstance(given or (), Sequence):
+        raise ValueError(f"stages={shown(given)} must be a list, as [st_reba.Prepend(4)].")
+    found: dict[int, Stage] = {}
+    for each in given or ():
+        if isinstance(each, str):
+            name, _, text = each.partition(":")
+            stage = _kind(name).parse(text)
+        elif isinstance(each, Mapping) and len(each) == 1:
+            name = next(iter(each))
+            stage = _kind(name).of(each[name])
+        elif isinstance(each, Stage):
+            stage = each
+        else:
+            raise ValueError(f"stages: {shown(each)} must be a stage, or a mapping of its name to its options.")
+        if stage.order in found:
+            raise ValueError(f"stages: {found[stage.order].name!r} and {stage.name!r} do the same thing. Keep one.")
+        found[stage.order] = stage
+    return tuple(found[order] for order in sorted(found))
+
+
+def _kind(name: object) -> type[Stage]:
+    if name not in Stage.registry:
+        raise ValueError(unknown("stages", name, sorted(Stage.registry)))
+    return Stage.registry[str(name)]
+
+
+def as_stored(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Stages as a configuration stores them; :func:`stages_of` reads it."""
+    return [{stage.name: stage.to_dict()} for stage in stages]
+
+
+@dataclass(frozen=True)
+class AfterLayer:
+    """The hook behind a decoder layer: it knows the layer's number, so that copies of the backbone keep it."""
+
+    index: int
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+        run = current()
+        if run is None:
+            return output
+        hidden = output[0] if isinstance(output, tuple) else output
+        call = LayerCall(self.index, module, arguments, keywords, hidden)
+        for each in run.bound:
+            call.hidden = each.after_layer(run, call)
+        return (call.hidden, *output[1:]) if isinstance(output, tuple) else call.hidden

@@ -1,0 +1,107 @@
+"""Options, specs, and what derives from them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import st_reba
+from st_reba import Classical, Echo, Ensemble, LayerPlan, NoSink, Prepend, ReadLayers, ReBA, Spec
+from st_reba.modules import Method, Stage
+
+SPECS = [
+    Spec(ReBA()),
+    Spec(ReBA(pooling="mean", repeats=3, chunk=64)),
+    Spec(Echo(template='Say, "{text}": {text}', span="repeats", max_seq_length=64)),
+    Spec(Classical(pooling="mean"), (NoSink("MASK0-BIDIR", k="all"), ReadLayers([1, -2], join="concat"))),
+    Spec(Echo(), (Prepend(2), LayerPlan(layers={"backward": [-1], "bidirectional": [0]}))),
+    Spec(st_reba.PromptEOL(), (Ensemble(["a {text} b", "c {text}"], weights=[1, -0.5]),)),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_spec_is_equal_after_json_and_is_hashable_by_its_text(spec: Spec) -> None:
+    assert Spec.of(json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+@pytest.mark.parametrize("spec", SPECS[:4], ids=str)
+def test_the_short_form_is_read_as_it_is_written(spec: Spec) -> None:
+    assert Spec.parse(str(spec)) == spec
+
+
+def test_nosink_is_a_setting_of_the_layers_under_a_classical_text() -> None:
+    spec = Spec.make("nosink", fields={"setting": "mask0-bidir", "k": 4})
+    assert spec == Spec(Classical(pooling="mean"), (NoSink("mask0-bidir", k=4),))
+    assert spec.name == "nosink"
+    assert Spec.make("nosink", [LayerPlan(k=1)]).name == "nosink"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("ecko", "Did you mean 'echo'"),
+        ("echo:poling=mean", "Did you mean 'pooling'"),
+        ("echo:pooling=meen", "give 'last' or 'mean'"),
+        ("echo:repeats=0", "repeats=0 is not allowed: give a whole number from 1 to 64"),
+        ("echo:repeats=99", "from 1 to 64"),
+        ("echo:normalize=maybe", "True or False"),
+        ("echo:pooling", "field=value"),
+        ("echo:chunk=8", "chunk"),
+        ("reba:span=end", "span"),
+        ("reba:chunk=5,variant=published", "Drop one of both"),
+        ("nosink", "setting"),
+        ("nosink:k=3", "Drop k"),
+        ("nosink:setting=mask0-bidir", "needs k"),
+        ("nosink:setting=mask0-2,k=4,k0=1", "takes no k0"),
+        ("nosink:setting=mask0&bidir,k=4", "needs k0"),
+        ("nosink:setting=inter-back,k=2,m=3", "hides no tokens"),
+        ("nosink:setting=mask0-bidir,k=2,variant=published", "one reading"),
+        ("echo+layers:k=1,k0=2", "k0=2 is more than k=1"),
+        ("echo+layers:kind=sideways,k=1", "'rerouted'"),
+        ("echo+layers:k=1+nosink:setting=mask0-bidir,k=1", "do the same thing"),
+        ("echo+read:layers=1 2 3", "the first and the last"),
+        ("echo+read:join=sum", "'concat'"),
+        ("echo+prepend:layers=0", "from 1 to 1,024"),
+        ("echo+prepent:layers=2", "Did you mean 'prepend'"),
+        ("prompteol+ensemble:weights=0 0,templates=contrastive", "all 0"),
+        ("prompteol+ensemble:templates=metaeol,weights=1 2", "2 for 5 templates"),
+    ],
+)
+def test_an_error_names_option_value_and_remedy(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match="") as error:
+        Spec.parse(text)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, [[["deep"] * 50] * 50] * 50, 10**5000, {"a": {"b": {"c": "d"}}}])
+def test_errors_stay_short_whatever_the_value(value: object) -> None:
+    with pytest.raises(ValueError, match="") as error:
+        Echo(repeats=value)  # type: ignore[arg-type]
+    assert len(str(error.value)) < 600
+
+
+def test_every_field_has_a_line_of_help() -> None:
+    for kind in {*Method.registry.values(), *Stage.registry.values()}:
+        for name, allowed, _, text in kind.described():
+            assert allowed and text and "\n" not in text, (kind, name)
+
+
+def test_importing_and_reading_specs_needs_no_torch() -> None:
+    code = (
+        "import sys, st_reba; from st_reba.recipe import recipe_of; "
+        "spec = st_reba.Spec.parse('echo:pooling=mean+nosink:setting=mask0-bidir,k=4+prepend:layers=2+read:layers=3'); "
+        "recipe_of({'base': 'mini', **spec.to_dict()}, 'x'); "
+        "assert not {'torch', 'transformers', 'sentence_transformers', 'faiss'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_surface_is_small() -> None:
+    assert len(st_reba.__all__) <= 25
+    assert len(inspect.signature(st_reba.build).parameters) <= 12
+    for name in st_reba.__all__:
+        assert getattr(st_reba, name) is not None
