@@ -165,8 +165,8 @@ def build(options: argparse.Namespace) -> SentenceTransformer:
         options.base,
         instruction=options.instruction,
         max_seq_length=options.max_seq_length,
-        compute_matched=options.compute_matched,
         dtype="float32",
+        **({"compute_matched": True} if options.compute_matched else {}),
         **settings,
     )
     adapter = LoraConfig(

@@ -380,12 +380,12 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     model = st_reba.build(
         options.model,
         options.method,
-        repeats=copies,
         pooling=options.pooling,
         # One position more than the content, for BOS.
         max_seq_length=copies * CONTENT_LIMIT + 1,
         dtype="float32",
         device=options.device,
+        **({} if options.method == "classical" else {"repeats": copies}),
     )
     vectors: Any = model.encode(sentences, batch_size=options.batch_size, convert_to_tensor=True)
     cosine = (vectors[0::2] * vectors[1::2]).sum(dim=1).cpu()

@@ -30,7 +30,6 @@ from .modules import Filter, Method, ReBA, Stage
 from .modules.capture import Capture, CaptureSpec
 from .modules.chunked import ChunkedReBAPooling
 from .modules.ensemble import Ensemble
-from .modules.methods import Layout
 from .modules.options import shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
@@ -210,7 +209,8 @@ class _Build:
         try:
             transformer = (NoSinkTransformer if named else RepeatTransformer)(
                 self.path,
-                method=spec.method,
+                layout=spec.method.layout,
+                method={spec.method.name: spec.method.to_dict()},
                 stages=spec.stages,
                 base_model=self.name,
                 base_revision=self.loading.get("revision"),

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -325,18 +325,18 @@ def least_texts(kind: Kind, width: int, dimensions: int | None = None) -> int:
     return max(_FEWEST, needed.get(kind, 0))
 
 
-def told(record: Filter | Mapping[str, Any]) -> str:
+def told(record: Filter) -> str:
     """A record in words.
 
     Example:
         >>> told(Filter("abtt", r=3, texts=2000))
         'abtt, r=3, fitted on 2,000 texts'
     """
-    given = record if isinstance(record, Filter) else Filter.of(record)
-    if given.file is not None:
-        return f"of the file {given.file}"
-    numbers = (f", {name}={getattr(given, name)}" for name in ("r", "dimensions", "power") if name in given.to_dict())
-    return f"{given.kind}{''.join(numbers)}, fitted on {given.texts:,} texts"
+    if record.file is not None:
+        return f"of the file {record.file}"
+    given = record.to_dict()
+    numbers = (f", {name}={given[name]}" for name in ("r", "dimensions", "power") if name in given)
+    return f"{record.kind}{''.join(numbers)}, fitted on {record.texts:,} texts"
 
 
 def _check_count(count: int, kind: Kind, width: int, dimensions: int | None) -> None:
@@ -367,7 +367,19 @@ def _centred(vectors: NDArray[Any], mean: Array) -> Iterator[Array]:
 
 
 def fit_postfilter(
-    model: SentenceTransformer, texts: Iterable[str], kind: Kind = "abtt", **options: Any
+    model: SentenceTransformer,
+    texts: Iterable[str],
+    kind: Kind = "abtt",
+    *,
+    r: int | None = None,
+    dimensions: int | None = None,
+    power: float = 1.0,
+    sample: int | None = None,
+    seed: int = 0,
+    prompt: str | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    show_progress_bar: bool | None = None,
 ) -> SentenceTransformer:
     """Fit a linear filter on unlabelled texts, and append it to a model.
 
@@ -378,14 +390,23 @@ def fit_postfilter(
         texts: Texts like those to be embedded, without labels. Blank and repeated ones are left out.
         kind: ``"center"``, ``"abtt"`` (all but the top ``r`` principal directions), ``"standardize"`` or ``"whiten"``;
             see :class:`PostFilter`.
-        **options: As for :func:`postfilter_of`.
+        r: For abtt and whiten: principal directions that are taken away; None: 3 of abtt, none of whiten.
+        dimensions: For whiten: d' that are kept; None: all.
+        power: For whiten: of the standard deviations that are divided by, above 0 and at most 1; less than 1 whitens in
+            part, which depends less on the sample.
+        sample: Fit on so many of the texts, drawn at random; None: on all.
+        seed: Of that draw.
+        prompt: As for ``encode``; None: the model's default prompt, if it has one. A text counts as a document.
+        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`.
+        show_progress_bar: Show one; None: on a terminal.
 
     Returns:
         A new model that shares the weights of ``model``, sentence-transformers' own ``Dense`` behind them, and a
         ``Normalize`` behind that where ``model`` ended with one.
 
     Raises:
-        ValueError: An option of another kind, too few texts, a variance that is (nearly) zero and would be divided by,
+        ValueError: An option of another kind, too few texts, a direction in which their vectors (nearly) do not vary,
             or a model that st_reba did not build or that has a post-filter already.
 
     Source:
@@ -402,7 +423,12 @@ def fit_postfilter(
         >>> filtered[0].stage("filter").texts
         108
     """
-    return _appended(model, postfilter_of(model, texts, kind, **options))
+    numbers: dict[str, Any] = {"r": r, "dimensions": dimensions, "power": power, "sample": sample, "seed": seed}
+    sizes: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    fitted = postfilter_of(
+        model, texts, kind, **numbers, prompt=prompt, **sizes, show_progress_bar=show_progress_bar
+    )
+    return _appended(model, fitted)
 
 
 def postfilter_of(
@@ -415,34 +441,9 @@ def postfilter_of(
     power: float = 1.0,
     sample: int | None = None,
     seed: int = 0,
-    prompt: str | None = None,
-    batch_size: int | None = None,
-    batch_tokens: int | None = None,
-    show_progress_bar: bool | None = None,
+    **encoding: Any,
 ) -> PostFilter:
-    """The filter alone that :func:`fit_postfilter` appends.
-
-    Args:
-        model: As there.
-        texts: As there.
-        kind: As there.
-        r: For abtt and whiten: principal directions that are taken away; None: 3 of abtt, none of whiten.
-        dimensions: For whiten: d' that are kept; None: all.
-        power: For whiten: of the standard deviations that are divided by, above 0 and at most 1; less than 1 whitens in
-            part, which depends less on the sample.
-        sample: Fit on so many of the texts, drawn at random; None: on all.
-        seed: Of that draw.
-        prompt: As for ``encode``; None: the model's default prompt, if it has one. A text counts as a document.
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`.
-        show_progress_bar: Show one; None: on a terminal.
-
-    Returns:
-        The filter, which knows its model again.
-
-    Raises:
-        ValueError: As there.
-    """
+    """The filter alone that :func:`fit_postfilter` appends, which knows its model again; arguments as there."""
     _check_model(model)
     width = _whole(model).get_embedding_dimension()
     _checked(kind, r, dimensions, power, width)
@@ -450,10 +451,10 @@ def postfilter_of(
     if width is not None:
         # Before the work of encoding.
         _check_count(len(chosen), kind, width, dimensions)
-    sizes: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    stream = encode_stream(_whole(model), chosen, prompt=prompt, show_progress_bar=show_progress_bar, **sizes)
-    vectors = np.concatenate([part for _, part in stream] or [np.zeros((0, width or 1), np.float32)])
+    parts = [part for _, part in encode_stream(_whole(model), chosen, **encoding)]
+    vectors = np.concatenate(parts or [np.zeros((0, width or 1), np.float32)])
     fitted = PostFilter.fit(vectors, kind, r=r, dimensions=dimensions, power=power, seed=seed, sha256=digest)
+    prompt = encoding.get("prompt")
     return replace(fitted, prompt=prompt, dtype=_dtype(model), probe=_probe(model, prompt))
 
 

@@ -46,17 +46,7 @@ _UNTOLD = {
     "embedding_dimension",
     "module_input_name",
     "module_output_name",
-    "non_finite",
     "transformer_task",
-}
-# Settings that modules were given later; at these values vectors are what they were, and so is the fingerprint.
-_LATER: dict[str, Any] = {
-    "layer": None,
-    "final_norm": True,
-    "join": "mean",
-    "prepend": 0,
-    "postfilter": None,
-    "base_layers": None,
 }
 _CACHE_FOLDER = re.compile(r"models--(?:.+--)?([^/\\]+)[/\\]snapshots[/\\]")
 
@@ -295,6 +285,9 @@ def _method(model: SentenceTransformer) -> str:
             if isinstance(value, (str, int, float)) and not isinstance(value, bool) and 0 < len(str(value)) <= 40
             if key not in _UNTOLD
         ]
+        named = [config.get("method"), *(config.get("stages") or ())]
+        options = [item for each in named if isinstance(each, dict) for item in each.items()]
+        shown += [" ".join([name, *(f"{key}={value}" for key, value in own.items())]) for name, own in options]
         parts.append(f"{type(module).__name__}({', '.join(shown)})")
     return " → ".join(parts)
 
@@ -304,8 +297,6 @@ def _config_hash(model: SentenceTransformer, config: Any) -> str:
     for module in model.children():
         get_config = getattr(module, "get_config_dict", None)
         settings = get_config() if callable(get_config) else None
-        if isinstance(settings, Mapping):
-            settings = {key: value for key, value in settings.items() if key not in _LATER or value != _LATER[key]}
         modules.append([type(module).__name__, settings])
     value = {
         "modules": modules,

@@ -111,10 +111,9 @@ class InnerStates(Bound):
             ValueError: A layer hands on something else than hidden states, or gave NaN or infinity.
         """
         for layer in self.layers:
-            last = layer == self.transformer.depth
-            yield output if last else {**output, "token_embeddings": self._checked(layer, output)}
+            yield output if layer == self.transformer.depth else {**output, **self._checked(layer, output)}
 
-    def _checked(self, layer: int, output: dict[str, Any]) -> Tensor:
+    def _checked(self, layer: int, output: dict[str, Any]) -> dict[str, Tensor]:
         last: Tensor = output["token_embeddings"]
         hidden: Tensor | None = output["inner_states"].get(layer)
         name = self.transformer.backbone.name
@@ -131,4 +130,6 @@ class InnerStates(Bound):
                 f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it with "
                 "dtype='float32' (or 'bfloat16'), or leave this layer out."
             )
-        return hidden.masked_fill(~finite[:, None, None], 0.0)
+        # What such a layer's attention gave the weights is not finite either.
+        found = {"token_embeddings": hidden, "backward_attention": output.get("backward_attention")}
+        return {name: each.masked_fill(~finite[:, None, None], 0.0) for name, each in found.items() if each is not None}

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from .build import EMBEDDED, weights_dtype
+from .bases import EMBEDDED, weights_dtype
 from .inspection import RepositoryRefused, check_repository
+from .modules.sizes import limited
 
 # What says where a repository is.
 _HUB = ("token", "cache_folder", "revision", "local_files_only")
@@ -42,9 +43,7 @@ def load(
     if path in EMBEDDED and not os.path.isdir(path):
         raise ValueError(f"MODEL={path!r} is a base model, not a saved embedder. Run: st-reba build {path} FOLDER")
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "modules.json")):
-        raise ValueError(
-            f"MODEL={path!r} holds no modules.json: it is no saved embedder. Run: st-reba build {path} OUT"
-        )
+        raise ValueError(f"MODEL={path!r} holds no modules.json: it is no saved model. Run: st-reba build {path} OUT")
     weights: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
     if kwargs.get("backend", "torch") == "torch":
         # Where this is not said, weights in pickles are opened too.
@@ -52,10 +51,10 @@ def load(
     model_kwargs = {**weights, **(kwargs.pop("model_kwargs", None) or {})}
     hub = {name: kwargs[name] for name in _HUB if name in kwargs}
     try:
-        check_repository(path, trust_remote_code=trust_remote_code, **hub)
-        return SentenceTransformer(
-            path, device=device, trust_remote_code=trust_remote_code, model_kwargs=model_kwargs, **kwargs
-        )
+        with limited(check_repository(path, trust_remote_code=trust_remote_code, **hub)):
+            return SentenceTransformer(
+                path, device=device, trust_remote_code=trust_remote_code, model_kwargs=model_kwargs, **kwargs
+            )
     except RepositoryRefused:
         raise
     except Exception as error:

@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 
-from .inspection import check_repository
 from .modules import Stage
 from .modules.decoder import DecoderTransformer
 from .selfcheck import check_plan
@@ -49,6 +48,8 @@ def convert_repository(
     Source:
         NoSink, sections 3.6 and 4: decoders that were already trained into encoders.
     """
+    from .inspection import check_repository
+
     hub = {name: kwargs[name] for name in _HUB if name in kwargs}
     check_repository(path, trust_remote_code=kwargs.get("trust_remote_code", False), **hub)
     kwargs["model_kwargs"] = {"use_safetensors": True, **(kwargs.get("model_kwargs") or {})}

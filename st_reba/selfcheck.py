@@ -65,7 +65,7 @@ def check_plan(transformer: DecoderTransformer) -> None:
             DecoderTransformer.forward(transformer, features, watch=[])
     except RuntimeError as error:
         raise ValueError(
-            f"{planned.stage}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
+            f"{planned.stage!r}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
             "variant='published' needs the least of a backbone."
         ) from error
     check.finish()
@@ -144,7 +144,7 @@ class _Check:
         if not torch.equal(sees, wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
             raise ValueError(
-                f"{self.stage}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its token "
+                f"{self.stage!r}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its token "
                 f"{query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture cannot be "
                 f"converted; {_REMEDY}"
             )
@@ -154,7 +154,7 @@ class _Check:
         for (layer, kind), times in Counter(call for call in self.stack.calls if call[1] != "forward").items():
             if self.ran[layer, kind] != times:
                 raise ValueError(
-                    f"{self.stage}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. It "
+                    f"{self.stage!r}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. It "
                     "may hold no attention, or not call transformers' attention interface: convert other layers; "
                     + _REMEDY
                 )

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .modules import Classical, Echo, Method, NoSink, PromptEOL, ReBA, Stage
+from .modules import Classical, Echo, Layout, Method, NoSink, PromptEOL, ReBA, Stage
+from .modules.methods import method_of
 from .modules.options import Options, shown, unknown
-from .modules.stages import as_stored, stages_of
+from .modules.stages import as_stored, stage_kind, stages_of
+from .short import cut, read_fields, read_options, write_options
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,7 +40,7 @@ class Spec:
         (4, 'echo:pooling=mean+nosink:setting=mask0-bidir,k=4')
     """
 
-    method: Method
+    method: Method | Layout
     stages: tuple[Stage, ...] = ()
 
     @classmethod
@@ -59,6 +61,8 @@ class Spec:
             ValueError: An unknown name or field, a value that is not allowed, or what cannot be combined.
         """
         fields = dict(fields or {})
+        if isinstance(stages, Sequence) and not isinstance(stages, str):
+            stages = [_stage(each) if isinstance(each, str) else each for each in stages]
         if isinstance(method, Method):
             if fields:
                 name = next(iter(fields))
@@ -101,17 +105,11 @@ class Spec:
         Raises:
             ValueError: As for :meth:`make`.
         """
-        first, *others = _split(text)
+        first, *others = cut(text, "+")
         name, _, fields = first.partition(":")
         if name not in METHODS:
             raise ValueError(unknown("method", name, list(METHODS), name))
-        if name != "nosink":
-            return cls.make(METHODS[name][0].parse(fields), others)  # type: ignore[arg-type]
-        known = Classical.names()
-        own = [part for part in _split(fields, ",") if part.partition("=")[0].strip() in known]
-        layers = [part for part in _split(fields, ",") if part.partition("=")[0].strip() not in known]
-        values = {**Classical.parse(",".join(own)).to_dict(), **(NoSink.parse(",".join(layers)).to_dict() if layers else {})}
-        return cls.make("nosink", others, values)
+        return cls.make(name, others, read_fields(fields, METHODS[name], name))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Spec:
@@ -131,14 +129,15 @@ class Spec:
         return {"method": self.method.name, **self.method.to_dict(), **stages}
 
     def __str__(self) -> str:
-        return "+".join(map(str, (self.method, *self.stages)))
+        return "+".join(map(write_options, (self.method, *self.stages)))
 
 
 def spec_of(model: SentenceTransformer) -> Spec:
     """What a model computes, as it was built and as its configuration stores it.
 
     Args:
-        model: A model from :func:`st_reba.build`, or one loaded.
+        model: A model from :func:`st_reba.build`, or one loaded. Of modules put together by hand, the method is the
+            input's :class:`Layout` alone.
 
     Raises:
         ValueError: It does not begin with a module of st_reba.
@@ -149,19 +148,14 @@ def spec_of(model: SentenceTransformer) -> Spec:
         'echo:pooling=mean'
     """
     first = model[0]
-    if not isinstance(getattr(first, "method", None), Method):
+    if not hasattr(first, "stages"):
         raise ValueError(f"the model begins with {type(first).__name__}, which no st_reba built. Build it with st_reba.build.")
-    return Spec(first.method, first.stages)
+    if first.method is None:
+        return Spec(getattr(first, "layout", Layout()), first.stages)
+    return Spec(method_of(first.method), first.stages)
 
 
-def _split(text: str, mark: str = "+") -> list[str]:
-    """A short form cut at a mark, what stands in quotes left alone."""
-    parts, quoted = [""], ""
-    for character in text:
-        if character in "\"'" and quoted in ("", character):
-            quoted = "" if quoted else character
-        if character == mark and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part.strip()]
+def _stage(text: str) -> Stage:
+    """A stage from its short form."""
+    name, _, fields = text.partition(":")
+    return read_options(fields, stage_kind(name))

@@ -15,15 +15,47 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from st_reba.modules import Ensemble, LayerPlan, Method, NoSink, ReBA
-from st_reba.modules.chunked import ChunkedReBAPooling
-from st_reba.modules.pooling import ReBAPooling
-from st_reba.modules.prompts import PromptEnsemble
-from st_reba.modules.repeat import RepeatTransformer
-from st_reba.modules.stages import Stage
-from st_reba.spec import Spec
+from st_reba import ChunkedReBAPooling, LayerPlan, NoSink, PromptEnsemble, ReBA, ReBAPooling, RepeatTransformer, Spec
+from st_reba.modules import Method, Stage
 
 Features = dict[str, Any]
+
+# Families of three layers: their settings, and every layer's window.
+DEPTH = 3
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_SIZED = {**SIZES, "head_dim": 8}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
+    "gpt2": ({"n_embd": 32, "n_layer": DEPTH, "n_head": 4, "n_positions": 256}, [None] * DEPTH),
+    "llama": (SIZES, [None] * DEPTH),
+    "mistral": ({**SIZES, "sliding_window": 5}, [5] * DEPTH),
+    "qwen2": ({**SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}, [None, 6, 6]),
+    "qwen3": (_SIZED, [None] * DEPTH),
+    "phi3": ({**SIZES, "original_max_position_embeddings": 256, "sliding_window": 5}, [5] * DEPTH),
+    "olmo2": (SIZES, [None] * DEPTH),
+    # A cap this low bends most of the logits, so code that forgets it cannot agree.
+    "gemma2": ({**_SIZED, **_ALTERNATING, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 3.0}, [6, None, 6]),
+    "gemma3_text": ({**_SIZED, **_ALTERNATING, "query_pre_attn_scalar": 8}, [6, None, 6]),
+    "gpt_oss": (
+        {**_SIZED, **_ALTERNATING, **_EXPERTS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        [6, None, 6],
+    ),
+    "stablelm": (SIZES, [None] * DEPTH),
+    "starcoder2": ({**SIZES, "sliding_window": 6}, [6] * DEPTH),
+    "smollm3": (
+        {**SIZES, "use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 1]},
+        [None, 5, None],
+    ),
+    "cohere2": ({**_SIZED, **_ALTERNATING}, [6, None, 6]),
+}
 _MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 
 
@@ -38,10 +70,10 @@ def transformer(
     base: str, method: str | Method | None = None, stages: Sequence[Stage] = (), *, dtype: str = "float32", **fields: Any
 ) -> RepeatTransformer:
     """The input module of a method."""
-    experts = fields.pop("experts", None)
+    experts, limit = fields.pop("experts", None), fields.get("max_seq_length")
     spec = Spec.make(method, stages, fields)
     first = copy.deepcopy(checkpoint(folder(base), dtype, experts))
-    first.method, limit = spec.method, getattr(spec.method, "max_seq_length", None)
+    first.method, first.layout = {spec.method.name: spec.method.to_dict()}, spec.method.layout
     first.rebind(spec.stages)
     if limit is not None:
         first.max_seq_length = limit
@@ -49,22 +81,29 @@ def transformer(
 
 
 def pipeline(
-    base: str, method: str | Method | None = None, stages: Sequence[Stage] = (), *, normalize: bool = False, **fields: Any
+    base: str,
+    method: str | Method | None = None,
+    stages: Sequence[Stage] = (),
+    *,
+    width: int | None = None,
+    normalize: bool = False,
+    **fields: Any,
 ) -> SentenceTransformer:
     """What ``st_reba.build`` makes, without its checks, and not normalized unless that is asked for."""
-    first: Any = transformer(base, method, stages, **fields)
-    given, width = first.method, first.get_embedding_dimension()
-    pooling: torch.nn.Module
-    if isinstance(given, ReBA):
-        weights = (given.include_special, given.normalize_weights)
-        if given.chunk is not None:
-            pooling = ChunkedReBAPooling(width, given.chunk, given.pooling, given.repeats or 2, *weights)
-        else:
-            pooling = ReBAPooling(width, given.pooling, given.variant, *weights)
+    first = transformer(base, method, stages, **fields)
+    width = width or first.get_embedding_dimension()
+    given: Any = Spec.make(method, stages, {name: value for name, value in fields.items() if name not in ("dtype", "experts")}).method
+    modules: list[torch.nn.Module] = [first]
+    if not isinstance(given, ReBA):
+        modules.append(Pooling(width, _MODES[given.pooling]))
+    elif given.chunk is None:
+        modules.append(ReBAPooling(width, given.pooling, given.variant, given.include_special, given.normalize_weights))
     else:
-        pooling = Pooling(width, _MODES[given.pooling])
-    modules = [first, pooling]
-    modules += [PromptEnsemble(each.summed, each.equal_norms) for each in first.stages if isinstance(each, Ensemble)]
+        special = (given.include_special, given.normalize_weights)
+        modules.append(ChunkedReBAPooling(width, given.chunk, given.pooling, given.repeats or 2, *special))
+    ensemble: Any = first.stage("ensemble")
+    if ensemble is not None:
+        modules.append(PromptEnsemble(ensemble.summed, ensemble.equal_norms))
     return SentenceTransformer(modules=[*modules, *([Normalize()] if normalize else [])], device="cpu")
 
 
@@ -116,7 +155,7 @@ PIPELINES: dict[str, tuple[str, dict[str, Any], list[Stage]]] = {
     "chunked-plan": ("reba", {"chunk": 4}, [NoSink("mask0-bidir", k=1)]),
 }
 # Their layers run twice.
-TWICE = [name for name, (_, _, stages) in PIPELINES.items() if str(stages).count(":setting=ex") or "inter-" in str(stages)]
+TWICE = [name for name, (_, _, stages) in PIPELINES.items() if any(each.plan.resolve(2).second for each in stages)]  # type: ignore[attr-defined]
 
 
 def build(base: str, name: str, **options: Any) -> SentenceTransformer:
@@ -132,6 +171,13 @@ def features_of(model: SentenceTransformer, texts: Sequence[str] = TEXTS) -> Fea
 def sentences(model: SentenceTransformer, features: Features) -> Tensor:
     vectors: Tensor = model(features)["sentence_embedding"]
     return vectors
+
+
+def enable_checkpointing(model: SentenceTransformer, **options: Any) -> None:
+    backbone: Any = model[0].model
+    # By its newer name, where it has one.
+    enable = getattr(backbone, "activation_checkpointing_enable", backbone.gradient_checkpointing_enable)
+    enable(*([options] if options else []))
 
 
 def gradients(model: SentenceTransformer, loss: Callable[[], Tensor]) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ PROMPTS = {"query": "Query: ", "document": "Text: "}
 COMMON: dict[str, Any] = {"max_seq_length": 200, "prompts": PROMPTS}
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {**COMMON},
-    "published": {"variant": "published", "pooling": "mean", "normalize_weights": True, "padding_side": "left"},
-    "special": {"include_special": True, "separator": "\n", "repeats": 3, "normalize": False, "dtype": "bfloat16"},
+    "published": {"variant": "published", "pooling": "mean", "normalize_weights": True},
+    "special": {"include_special": True, "template": "{text}\n{text}\n{text}", "normalize": False, "dtype": "bfloat16"},
     "chunked": {"chunk": 20, "repeats": 3, "pooling": "mean", "normalize_weights": True, **COMMON},
     "echo": {
         "method": "echo",
@@ -32,8 +32,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "instruction": "find",
         **COMMON,
     },
-    "classical": {"method": "classical", "pooling": "cls", "non_finite": "zeros"},
-    "prompteol": {"method": "prompteol", "compute_matched": True, **COMMON},
+    "classical": {"method": "classical", "pooling": "cls"},
+    "prompteol": {"method": "prompteol", **COMMON},
 }
 SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json")
 
@@ -122,7 +122,7 @@ def test_settings_survive(model: SentenceTransformer, loaded: SentenceTransforme
     if "prompts" in MODELS[name]:
         assert loaded.prompts == PROMPTS
     assert again.base_model == "mini"
-    assert again.text_tokenizer.padding_side == MODELS[name].get("padding_side", first.text_tokenizer.padding_side)
+    assert st_reba.spec_of(loaded) == st_reba.spec_of(model)
     assert again.model.dtype == first.model.dtype
 
 

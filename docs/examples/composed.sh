@@ -15,23 +15,24 @@ whitened() { # NAME LINE…
     recipe "$@"
     st-reba build "$1.yaml" "$1.model" --no-golden --overwrite > /dev/null
     st-reba postfilter "$1.model" sentences.txt "$1.safetensors" --kind whiten --r 1 --overwrite
-    echo "postfilter: $1.safetensors" >> "$1.yaml"
+    grep -q '^stages:' "$1.yaml" || echo "stages:" >> "$1.yaml"
+    echo "- filter: {file: $1.safetensors}" >> "$1.yaml"
 }
 
 mean=("method: classical" "pooling: mean")
-lower=("${mean[@]}" "layer: [0, 1]" "join: concat")
+lower=("${mean[@]}" "stages:" "- read: {layers: [0, 1], join: concat}")
 nosink=("method: nosink" "setting: mask0-bidir" "k: 4" "pooling: mean")
 
 recipe lower "${lower[@]}"
 whitened lower-whitened "${lower[@]}"
-whitened embeddings-whitened "${mean[@]}" "layer: 0"
+whitened embeddings-whitened "${mean[@]}" "stages:" "- read: {layers: 0}"
 whitened classical-whitened "${mean[@]}"
 whitened reba-whitened "method: reba" "pooling: mean"
 whitened nosink-whitened "${nosink[@]}"
 
-recipe rerouted "${mean[@]}" "layers: {kind: rerouted, k: all}"
-recipe prepended "${mean[@]}" "prepend: 4"
-recipe both "${mean[@]}" "layers: {kind: rerouted, k: all}" "prepend: 4"
+recipe rerouted "${mean[@]}" "stages:" "- layers: {kind: rerouted, k: all}"
+recipe prepended "${mean[@]}" "stages:" "- prepend: {layers: 4}"
+recipe both "${mean[@]}" "stages:" "- layers: {kind: rerouted, k: all}" "- prepend: {layers: 4}"
 recipe prompteol-zh "method: prompteol" "template: 这句话：“{text}”的意思用一个词概括是：“"
-recipe contrastive-zh "method: prompteol" "template: contrastive-zh"
-recipe metaeol-zh "method: prompteol" "template: metaeol-zh"
+recipe contrastive-zh "method: prompteol" "stages:" "- ensemble: {templates: contrastive-zh}"
+recipe metaeol-zh "method: prompteol" "stages:" "- ensemble: {templates: metaeol-zh}"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from .models import VOCABULARY
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-PADDINGS = ("none", "right", "left")
+PADDINGS = ("none", "right")
 MIXES = ("uniform", "realistic")
 SHORTEST = 4
 # Median and spread (standard deviation of the logarithm) of log-normal lengths, in tokens. Short: the sentences of the
@@ -35,7 +32,7 @@ class Batch:
     padding: str
     rows: int
     tokens: int
-    features: dict[str, Tensor]
+    features: dict[str, Any]
 
 
 def make_batch(length: int, padding: str, rows: int, fill: float, seed: int, device: str = "cpu") -> Batch:
@@ -51,12 +48,13 @@ def make_batch(length: int, padding: str, rows: int, fill: float, seed: int, dev
         spread = torch.linspace(length, max(1, math.ceil(fill * length)), rows).round().long()
         lengths = spread[torch.randperm(rows, generator=generator)]
     place = torch.arange(length).expand(shape)
-    real = (place < lengths[:, None]) if padding != "left" else (place >= length - lengths[:, None])
+    real = place < lengths[:, None]
     mask = real.long()
     # As st_reba's own layout has it: padding holds an id of the text's own, and belongs to no copy.
     features = {"input_ids": torch.where(real, ids, ids[:, :1]), "attention_mask": mask, "copy_ids": mask.clone()}
-    moved = {name: tensor.to(device) for name, tensor in features.items()}
-    return Batch(length, padding, rows, int(lengths.sum()), moved)
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in features.items()}
+    counts = lengths.tolist()
+    return Batch(length, padding, rows, sum(counts), {**moved, "places": [(0, count, count) for count in counts]})
 
 
 def draw_lengths(longest: int, mix: str, rows: int, seed: int) -> list[int]:

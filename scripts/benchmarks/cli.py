@@ -12,7 +12,6 @@ from typing import Any
 
 from .depth import run_depth
 from .figures import check_figures, draw
-from .instruction import run_instruction
 from .layers import run_layers
 from .long import run_long
 from .memory import keep_memory
@@ -28,7 +27,6 @@ PARTS: dict[str, Callable[[argparse.Namespace, Report], None]] = {
     "long": run_long,
     "layers": run_layers,
     "depth": run_depth,
-    "instruction": run_instruction,
     "padding": run_padding,
 }
 # So little that it only shows that everything runs.
@@ -37,7 +35,6 @@ SMOKE: dict[str, dict[str, Any]] = {
     "long": {"lengths": [16, 32], "chunk": 8},
     "layers": {"lengths": [24], "batch_size": 4},
     "depth": {"lengths": [24], "batch_size": 4},
-    "instruction": {"lengths": [8], "mix": ["uniform"], "batch_size": 70, "instruction": 4},
     "padding": {"lengths": [24], "count": 40, "batch_tokens": [256]},
 }
 # So that the longest case has one round, and all are done in less than three minutes on two cores.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .aims import Aim
 from .batches import make_batch
@@ -12,22 +12,21 @@ from .layers import Pair, load_pair
 from .measuring import AGAIN, Meter, Run, Variant, measure
 from .report import Report
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 # Above a layer's share of all, which embeddings, final norm and masks come on top of.
 ROOM = 1.15
 
 
-def depth_variants(pair: Pair, features: dict[str, Tensor]) -> tuple[Variant, list[Variant]]:
+def depth_variants(pair: Pair, features: dict[str, Any]) -> tuple[Variant, list[Variant]]:
     """The baseline, which runs all layers, and a model that reads layer l, for every l; last the mean of several."""
+    from st_reba import ReadLayers
+
     depth = pair.converted.depth
 
-    def reading(layer: int | list[int]) -> Variant:
+    def reading(layer: int | tuple[int, ...]) -> Variant:
         last = layer if isinstance(layer, int) else layer[-1]
 
         def prepare() -> Run:
-            pair.converted.layer = layer
+            pair.converted.rebind([ReadLayers(layer)])
             return lambda: pair.converted.forward(features)
 
         name = f"layer {layer}" if isinstance(layer, int) else f"mean of layers {layer[0]} to {layer[1]}"
@@ -40,7 +39,7 @@ def depth_variants(pair: Pair, features: dict[str, Tensor]) -> tuple[Variant, li
     detail = {"plan": f"{depth} forward", "passes": 1.0}
     variants = [Variant("all layers" + AGAIN, plain, (), detail)]
     variants += [reading(layer) for layer in range(1, depth + 1)]
-    variants.append(reading([max(1, depth // 3), max(1, depth * 2 // 3)]))
+    variants.append(reading((max(1, depth // 3), max(1, depth * 2 // 3))))
     return Variant("all layers", plain, (), detail), variants
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .aims import Aim
 from .batches import PADDINGS, make_batch
@@ -14,8 +14,6 @@ from .models import saved_model
 from .report import Report
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from st_reba import LayerPlan, RepeatTransformer
 
 AIM = Aim(1.10)
@@ -46,9 +44,9 @@ def load_pair(name: str, positions: int, dtype: str, device: str) -> Pair:
     return Pair(plain, converted)
 
 
-def layer_variants(pair: Pair, features: dict[str, Tensor], m: int) -> tuple[Variant, list[Variant]]:
+def layer_variants(pair: Pair, features: dict[str, Any], m: int) -> tuple[Variant, list[Variant]]:
     """The baseline, and each kind in every layer; for information, the paper's combination and the added passes."""
-    from st_reba import LayerPlan, named_plan
+    from st_reba import LayerPlan, NoSink
 
     depth = pair.converted.depth
     # The paper's combination on 12 layers, and two thirds of any other depth.
@@ -58,18 +56,18 @@ def layer_variants(pair: Pair, features: dict[str, Tensor], m: int) -> tuple[Var
         "bidirectional": LayerPlan(kind="bidirectional", k="all"),
         "nosink-forward": LayerPlan(kind="nosink-forward", k="all", m=m),
         "nosink-bidirectional": LayerPlan(kind="nosink-bidirectional", k="all", m=m),
-        "mask0&bidir": named_plan("mask0&bidir", k=k, k0=k // 2, m=m),
+        "mask0&bidir": NoSink("mask0&bidir", k=k, k0=k // 2, m=m).plan,
     }
     unasked = {
         "not converted": LayerPlan(),
-        "inter-bidir": named_plan("inter-bidir", k=2),
-        "extra-bidir": named_plan("extra-bidir", k=2),
-        "extend-bidir": named_plan("extend-bidir", k=2),
+        "inter-bidir": NoSink("inter-bidir", k=2).plan,
+        "extra-bidir": NoSink("extra-bidir", k=2).plan,
+        "extend-bidir": NoSink("extend-bidir", k=2).plan,
     }
 
     def converted(name: str, plan: LayerPlan, aims: tuple[Aim, ...]) -> Variant:
         def prepare() -> Run:
-            pair.converted.layers = plan
+            pair.converted.rebind([plan])
             return lambda: pair.converted.forward(features)
 
         stack = plan.resolve(depth)

@@ -27,7 +27,7 @@ def run_long(options: argparse.Namespace, report: Report) -> None:
 
     longest = max(options.lengths)
     with saved_model(options.model, 2 * longest + ROOM) as folder:
-        loader = Loader(folder, options.dtype, options.device, options.padding, {})
+        loader = Loader(folder, options.dtype, options.device, {})
         baseline, *_ = plain_works(loader)
         # Words would need every token's row of a matrix that is as large as the text is long, squared.
         (last, mean, _), _ = reba_works(loader)

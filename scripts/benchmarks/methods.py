@@ -89,7 +89,7 @@ def run_methods(options: argparse.Namespace, report: Report) -> None:
     cases = planned(options)
     longest = max(case.length for case in cases)
     with saved_model(options.model, 2 * longest + ROOM) as folder:
-        loader = Loader(folder, options.dtype, options.device, options.padding, {})
+        loader = Loader(folder, options.dtype, options.device, {})
         baseline, *works = plain_works(loader)
         reba, model = reba_works(loader)
         transformer = cast("RepeatTransformer", model[0])

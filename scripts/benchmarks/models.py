@@ -66,7 +66,7 @@ def save_model(name: str, positions: int, folder: Path) -> None:
     from tokenizers.pre_tokenizers import BertPreTokenizer
     from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-    from st_reba.build import EMBEDDED
+    from st_reba.bases import EMBEDDED
 
     architecture = MODELS[name]
     torch.manual_seed(0)

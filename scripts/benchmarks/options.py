@@ -18,7 +18,6 @@ One command a part, each with its own --help; without one, it is `methods`:
     long         one long text: ReBA, whole and by pieces, against Echo-2
     layers       each kind of layer, and plans that add passes, against plain causal attention
     depth        an inner layer, above which none is run, against all layers
-    instruction  texts that begin with one instruction, run once for all or with every text
     padding      a file of texts, in batches of so many texts or of so many tokens
     report       tables and figures anew, from files that --json wrote
 
@@ -126,12 +125,6 @@ def _output(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return output
 
 
-def _side(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--padding", choices=("right", "left"), default="right", help="side of the padding (default: %(default)s)"
-    )
-
-
 def _end_to_end(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--end-to-end",
@@ -198,7 +191,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="WORD",
         help="measure, beside the baseline, only what has one of these in its name, as ReBA-2 (default: all)",
     )
-    _side(methods)
     _end_to_end(methods)
     _chunk(methods, 256)
 
@@ -213,7 +205,6 @@ def build_parser() -> argparse.ArgumentParser:
         "  %(prog)s --threads 2 --json long.json --figures figures\n"
         "  %(prog)s --lengths 8192 --rounds 1",
     )
-    _side(long)
     _end_to_end(long)
     _chunk(long, 512)
 
@@ -237,8 +228,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--padding",
         choices=PADDINGS,
         action="append",
-        help="none: all texts are of that length; right, left: of mixed lengths, padded there; may be given more than "
-        "once (default: all three)",
+        help="none: all texts are of that length; right: of mixed lengths, padded; may be given more than once "
+        "(default: both)",
     )
     layers.add_argument(
         "--fill",
@@ -260,39 +251,14 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=raw,
         help="an inner layer against all layers",
         description="Run one batch through all of the backbone's layers (transformers' own causal SDPA), and through\n"
-        "the same weights with layer=l for every l, and with the mean of several; no layer above is run. The column\n"
-        "'passes' is the part of the layers that runs: about what the time should be. ('all layers again' is the\n"
-        "noise.)",
+        "the same weights, of which layer l is read, for every l, and the mean of several; no layer above is run. The\n"
+        "column 'passes' is the part of the layers that runs: about what the time should be. ('all layers again' is\n"
+        "the noise.)",
         epilog="examples:\n  %(prog)s --threads 1 --clock cpu --markdown depth.md\n  %(prog)s --smoke",
     )
     depth.add_argument(
         "--batch-size", type=positive, default=4, metavar="B", help="texts of a batch (default: %(default)s)"
     )
-
-    instruction = commands.add_parser(
-        "instruction",
-        parents=[common_options("gpt2", [32, 128], 5)],
-        formatter_class=raw,
-        help="an instruction before every text, run once for all or with every text",
-        description="Run texts that all begin with the same instruction through each method twice: with its keys,\n"
-        "values and hidden states computed once for the batch, as st_reba does, and with every text.",
-        epilog="examples:\n  %(prog)s --threads 2 --instruction 32 --batch-size 16",
-    )
-    instruction.add_argument(
-        "--instruction", type=positive, default=32, metavar="N", help="its tokens (default: %(default)s)"
-    )
-    instruction.add_argument(
-        "--batch-size", type=positive, default=16, metavar="B", help="texts of a batch (default: %(default)s)"
-    )
-    instruction.add_argument(
-        "--mix",
-        nargs="+",
-        choices=MIXES,
-        default=["uniform"],
-        help="lengths: all the same, or short and long ones (default: uniform)",
-    )
-    _side(instruction)
-    _end_to_end(instruction)
 
     padding = commands.add_parser(
         "padding",
@@ -315,7 +281,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens of a batch (default: 4096 16384)",
     )
-    _side(padding)
 
     report = commands.add_parser(
         "report", formatter_class=raw, help="tables and figures anew, from files that --json wrote"

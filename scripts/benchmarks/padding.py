@@ -69,7 +69,7 @@ def _measured(texts: list[str], longest: int, options: argparse.Namespace) -> li
     from st_reba.encode import encode_stream
 
     with saved_model(options.model, 2 * longest + ROOM) as folder:
-        model = Loader(folder, options.dtype, options.device, options.padding, {}).build("reba", repeats=2)
+        model = Loader(folder, options.dtype, options.device, {}).build("reba", repeats=2)
 
     def variant(name: str, **batches: Any) -> Variant:
         def run() -> int:
@@ -87,7 +87,6 @@ def _measured(texts: list[str], longest: int, options: argparse.Namespace) -> li
         "texts": len(texts),
         "from": options.texts.name if options.texts else f"realistic lengths up to {longest}",
         "tokens": tokens,
-        "padding": options.padding,
         "timed": "from text to vectors",
     }
     with torch.inference_mode():

@@ -56,28 +56,19 @@ class Loader:
         folder: The backbone.
         dtype: Of the weights.
         device: Where they are.
-        padding_side: Side of the padding.
         shared: The weights; empty before the first model.
     """
 
     folder: str
     dtype: str
     device: str
-    padding_side: str
     shared: dict[str, Tensor]
 
     def build(self, method: str, **options: Any) -> SentenceTransformer:
         """A model of st_reba's."""
         import st_reba
 
-        model = st_reba.build(
-            self.folder,
-            method,
-            dtype=self.dtype,
-            device=self.device,
-            padding_side=cast(Any, self.padding_side),
-            **options,
-        )
+        model = st_reba.build(self.folder, method, dtype=self.dtype, device=self.device, **options)
         model.eval()
         self.share(model[0].model)
         return model
@@ -89,10 +80,11 @@ class Loader:
         backbone.load_state_dict(self.shared, assign=True)
 
 
-def ready(transformer: RepeatTransformer, texts: Sequence[str]) -> dict[str, Tensor]:
+def ready(transformer: RepeatTransformer, texts: Sequence[str]) -> dict[str, Any]:
     """Features on the model's own device."""
-    device = next(transformer.model.parameters()).device
-    return {name: value.to(device) for name, value in transformer.preprocess(texts).items()}
+    from sentence_transformers.util import batch_to_device
+
+    return batch_to_device(transformer.preprocess(texts), next(transformer.model.parameters()).device)
 
 
 def sentences(name: str, model: SentenceTransformer, copies: int | None = 1, shortest: int = 0) -> Work:
@@ -113,8 +105,11 @@ def words(model: SentenceTransformer) -> Work:
     import torch
 
     import st_reba
+    from st_reba.modules.capture import Capture
 
     transformer, pooling = cast("RepeatTransformer", model[0]), cast("ReBAPooling", model[1])
+
+    watch = [Capture(pooling.token_capture)]
 
     def forward(texts: Sequence[str]) -> Run:
         features = ready(transformer, texts)
@@ -123,7 +118,7 @@ def words(model: SentenceTransformer) -> Work:
         for row, length in enumerate(lengths):
             spans[row, slice(*middle(length))] = True
         spans = spans.to(features["input_ids"].device)
-        return lambda: pooling.span_embeddings(transformer(features, capture=pooling.token_capture), spans)
+        return lambda: pooling.span_embeddings(transformer(features, watch=watch), spans)
 
     def whole(texts: Sequence[str]) -> Run:
         items = []

@@ -42,7 +42,7 @@ def fuse_by_loops(attentions: Sequence[Tensor]) -> Tensor:
     return fused
 
 
-def last_vectors(backbone: Any, features: dict[str, Tensor], fuse: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
+def last_vectors(backbone: Any, features: dict[str, Any], fuse: Callable[[Sequence[Tensor]], Tensor]) -> Tensor:
     """ReBA's e_n of every text, of length 1, from a backbone with eager attention."""
     import torch
 

@@ -51,7 +51,6 @@ def measure_works(
     others.insert(0, Variant(baseline.name + AGAIN, baseline.prepare, (), baseline.detail))
     told = {
         **case,
-        "padding": options.padding,
         "timed": "from text to vectors" if options.end_to_end else "forward on ready features",
     }
     meter = Meter(options.device, options.clock, options.rounds, limit=options.case_limit)

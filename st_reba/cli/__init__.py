@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from ..version import __version__
 from . import conversion, corpus, hub, life, models, onnx, postfilter, push, report, vectors, zoo
 from .evaluate import add_evaluate
-from .options import DTYPES, METHODS, POOLINGS, SPANS
 
-__all__ = ["DTYPES", "METHODS", "POOLINGS", "SPANS", "main", "parser"]
+__all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .composing import add_composing, check_search, compose
 from .labelled import add_labelled, add_words, reading
-from .options import POOLINGS, add_running, count, layer_count, load_model, new_command, positive
+from .options import add_running, count, layer_count, load_model, new_command, positive
 
 
 def add_tune(commands: Any) -> None:
@@ -49,7 +49,7 @@ def add_tune(commands: Any) -> None:
     add_words(command)
     command.add_argument("--limit", type=positive, metavar="N", help="use N items of each file, drawn by the seed")
     command.add_argument("--seed", type=count, default=0, help="of the draws (default: %(default)s)")
-    command.add_argument("--pooling", choices=POOLINGS, help="(default: mean)")
+    command.add_argument("--pooling", choices=("last", "mean", "cls"), help="(default: mean)")
     command.add_argument("--m", type=positive, help="sink tokens (default: 1)")
     command.add_argument("--max-seq-length", type=positive, help="positions of a text")
     command.add_argument("--prompt", help="in front of every text, not pooled")
@@ -135,7 +135,7 @@ def attention(options: argparse.Namespace) -> None:
 def _model(options: argparse.Namespace) -> Any:
     """The saved model, or the base model, converted."""
     from ..build import build
-    from ..modules import DecoderTransformer
+    from ..modules.decoder import DecoderTransformer
     from ..repository import is_repository
 
     if options.setting is None and is_repository(options.model, {}):
@@ -147,15 +147,15 @@ def _model(options: argparse.Namespace) -> Any:
                         f"--{name} {getattr(options, name)}: MODEL={options.model!r} is converted already."
                     )
             return model
+    given = {"k": options.k, "k0": options.k0, "device": options.device}
+    if (options.setting or "").lower().startswith("mask0"):
+        # Where no layer hides a token, m only says how many are measured.
+        given["m"] = options.m
     return build(
         options.model,
         "nosink",
         setting=options.setting or "baseline",
-        k=options.k,
-        k0=options.k0,
-        # Where no layer hides a token, it only says how many are measured.
-        m=options.m if (options.setting or "").lower().startswith("mask0") else 1,
         dtype=options.dtype,
-        device=options.device,
         trust_remote_code=options.trust_remote_code,
+        **{name: value for name, value in given.items() if value is not None},
     )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from ..modules.options import Options, alternatives, type_hints
+from ..short import read_value
+from ..spec import METHODS
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 # Written out, so that parsing needs no library; the tests hold them against the package.
-METHODS = ("reba", "echo", "classical", "prompteol", "nosink")
-POOLINGS = ("last", "mean", "cls")
-SPANS = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
-JOINS = ("mean", "concat")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
-FILTERS = ("center", "abtt", "standardize", "whiten")
 BATCH_TOKENS = 4096
 ENGINES = ("single", "local", "ray")
 MAX_CHARS = 1_000_000
@@ -26,7 +25,6 @@ CORPUS_FILES = (
     ".txt (one text a line), .jsonl, .csv, .tsv, each also .gz, .parquet, a folder of such files, or one that "
     "datasets' save_to_disk wrote"
 )
-_PLAN = """'{"k": 4, "k0": 2}', or '{"layers": {"backward": [-1, -2]}}'"""
 
 
 def new_command(commands: Any, name: str, summary: str, example: str, run: Any) -> argparse.ArgumentParser:
@@ -48,6 +46,38 @@ def add_running(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", help="where to run: cpu, cuda, cuda:1, mps (default: a GPU where there is one)")
     command.add_argument("--dtype", choices=DTYPES, help="of the weights (default: float32 on a CPU, else as stored)")
     command.add_argument("--trust-remote-code", action="store_true", help="allow the model's own Python code")
+
+
+def add_fields(command: argparse.ArgumentParser) -> None:
+    """An option for each field of the methods, as the methods describe it; one that is not given is not set."""
+    group = command.add_argument_group("the method's fields")
+    described: dict[str, tuple[type[Options], str, list[str], dict[str, None]]] = {}
+    for method, kind in _kinds():
+        for name, allowed, _, words in kind.described():
+            _, _, methods, choices = described.setdefault(name, (kind, words, [], {}))
+            methods.append(method)
+            choices.update(dict.fromkeys(re.findall("'[^']*'", allowed)))
+    for name, (kind, words, methods, choices) in described.items():
+        whose = "" if len(methods) == len(METHODS) else f"{', '.join(methods)}: "
+        listed = f" ({', '.join(choices)})" if choices else ""
+        help = f"{whose}{words}{listed}".replace("%", "%%")
+        flag, hint = f"--{name.replace('_', '-')}", type_hints(kind)[name]
+        if hint is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
+        else:
+            metavar = "N" if int in alternatives(hint) else "TEXT"
+            group.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help)
+
+
+def fields_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given, as ``build`` takes them."""
+    hints = {name: type_hints(kind)[name] for _, kind in _kinds() for name in kind.names()}
+    given = {name: getattr(options, name) for name in hints if hasattr(options, name)}
+    return {name: read_value(value, hints[name]) if isinstance(value, str) else value for name, value in given.items()}
+
+
+def _kinds() -> Iterator[tuple[str, type[Options]]]:
+    return ((method, kind) for method, kinds in METHODS.items() for kind in kinds)
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
@@ -120,7 +150,7 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def print_description(description: Any, as_json: bool) -> None:
     """Print what a model folder holds."""
-    print(json.dumps(asdict(description), ensure_ascii=False, indent=2) if as_json else description)
+    print(json.dumps(description.to_json(), ensure_ascii=False, indent=2) if as_json else description)
 
 
 def load_model(options: argparse.Namespace) -> SentenceTransformer:
@@ -133,36 +163,6 @@ def load_model(options: argparse.Namespace) -> SentenceTransformer:
 def layer_count(text: str) -> int | str:
     """A number of layers, or ``all``."""
     return text if text == "all" else count(text)
-
-
-def plan(text: str) -> dict[str, Any]:
-    """A layer plan in JSON."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error}): write {_PLAN}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: write {_PLAN}")
-    return value
-
-
-def layer(text: str) -> int | list[int]:
-    """A layer's number, or the first and the last of several, as ``2:4``."""
-    numbers = re.fullmatch(r"(-?\d+)(?::(-?\d+))?", text, re.ASCII)
-    if numbers is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} names no layer: write its number, as 3, or -4 counted from the end; or two, as 2:4"
-        )
-    first, last = numbers.groups()
-    return int(first) if last is None else [int(first), int(last)]
-
-
-def numbers(text: str) -> list[float]:
-    """Numbers, as ``1,-0.5``."""
-    try:
-        return [float(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: write --weights=1,-0.5") from None
 
 
 def count(text: str) -> int:

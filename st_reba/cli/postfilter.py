@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from .options import FILTERS, add_reading, add_running, count, load_model, new_command, positive
+from ..modules.filter import Kind
+from .options import add_reading, add_running, count, load_model, new_command, positive
 
 _SUFFIX = ".safetensors"
 
@@ -29,11 +30,11 @@ def add_postfilter(commands: Any) -> None:
         "out",
         metavar="OUT",
         type=Path,
-        help=f"the folder to write; or a file that ends in {_SUFFIX}: the filter alone, for a recipe's postfilter:",
+        help=f"the folder to write; or a file that ends in {_SUFFIX}: the filter alone, for a recipe's stage filter",
     )
     command.add_argument(
         "--kind",
-        choices=FILTERS,
+        choices=get_args(Kind),
         default="abtt",
         help="take away the mean; also the top principal directions; or the dimensions' spread; or all covariance "
         "(default: %(default)s)",
@@ -62,7 +63,7 @@ def add_postfilter(commands: Any) -> None:
 
 
 def postfilter(options: argparse.Namespace) -> None:
-    from ..filtered import postfilter_of, told, with_postfilter
+    from ..filters import postfilter_of, told, with_postfilter
     from ..hub.saving import check_out, save
     from ..index import read_documents
 
@@ -86,12 +87,13 @@ def postfilter(options: argparse.Namespace) -> None:
         batch_size=options.batch_size,
         batch_tokens=options.batch_tokens,
     )
+    record = fitted.record()
     if alone:
         fitted.save(options.out)
     else:
         save(with_postfilter(model, fitted), options.out, overwrite=options.overwrite, golden=not options.no_golden)
-    about = {"path": str(options.out), **fitted.record(), "dimension": fitted.out_dimension}
     if options.json:
+        about = {"path": str(options.out), **record.to_dict(), "dimension": fitted.out_dimension}
         print(json.dumps(about, ensure_ascii=False))
     else:
-        print(f"{options.out}: {told(fitted.record())}; vectors of {fitted.out_dimension} dimensions")
+        print(f"{options.out}: {told(record)}; vectors of {fitted.out_dimension} dimensions")

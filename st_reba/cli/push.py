@@ -20,7 +20,7 @@ def add_push(commands: Any) -> None:
         "Publish a model on the Hub: check it, say what will be sent, then one commit.\n\n"
         "The token is the one of `hf auth login`, or HF_TOKEN. A push that was cut off goes on when it is run again.",
         "  st-reba push my_model org/my-model --private\n"
-        "  st-reba push my_model org/my-model --dry-run upload\n"
+        "  st-reba push my_model org/my-model --dry-run\n"
         "  st-reba push my_model_onnx org/my-model-onnx\n"
         "  st-reba push llama2-chinese-reba org/llama2-chinese-reba --no-weights --revision v2",
         push,
@@ -32,7 +32,8 @@ def add_push(commands: Any) -> None:
     command.add_argument("--private", action="store_true", help="make a new repository private")
     command.add_argument("--revision", metavar="BRANCH", help="the branch to write to, made from main if missing")
     command.add_argument("--message", metavar="TEXT", help="of the commit")
-    command.add_argument("--dry-run", type=Path, metavar="OUT", help="write it to this new folder, and contact nothing")
+    command.add_argument("--create-pr", action="store_true", help="open a pull request instead of writing to main")
+    command.add_argument("--dry-run", action="store_true", help="say what would be sent and removed, send nothing")
     command.add_argument("--no-weights", action="store_true", help="a recipe: publish no weights, name the pinned base")
     add_running(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON; the rest goes to stderr")
@@ -45,6 +46,7 @@ def push(options: argparse.Namespace) -> None:
     how: dict[str, Any] = {
         "private": options.private,
         "revision": options.revision,
+        "create_pr": options.create_pr,
         "message": options.message,
         "dry_run": options.dry_run,
         "say": partial(print, file=sys.stderr if options.json else sys.stdout, flush=True),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from st_reba.build import build
+from st_reba import build
 from st_reba.index import Document, Index, read_documents
 
 SENTENCES = Path(__file__).parent / "sentences.jsonl"

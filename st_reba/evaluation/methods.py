@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
+from .. import build
 from ..bases import EMBEDDED
-from ..build import build
 from ..modules.options import unknown
 from ..modules.stages import as_stored
 from ..persistence import load
 from ..recipe import read_recipe
 from ..repository import is_repository
+from ..short import cut, read_fields
 from ..spec import METHODS, Spec
 from ..version import __version__
 
@@ -241,7 +242,7 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
         >>> [method.name for method in read_methods("classical,reba-3:pooling=mean,nosink:setting=mask0-bidir,k=4")]
         ['classical last', 'reba-3 mean', 'nosink mask0-bidir mean k=4']
     """
-    parts = _cut(words, ",") if isinstance(words, str) else list(words)
+    parts = cut(words, ",") if isinstance(words, str) else list(words)
     if isinstance(words, str):
         joined: list[str] = []
         for part in parts:
@@ -297,12 +298,9 @@ def name_of(arguments: Mapping[str, Any]) -> str:
     """
     if not arguments:
         return SAVED
-    rest = dict(arguments)
+    rest = flat(arguments)
     method = rest.pop("method")
-    stages = {name: dict(own) for each in rest.pop("stages", ()) for name, own in each.items()}
-    rest |= stages.pop("nosink", {})
-    if method == "classical" and ("setting" in rest or "layers" in stages):
-        method = "nosink"
+    stages = {name: own for each in rest.pop("stages", ()) for name, own in each.items()}
     repeats = rest.pop("repeats", None) or _DEFAULT_REPEATS
     pooling = rest.pop("pooling", None) or ("mean" if method == "nosink" else "last")
     words = [f"{method}-{repeats}" if method in _REPEATING and "template" not in rest else method]
@@ -312,6 +310,27 @@ def name_of(arguments: Mapping[str, Any]) -> str:
     words += [f"{key}={_short(rest[key])}" for key in sorted(rest)]
     words += [f"{name} {key}={_short(own[key])}" for name, own in stages.items() for key in sorted(own)]
     return " ".join(words)
+
+
+def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with the NoSink setting's fields among the method's, however they were given.
+
+    Args:
+        arguments: As of a :class:`Method`.
+
+    Example:
+        >>> flat({"method": "classical", "pooling": "mean", "stages": [{"nosink": {"setting": "mask0-bidir", "k": 4}}]})
+        {'method': 'nosink', 'pooling': 'mean', 'setting': 'mask0-bidir', 'k': 4}
+    """
+    values = {name: value for name, value in arguments.items() if name != "stages"}
+    stages = [dict(each) for each in arguments.get("stages", ())]
+    for each in stages:
+        values |= each.pop("nosink", {})
+    if stages := [each for each in stages if each]:
+        values["stages"] = stages
+    if values.get("method") == "classical" and ("setting" in values or any("layers" in each for each in stages)):
+        values["method"] = "nosink"
+    return values
 
 
 def _limit_content(
@@ -349,22 +368,16 @@ def _method(word: str) -> Method:
             raise ValueError(f"methods: {word!r}: only {list(_REPEATING)} take a number of copies, as reba-3.")
         rest = word[copied.end() :]
         word = f"{name}:repeats={repeats}" + (f",{rest[1:]}" if rest.startswith(":") else rest)
-    name, _, text = _cut(word, "+")[0].partition(":")
+    first, *stages = cut(word, "+")
+    name, _, text = first.partition(":")
     if name not in METHODS:
         raise ValueError(f"methods: {unknown(repr(word), name, list(METHODS))} Or name a recipe (.yaml).")
     try:
-        spec = Spec.parse(word)
+        # What is not given stays open: a sentence-transformers base keeps its own pooling.
+        values = {"method": name, **read_fields(text, METHODS[name], name), **({"stages": stages} if stages else {})}
+        return Method(values)
     except ValueError as error:
         raise ValueError(f"methods: {word!r}: {error}") from None
-    # What was not given stays open: a sentence-transformers base keeps its own pooling.
-    given = {part.partition("=")[0].strip() for part in _cut(text, ",")}
-    fields = {field: getattr(spec.method, field) for field in spec.method.names() if field in given}
-    return Method({"method": name, **fields, **({"stages": as_stored(spec.stages)} if spec.stages else {})})
-
-
-def _cut(text: str, mark: str) -> list[str]:
-    """A text cut at a mark, what stands in quotes left alone."""
-    return re.findall(rf"""(?:[^{mark}"']|"[^"]*"|'[^']*'|["'])+""", text)
 
 
 def _hashed(arguments: Mapping[str, Any]) -> list[Any]:

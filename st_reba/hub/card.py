@@ -1,381 +1,481 @@
-"""The model card, README.md of a saved model: all that it says comes from the model's own configuration."""
+"""The model card, README.md of a saved model: one template over the model's own spec, files and golden vectors."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 
-from .. import zoo
 from ..bases import EMBEDDED
 from ..files import whole_file
-from ..recipe import About, Score
-from .card_text import (
-    CITATIONS,
-    KINDS,
-    PAPERS,
-    costs,
-    equation,
-    licence_text,
-    limits,
-    method_notes,
-    properties,
-    sources,
-    summary,
-    why_blocked,
-)
-from .facts import Facts, facts_of_model, facts_of_recipe, left_at_base
+from ..modules.decoder import has_adapter
+from ..modules.layout import Layout
+from ..modules.stages import Stage
+from ..recipe import About
+from ..spec import Spec, spec_of
 from .golden import FILE as GOLDEN
-from .layer_text import hidden_states, reads
+from .golden import read_golden
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import EvalResult
 
 FILE = "README.md"
 TEMPLATE = Path(__file__).parent / "template.md"
-# Stands in a card whose repository has no name yet; `with_repo_id` puts the name in.
-PLACEHOLDER = "ORG/NAME"
+# What the examples load while the repository has no name; `with_repo_id` puts the name in.
+PLACEHOLDER = "path/to/model"
 _TAG = "st-reba"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _QUERY_NAMES, _DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
-_EXAMPLES = {
-    True: {
-        "texts": '["银行的利率又下调了。", "The cat is asleep on the roof."]',
-        "question": '"房贷会更便宜吗？"',
-        "word_text": '"他在银行取了钱，然后沿着河岸走回家。"',
-        "word": '"银行"',
-    },
-    False: {
-        "texts": '["The bank lowered its interest rates again.", "The cat is asleep on the roof."]',
-        "question": '"Will mortgages get cheaper?"',
-        "word_text": '"She went to the bank, then walked home along the river."',
-        "word": '"bank"',
-    },
-}
+# What a base's own card says that holds for a model without training as well.
+_INHERITED = ("license", "license_name", "license_link", "language", "base_model")
+_MOST_CHARACTERS = 1 << 20
 
 
-def write_card(
+def card_of(
     model: SentenceTransformer,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None = None,
     *,
-    recipe: zoo.Recipe | Mapping[str, Any] | str | None = None,
+    about: About | None = None,
+    name: str | None = None,
     repo_id: str | None = None,
-    results: str | os.PathLike[str] | None = None,
-) -> None:
-    """Write the README.md of a saved model; the same model gives the same bytes.
+    results: Sequence[EvalResult] = (),
+) -> str:
+    """The text of a model's card; the same model gives the same text.
 
     Args:
-        model: The model that was saved.
-        folder: Where: what else is there (golden vectors) is told.
-        recipe: What it was built by: a recipe, its ``to_json()``, a name of the zoo or a YAML file. None: the one by
-            which a loaded model's own card calls it, if that is its configuration still.
+        model: A model of this package.
+        folder: Where it was saved: its golden vectors and the code that it carries are told; None: nowhere.
+        about: What a recipe says of it; None: what the card that it was loaded with says, if it is that model still.
+        name: What to call it in the metadata; None: its base and its short form.
         repo_id: ``ORG/NAME`` of the repository; None: a placeholder, which :func:`with_repo_id` fills.
-        results: A JSON file of scores that were measured with this model: a list of objects with the fields of
-            ``huggingface_hub.EvalResult``. None: no model-index.
+        results: Scores that were measured with this model.
 
     Raises:
-        ValueError: It is no model of this package, or the file of results is none.
-        ImportError: Jinja2, which torch brings along, is missing.
+        ValueError: It is no model of this package.
 
     Example:
-        >>> import st_reba, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_card(st_reba.build("mini", "echo"), folder)
-        ...     Path(folder, "README.md").read_text(encoding="utf-8").count("# mini-echo-2-last")
-        1
+        >>> import st_reba
+        >>> card = card_of(st_reba.build("mini", "echo", pooling="mean"))
+        >>> [line for line in card.splitlines() if line.startswith("# ")]
+        ['# mini with Echo (mean)']
     """
-    path = Path(folder)
-    name, facts, about = known(model, path, recipe)
-    measured = [] if results is None else read_results(results)
-    text = render(
-        facts,
-        about,
-        name=name,
-        repo=repo_id or PLACEHOLDER,
-        golden=(path / GOLDEN).is_file(),
-        measured=measured,
-    )
-    with whole_file(path / FILE) as stream:
+    text = render(TEMPLATE, values_of(model, folder, about=about, name=name, results=results))
+    return text if repo_id is None else with_repo_id(text, repo_id)
+
+
+def write_card(model: SentenceTransformer, folder: str | os.PathLike[str], **options: Any) -> None:
+    """Write the README.md of a saved model; arguments as for :func:`card_of`."""
+    text = card_of(model, folder, **options)
+    with whole_file(Path(folder) / FILE) as stream:
         stream.write(text.encode("utf-8"))
 
 
-def known(
-    model: SentenceTransformer,
-    folder: Path | None = None,
-    recipe: zoo.Recipe | Mapping[str, Any] | str | None = None,
-) -> tuple[str, Facts, About]:
-    """A model's name, and what is known of it and of its base.
-
-    Args:
-        model: The model.
-        folder: Where it was saved; None: nowhere.
-        recipe: As for :func:`write_card`.
-    """
-    facts = facts_of_model(model)
-    found = _recipe(recipe) or _kept_recipe(model, facts)
-    if found is not None and found.arguments.get("tokenizer") is not None:
-        facts = replace(facts, tokenizer=str(found.arguments["tokenizer"]))
-    if folder is not None:
-        facts = left_at_base(facts, folder)
-    if found is None:
-        return facts.signature, facts, _about_base(facts.base)
-    return found.name, facts, found.about
-
-
-def recipe_card(recipe: zoo.Recipe) -> str:
-    """The card of a recipe, its base not loaded unless it is embedded.
-
-    Args:
-        recipe: The recipe.
-
-    Returns:
-        The text.
-    """
-    facts = facts_of_recipe(recipe)
-    if recipe.arguments["base"] in EMBEDDED:
-        facts = facts_of_model(recipe.build(dtype=recipe.arguments.get("dtype", "auto"), device="cpu"))
-    return render(facts, recipe.about, name=recipe.name, repo=recipe.name, recipe_only=True)
-
-
 def with_repo_id(card: str, repo_id: str) -> str:
-    """A card whose examples name the repository, where it had no name yet.
-
-    Args:
-        card: The card's text.
-        repo_id: ``ORG/NAME``.
-    """
-    onnx = repo_id.rsplit("/", 1)[-1]
-    return card.replace(f"{PLACEHOLDER} NAME-onnx", f"{repo_id} {onnx}-onnx").replace(PLACEHOLDER, repo_id)
+    """A card whose examples name the repository, where it had no name yet."""
+    return card.replace(PLACEHOLDER, repo_id)
 
 
-def read_results(path: str | os.PathLike[str]) -> list[EvalResult]:
-    """Read scores that were measured.
-
-    Args:
-        path: A JSON file: a list of objects with the fields of ``huggingface_hub.EvalResult``, of which task_type,
-            dataset_type, dataset_name, metric_type and metric_value must be there.
-
-    Raises:
-        ValueError: It is no such file; the entry and its field are named.
-    """
-    from huggingface_hub import EvalResult
-
-    file = os.fspath(path)
-    try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"results={file!r} is not JSON ({error}).") from error
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"results={file!r} must be a list of objects with the fields of huggingface_hub.EvalResult.")
-    known = [each.name for each in fields(EvalResult)]
-    results = []
-    for number, each in enumerate(given, 1):
-        if not isinstance(each, dict) or (unknown := [name for name in each if name not in known]):
-            wrong = f"has {unknown[0]!r}" if isinstance(each, dict) else "is no object"
-            raise ValueError(f"results={file!r}: entry {number} {wrong}; an entry has fields of {known}.")
-        try:
-            results.append(EvalResult(**each))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"results={file!r}: entry {number}: {error}.") from error
-    return results
-
-
-def render(
-    facts: Facts,
-    about: About,
-    *,
-    name: str,
-    repo: str,
-    golden: bool = False,
-    measured: Sequence[EvalResult] = (),
-    recipe_only: bool = False,
-    template: Path = TEMPLATE,
-    tags: Sequence[str] = (),
-    more: Mapping[str, Any] | None = None,
-) -> str:
-    """Make a card's text.
-
-    Args:
-        facts: What is known of the model.
-        about: What is known of its base.
-        name: The model's.
-        repo: What the examples load.
-        golden: Whether golden vectors lie beside the card.
-        measured: Scores that were measured with it.
-        recipe_only: Whether the card is a recipe's, and no model's.
-        template: The file that is filled.
-        tags: For the Hub, beside those of every model.
-        more: Values for a template of its own, which take the place of others of that name.
-
-    Returns:
-        The text, checked by huggingface_hub to be a card.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError("A model card needs Jinja2, which torch brings along. Run: pip install jinja2") from error
+def render(template: Path, values: Mapping[str, Any]) -> str:
+    """Fill a template of a card; the result is checked by huggingface_hub to be one."""
+    import jinja2
     from huggingface_hub import ModelCard
 
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["tojson_text"] = lambda value: json.dumps(value, ensure_ascii=False)
-    environment.filters["in_braces"] = lambda value: f"`{{{value}}}`"
-    pinned = "" if recipe_only else ', revision="main"'
-    given = {task: dict.fromkeys(facts.fields.get(task, ()), "…") for task in ("query", "document")}
-    onnx_options = " --task document" if facts.two_templates or facts.prompts else ""
-    values: dict[str, Any] = dict(
-        metadata=metadata(facts, about, name, measured, tags).to_yaml(),
-        title=name,
-        facts=facts,
-        about=about,
-        repo=repo,
-        golden=golden,
-        measured=measured,
-        blocked=why_blocked(facts, about, name) if recipe_only else None,
-        build_command=f"st-reba zoo build {name} {repo}{' --trust-remote-code' * facts.remote_code}"
-        if recipe_only
-        else None,
-        summary=summary(facts, about),
-        properties=properties(facts, about),
-        equation=equation(facts),
-        hidden_states=hidden_states(facts),
-        word_states="the last hidden states" if reads(facts) is None else "v",
-        method_notes=method_notes(facts),
-        kinds=[(kind, KINDS[kind].format(m=facts.plan.m)) for kind in _kinds(facts)] if facts.plan is not None else [],
-        costs=costs(facts),
-        limits=limits(facts, about, recipe_only=recipe_only, measured=bool(measured or about.measured)),
-        licence=licence_text(facts, about),
-        paper=PAPERS.get(about.paper or "", ""),
-        citation="\n\n".join(CITATIONS[source] for source in sources(facts, about)),
-        revision=pinned,
-        langchain_revision=', "revision": "main"' if pinned else "",
-        trusted=", trust_remote_code=True" if facts.remote_code else "",
-        onnx_folder=f"{repo.rsplit('/', 1)[-1]}-onnx",
-        onnx_options=onnx_options,
-        any_fields=any(facts.fields.values()),
-        document_arguments=_arguments(given["document"]),
-        query_arguments=_arguments(given["query"]),
-        **_langchain(facts, given),
-        **_EXAMPLES["zh" in about.language],
-    )
-    text = environment.from_string(template.read_text(encoding="utf-8")).render(values | dict(more or {}))
-    lines = "\n".join(line.rstrip() for line in text.splitlines())
-    while "\n\n\n" in lines:
-        lines = lines.replace("\n\n\n", "\n\n")
-    content: str = ModelCard(lines.rstrip() + "\n").content
-    return content
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    text = environment.from_string(template.read_text(encoding="utf-8")).render(values)
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines()))
+    return str(ModelCard(text.rstrip() + "\n").content)
 
 
-def metadata(
-    facts: Facts, about: About, name: str, measured: Sequence[EvalResult] = (), tags: Sequence[str] = ()
-) -> ModelCardData:
-    """The card's metadata for the Hub.
+def values_of(
+    model: SentenceTransformer,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    about: About | None = None,
+    name: str | None = None,
+    results: Sequence[EvalResult] = (),
+    tags: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What a card's template is filled with; arguments as for :func:`card_of`.
 
     Args:
-        facts: What is known of the model.
-        about: What is known of its base.
-        name: The model's.
-        measured: Scores that were measured with it.
-        tags: More of them.
+        model: The model.
+        folder: Where it was saved.
+        about: What a recipe says of it.
+        name: Its name for the metadata.
+        results: Scores that were measured with it.
+        tags: For the Hub, beside those of every model.
     """
+    spec, first = spec_of(model), cast(Any, model[0])
+    place = None if folder is None else Path(folder)
+    base, revision, from_base = _base(first, place)
+    prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
+    configuration = {"base": base, "revision": revision, **spec.to_dict(), "prompts": prompts}
+    given = {option: value for option, value in configuration.items() if value}
+    recipe = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120)
+    trained = _training(model)
+    earlier = _Earlier(model, recipe, trained is not None or about is not None)
+    about = about or About()
+    sections = {**earlier.sections, **_sections(about, results)} | ({"Training": trained} if trained else {})
+    inherited = {**_metadata_beside(first), **earlier.inherited}
+    licence = {"license": about.licence, "license_link": about.licence_link} if about.licence else inherited
+    fine_tuned, adapter = "Training" in sections, has_adapter(first.model)
+    quantized = getattr(first.model, "hf_quantizer", None) is not None
+    data = _metadata(
+        base=base if "/" in base else inherited.get("base_model"),
+        licence=licence,
+        language=list(about.language) or inherited.get("language"),
+        name=name or earlier.name or _slug(base, spec, [prompts, sections.get("Training")]),
+        tags=[*tags, *dict.fromkeys((spec.name, spec.method.name, *(stage.name for stage in spec.stages)))],
+        # The Hub's relations each say that weights were changed: without training none is.
+        relation="adapter" if adapter else "finetune" if fine_tuned else "quantized" if quantized else None,
+        datasets=_datasets(model),
+        results=list(results) or earlier.results,
+    )
+    parts = [part for part in (spec.method, *spec.stages) if not isinstance(part, Layout)]
+    return {
+        **_input(model, spec.method, prompts),
+        "metadata": data,
+        "title": _title(base, parts),
+        "repo": PLACEHOLDER,
+        "base": _linked(base),
+        "base_revision": revision,
+        "from_base": from_base,
+        "spec": spec,
+        "method": spec.method,
+        "chunk": getattr(spec.method, "chunk", None),
+        "parts": [_part(part) for part in parts],
+        "recipe": recipe,
+        "about": about,
+        "sections": sections,
+        "licence": licence.get("license"),
+        "licence_link": licence.get("license_link"),
+        "normalized": any(isinstance(module, Normalize) for module in model),
+        "dimension": model.get_embedding_dimension(),
+        "modules": [type(module).__name__ for module in model],
+        "architecture": type(first.model).__name__,
+        "depth": first.depth,
+        "runs": first.runs,
+        "stack": first.stack,
+        "passes": len(first.stack.calls) if first.stack else first.runs,
+        "kinds": _kinds(first.stack),
+        "dtype": _dtype(first, place),
+        "adapter": adapter,
+        "quantized": quantized,
+        "fine_tuned": fine_tuned,
+        "trusted": bool(getattr(first.model.config, "auto_map", None)),
+        "golden": _golden(place),
+        "code": _code(place),
+        "chinese": "zh" in (data.language or ()),
+    }
+
+
+def _input(model: SentenceTransformer, method: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """How texts are laid out, and what a call needs."""
+    first = cast(Any, model[0])
+    if not hasattr(first, "token_layout"):
+        # A sentence-transformers model that keeps its own input.
+        none: dict[str, Any] = {"query": {}, "document": {}}
+        return {"layouts": None, "copies": 1, "fields": none, "prompts": prompts, "positions": model.max_seq_length} | {
+            "overhead": None,
+            "budget": model.max_seq_length,
+            "calls": _calls(prompts, none, two=False),
+        }
+    templates = first.token_layout.templates
+    layouts = {task: [_written(each[task]) for each in templates] for task in ("query", "document")}
+    given = {
+        task: {n: "…" for n in sorted(first.fields(task)) if not (n == "instruction" and first.layout.instruction)}
+        for task in layouts
+    }
+    frames = first.frames(None, "document", **given["document"])
+    copies = first.repeats if getattr(method, "chunk", None) is None else method.repeats or 2
+    return {
+        "layouts": layouts,
+        "plain": layouts["document"] == layouts["query"] == ["{text}" * first.repeats],
+        "copies": copies,
+        "span": first.layout.span,
+        "rows": first.rows,
+        "fields": given,
+        "prompts": prompts,
+        "positions": first.token_layout.limit(),
+        "overhead": max(frame.overhead for frame in frames),
+        "budget": first.budget(None, "document", **given["document"]),
+        "calls": _calls(prompts, given, two=layouts["query"] != layouts["document"]),
+    }
+
+
+def _calls(prompts: Mapping[str, str], given: Mapping[str, Mapping[str, str]], *, two: bool) -> dict[str, Any]:
+    """Arguments with which plain ``encode`` does what ``encode_document`` and ``encode_query`` do."""
+    found: dict[str, Any] = {}
+    for task, names in (("document", _DOCUMENT_NAMES), ("query", _QUERY_NAMES)):
+        prompt = next((name for name in names if name in prompts), None)
+        found[task] = {**({"task": task} if two else {}), **({"prompt_name": prompt} if prompt else {}), **given[task]}
+    # Without arguments of their own, queries would take the documents'.
+    found["query"] = found["query"] or ({"prompt": ""} if found["document"] else {})
+    return found
+
+
+def _written(template: Any) -> str:
+    return "".join(literal + ("" if name is None else f"{{{name}}}") for literal, name in template.pieces)
+
+
+def _base(first: Any, folder: Path | None) -> tuple[str, str | None, bool]:
+    """The base's name, its revision, and whether its weights are left there; never a path of this machine."""
+    file = folder / "sentence_bert_config.json" if folder is not None else None
+    saved = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+    from_base = bool(saved.get("from_base"))
+    base, revision = first.base_model, first.base_revision
+    if from_base:
+        base, revision = saved["base_model"], saved["base_revision"]
+    base = base or "a base without a name"
+    return (base if _HUB_ID.fullmatch(base) else os.path.basename(os.path.abspath(base))), revision, from_base
+
+
+def _linked(base: str) -> str:
+    if base in EMBEDDED:
+        return f"`{base}` (embedded in st_reba)"
+    return f"[{base}](https://huggingface.co/{base})" if base.count("/") == 1 else f"`{base}`"
+
+
+def _title(base: str, parts: Sequence[Any]) -> str:
+    pooling = next((f" ({part.pooling})" for part in parts if hasattr(part, "pooling")), "")
+    named = " + ".join(type(part).__name__ for part in parts) or "a layout of its own"
+    return f"{base.rsplit('/', 1)[-1]} with {named}{pooling}"
+
+
+def _slug(base: str, spec: Spec, rest: Sequence[Any]) -> str:
+    """A name that differs where base, method or an option differs: mteb keeps its results by it."""
+    text = re.sub(r"[^\w.=]+", "-", f"{base.rsplit('/', 1)[-1]}-{spec}").strip("-")
+    if len(text) <= 80 and not any(rest):
+        return text
+    whole = json.dumps([base, spec.to_dict(), *rest], sort_keys=True, ensure_ascii=False)
+    return f"{text[:73].rstrip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """A method or stage: its name, what it is, and its options that are not at their default."""
+    given = part.to_dict()
+    options = [(field, help) for field, _, _, help in part.described() if field in given]
+    rows = [(field, _cell(json.dumps(given[field], ensure_ascii=False)), help) for field, help in options]
+    about = (type(part).__doc__ or "").split("\n")[0].strip()
+    return {
+        "name": type(part).__name__,
+        "stage": isinstance(part, Stage),
+        "about": about,
+        "source": getattr(part, "source", ""),
+        "options": rows,
+    }
+
+
+def _kinds(stack: Any) -> list[tuple[str, str]]:
+    """What the kinds of layers in a plan see, in words."""
+    if stack is None:
+        return []
+    from ..modules.kinds import KINDS
+
+    names = dict.fromkeys(kind for _, kind in stack.calls)
+    return [(name, KINDS[name].about.format(m=stack.m)) for name in names]
+
+
+def _dtype(first: Any, folder: Path | None) -> str:
+    """The number type of the weights, as they were saved."""
+    file = folder / "config.json" if folder is not None else None
+    saved = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+    return str(saved.get("dtype") or first.model.dtype).removeprefix("torch.")
+
+
+def _golden(folder: Path | None) -> dict[str, Any] | None:
+    """Where and how the golden vectors were made."""
+    file = folder / GOLDEN if folder is not None else None
+    return read_golden(file) if file is not None and file.is_file() else None
+
+
+def _code(folder: Path | None) -> list[tuple[str, int, str]]:
+    """Each file of code that the repository carries: its name, number of lines, and SHA-256."""
+    files = sorted(folder.glob("st_reba*.py")) if folder is not None else []
+    contents = [(file.name, file.read_bytes()) for file in files]
+    return [(name, content.count(b"\n"), hashlib.sha256(content).hexdigest()) for name, content in contents]
+
+
+# The metadata, and what goes on from earlier cards.
+
+
+def _metadata(
+    *,
+    base: Any,
+    licence: Mapping[str, Any],
+    language: Any,
+    name: str,
+    tags: Iterable[str],
+    relation: str | None,
+    datasets: Sequence[str],
+    results: list[EvalResult] | None,
+) -> Any:
     from huggingface_hub import ModelCardData
 
-    tags = ["sentence-transformers", _TAG, *tags, facts.method, "sentence-similarity", "feature-extraction", "dense"]
-    if facts.plan is not None and facts.method != "nosink":
-        tags.insert(tags.index(facts.method) + 1, "nosink")
-    on_hub = facts.base is not None and facts.base.count("/") == 1
-    licence: dict[str, Any] = {"license": about.licence}
-    if about.licence == "other":
+    known: dict[str, Any] = {"license": licence.get("license"), "license_link": licence.get("license_link")}
+    if known["license"] == "other":
         # The Hub asks for a name and a place of a licence that is not in its list.
-        place = about.licence_link or (f"https://huggingface.co/{facts.base}" if on_hub else None)
-        licence |= {"license_name": "as-base-model", "license_link": place}
-    # The Hub's relations (finetune, adapter, merge, quantized) each say that weights were changed: here none is, but
-    # where the weights are quantized or the model was trained.
-    changed = "adapter" if facts.adapter else "finetune" if facts.training else "quantized" if facts.quantized else None
-    relation: dict[str, Any] = {"base_model_relation": changed} if on_hub and changed else {}
-    if facts.datasets:
-        relation["datasets"] = list(facts.datasets)
+        place = f"https://huggingface.co/{base}" if isinstance(base, str) else None
+        known["license_name"] = licence.get("license_name") or "as-base-model"
+        known["license_link"] = known["license_link"] or place
+    else:
+        known.pop("license_link")
+    more: dict[str, Any] = {"base_model_relation": relation} if base and relation else {}
     return ModelCardData(
-        language=list(about.language) or None,
-        **licence,
+        language=language,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=tags,
-        base_model=facts.base if on_hub else None,
+        tags=["sentence-transformers", _TAG, *tags, "sentence-similarity", "feature-extraction", "dense"],
+        base_model=base,
         model_name=name,
-        eval_results=list(measured) or None,
-        **relation,
+        eval_results=results or None,
+        datasets=list(datasets) or None,
+        **known,
+        **more,
     )
 
 
-def _recipe(given: zoo.Recipe | Mapping[str, Any] | str | None) -> zoo.Recipe | None:
-    if given is None or isinstance(given, zoo.Recipe):
-        return given
-    if isinstance(given, str):
-        return zoo.load(given)
-    about = dict(given["about"])
-    about |= {name: tuple(Score(**each) for each in about.get(name, ())) for name in ("scores", "measured")}
-    about["language"] = tuple(about["language"])
-    return zoo.Recipe(given["name"], Path(f"{given['name']}.yaml"), dict(given["arguments"]), About(**about))
-
-
-def _kept_recipe(model: SentenceTransformer, facts: Facts) -> zoo.Recipe | None:
-    """The recipe of the zoo that a loaded model's card names, if the model is what that recipe builds."""
+def _parsed(text: str | None) -> tuple[dict[str, Any], Any]:
+    """A card's metadata, as it says it and as huggingface_hub reads it; nothing of a card that is none."""
     from huggingface_hub import ModelCard
 
-    text = getattr(model, "_model_card_text", None)
-    if not text:
-        return None
+    if not (text or "").startswith("---"):
+        return {}, None
     try:
-        data: dict[str, Any] = cast(Any, ModelCard(text).data).to_dict()
+        data: Any = ModelCard((text or "")[:_MOST_CHARACTERS]).data
     except Exception:
-        # Whatever the metadata of a stranger's card is, this model gets a card of its own.
-        return None
-    index = data.get("model-index") or [{}]
-    name = data.get("model_name") or index[0].get("name")
-    if _TAG not in (data.get("tags") or []) or name not in zoo.names():
-        return None
-    recipe = zoo.load(name)
-    return recipe if facts_of_recipe(recipe).signature == facts.signature else None
-
-
-def _about_base(base: str | None) -> About:
-    """What the zoo knows of a base, whatever is built on it."""
-    for name in zoo.names():
-        recipe = zoo.load(name)
-        if recipe.arguments["base"] == base:
-            known = recipe.about
-            return About(known.language, known.licence, known.licence_link, known.parameters)
-    return About()
-
-
-def _kinds(facts: Facts) -> list[str]:
-    return [kind for kind in KINDS if f" {kind}" in f" {facts.layers}".replace("(", " ")]
-
-
-def _arguments(values: Mapping[str, str]) -> str:
-    return "".join(f', {name}="{value}"' for name, value in values.items())
-
-
-def _langchain(facts: Facts, given: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Arguments of plain ``encode`` that do what ``encode_document`` and ``encode_query`` do."""
-    arguments = {}
-    for task, names in (("document", _DOCUMENT_NAMES), ("query", _QUERY_NAMES)):
-        prompt = next((name for name in names if name in facts.prompts), None)
-        arguments[task] = {
-            **({"task": task} if facts.two_templates else {}),
-            **({"prompt_name": prompt} if prompt else {}),
-            **given[task],
-        }
-    same = arguments["query"] == arguments["document"]
-    shown = {task: json.dumps(each, ensure_ascii=False) if each else "" for task, each in arguments.items()}
-    # Without arguments of their own, queries would take the documents'.
-    return {
-        "encode_kwargs": shown["document"],
-        "query_encode_kwargs": "" if same else shown["query"] or '{"prompt": ""}',
+        # Whatever a stranger's card holds, this model gets a card of its own.
+        return {}, None
+    given = data.to_dict()
+    texts = {name: value for name in _INHERITED if isinstance(value := given.get(name), str) and value}
+    lists = {
+        name: value
+        for name in ("language", "base_model")
+        if isinstance(value := given.get(name), list) and value and all(isinstance(each, str) for each in value)
     }
+    return {**texts, **lists}, data
+
+
+def _metadata_beside(first: Any) -> dict[str, Any]:
+    """What the card beside the base's weights says of it; nothing is downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = str(getattr(first.model, "name_or_path", "") or "")
+    file: Any = Path(place, FILE) if os.path.isdir(place) else None
+    if file is None and _HUB_ID.fullmatch(place) and place.count("/") == 1:
+        file = try_to_load_from_cache(place, FILE, revision=getattr(first.model.config, "_commit_hash", None))
+    if not isinstance(file, (str, Path)) or not os.path.isfile(file):
+        return {}
+    return _parsed(Path(file).read_text(encoding="utf-8", errors="replace"))[0]
+
+
+class _Earlier:
+    """What a loaded model's own card says that holds still.
+
+    Args:
+        model: The model.
+        recipe: Its configuration, as a card has it: by it the same model is known.
+        other: Whether this is known to be another model by now.
+    """
+
+    def __init__(self, model: SentenceTransformer, recipe: str, other: bool) -> None:
+        text = getattr(model, "_model_card_text", None) or ""
+        self.inherited, data = _parsed(text)
+        self.name: str | None = None
+        self.results: list[EvalResult] | None = None
+        self.sections: dict[str, str] = {}
+        ours = data is not None and _TAG in (data.tags or ())
+        kept = ["Training"] if ours else []
+        if ours and not other and f"```yaml\n{recipe}```" in text:
+            self.name, self.results = data.model_name, data.eval_results
+            kept += ["Notes", "Results", "The paper's scores"]
+        for heading in kept:
+            if found := re.search(rf"^## {heading}\n\n(.*?)\n+(?=## |\Z)", text, re.MULTILINE | re.DOTALL):
+                self.sections[heading] = found[1].rstrip()
+
+
+# What was measured, and how the model was trained.
+
+
+def _sections(about: About, results: Sequence[EvalResult]) -> dict[str, str]:
+    """The sections that a recipe or a file of results gives."""
+    found: dict[str, str] = {"Notes": about.note} if about.note else {}
+    rows: list[Sequence[Any]] = [
+        (each.task_name or each.task_type, each.metric_name or each.metric_type, each.metric_value, _where(each))
+        for each in results
+    ]
+    measured, printed = (
+        [[each[name] for name in ("task", "metric", "value", "table")] for each in scores]
+        for scores in (about.measured, about.scores)
+    )
+    if rows := [*rows, *measured]:
+        found["Results"] = "Measured with this model.\n\n" + _table(("task", "metric", "value", "on"), rows)
+    if printed:
+        found["The paper's scores"] = (
+            "As the paper prints them for this base and method, with its authors' code. They were **not measured with "
+            "this model**.\n\n" + _table(("task", "metric", "value", "in the paper"), printed)
+        )
+    return found
+
+
+def _where(result: EvalResult) -> str:
+    return result.dataset_name + (f" ({result.dataset_split})" if result.dataset_split else "")
+
+
+def _training(model: SentenceTransformer) -> str | None:
+    """How a model was trained in this process by sentence-transformers' trainer; None: it was not."""
+    data: Any = getattr(model, "model_card_data", None)
+    if not getattr(data, "train_datasets", None):
+        return None
+    rows = []
+    for each in data.train_datasets:
+        name = each.get("id") or each.get("name") or "not named"
+        revision = f" at {each['revision']}" if each.get("revision") else ""
+        columns = ", ".join(re.sub(r"</?code>", "", str(column)) for column in each.get("columns") or ())
+        rows.append((f"{name}{revision}", each.get("size") or "not known", columns, _loss(each.get("loss") or {})))
+    # Those that change a training and say nothing of the machine.
+    settings = ", ".join(
+        f"`{key}={value}`"
+        for key, value in sorted((getattr(data, "non_default_hyperparameters", None) or {}).items())
+        if isinstance(value, (bool, int, float, str)) and not os.path.isabs(str(value)) and "\n" not in str(value)
+    )
+    text = "The weights were fine-tuned with sentence-transformers' trainer.\n\n"
+    text += _table(("data", "rows", "columns", "loss"), rows)
+    return text + (f"\n\nSettings other than its own: {settings}." if settings else "")
+
+
+def _loss(loss: Mapping[str, Any]) -> str:
+    name = str(loss.get("fullname") or "not known").rsplit(".", 1)[-1]
+    found = re.search(r"{.*}", str(loss.get("config_code") or ""), re.DOTALL)
+    try:
+        given = json.loads(found[0]) if found else {}
+    except ValueError:
+        given = {}
+    return f"{name}({', '.join(f'{key}={value}' for key, value in given.items() if value is not None)})"
+
+
+def _datasets(model: SentenceTransformer) -> list[str]:
+    """The Hub ids of the data that a model was trained on in this process."""
+    data: Any = getattr(model, "model_card_data", None)
+    ids = (each.get("id") for each in getattr(data, "train_datasets", None) or ())
+    return list(dict.fromkeys(str(each) for each in ids if each))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).replace("|", r"\|").split())

@@ -129,10 +129,10 @@ class Report:
 def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     """How far a model's vectors may be off on another machine, in units of their largest number.
 
-    Rounding errors grow with the square root of the number of layers. Against float64 (the package's tiny model, a
-    trained one of 5 layers, and random ones of 4 to 80 layers; the largest of 20 texts and 4 methods) they were at most
-    5.5·ε·√L in float32 and 2.2·ε·√L in bfloat16 and float16, ε being the type's precision. Two machines may differ by
-    twice as much; the rest of 32 and 5 is room for models that nobody here could run.
+    Rounding errors grow with the square root of the number L of layers. Against float64, as the largest of 20 texts and
+    4 methods, they were at most 5.0·ε·√L in float32 and 2.2·ε·√L in bfloat16 and float16 in trained models (of 5 and 6
+    layers), where ε is the type's precision, and 25 and 8 in random ones of 4 to 80 layers. Two machines may differ by
+    twice as much.
 
     Args:
         model: The model.
@@ -146,7 +146,7 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     # The file keeps no more digits than float32 has.
     exact = dtype in ("float32", "float64")
     precision = torch.finfo(torch.float32 if exact else getattr(torch, dtype)).eps
-    return float(f"{(32 if exact else 5) * precision * math.sqrt(depth):.2g}")
+    return float(f"{(64 if exact else 5) * precision * math.sqrt(depth):.2g}")
 
 
 def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> None:
@@ -357,24 +357,28 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
+def _text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
+
+
+def _is_row(value: object, dimension: object) -> bool:
+    row: Any = value if isinstance(value, dict) else {}
+    vector = row.get("vector")
+    return (
+        _text(row.get("text")) and isinstance(vector, list) and len(vector) == dimension and all(map(_number, vector))
+    )
+
+
 def _is_texts(value: object, whole: Mapping[str, Any]) -> bool:
     return (
         isinstance(value, list)
         and 0 < len(value) <= _MOST_TEXTS
-        and all(
-            isinstance(each, dict)
-            and isinstance(each.get("text"), str)
-            and len(each["text"]) <= MOST_CHARACTERS
-            and isinstance(each.get("vector"), list)
-            and len(each["vector"]) == whole.get("dimension")
-            and all(map(_number, each["vector"]))
-            for each in value
-        )
+        and all(_is_row(each, whole.get("dimension")) for each in value)
     )
 
 
 def _is_strings(value: object, _: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, str) and len(v) <= MOST_CHARACTERS for v in value.values())
+    return isinstance(value, dict) and all(map(_text, value.values()))
 
 
 _FITS: dict[str, Any] = {

@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import io
+import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ..files import whole_folder
-from .contents import EXPORTED, GOLDEN, Contents, File, amount, contents, kind_of
-from .fresh import check_vectors
-from .remote import access_token, explained, retried, status
+from tqdm import tqdm
+
+from .card import FILE as CARD
+from .card import with_repo_id
+from .golden import FILE as GOLDEN
+from .golden import GRAPH, read_golden
+from .verify import verify_fresh
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-MAIN = "main"
+CODE = "st_reba.py"
+# In a repository: the files that a push wrote, which later ones may take away. All else there is somebody's own.
+PUSHED = "st_reba_files.json"
+_OURS = re.compile(r"st_reba(_\w+)?\.py")
 # What the Hub or its web page puts into a new repository.
-BLANK = re.compile(r"\.gitattributes|README\.md|(LICEN[CS]E|NOTICE)([._-].*)?", re.IGNORECASE)
+_BLANK = re.compile(r"\.gitattributes|README\.md|(LICEN[CS]E|NOTICE)([._-].*)?", re.IGNORECASE)
+# What a model is made of; weights that are pickles are not in the list.
+_KNOWN = re.compile(
+    r".*\.(bpe|gif|jinja|jpe?g|jsonl?|md|model|onnx|onnx_data|png|py|safetensors|svg|tiktoken|txt|ya?ml)"
+    r"|(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)([._-].*)?",
+    re.IGNORECASE,
+)
+_PASSING = re.compile(r"\..*|__pycache__|.*(~|\.(tmp|temp|part|incomplete|lock|swp|bak|orig|building|old|log|pyc))")
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN, to a token with write access"
+
+
+class HubError(OSError):
+    """The Hub refused, or could not be reached; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was published.
+    """What was published, or would be.
 
-    Attributes:
+    Args:
         repo_id: The repository.
         commit: The commit that holds the files; None after a dry run.
-        url: The page of that commit; None after a dry run.
+        url: The page of that commit, or of the pull request; None after a dry run.
         files: Paths of all files of the model.
-        changed: Those of them that the commit wrote; none if all was there already.
-        removed: Files of an earlier model that the commit took away.
+        removed: Files of an earlier push that the commit takes away.
     """
 
     repo_id: str
     commit: str | None
     url: str | None
     files: tuple[str, ...]
-    changed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Place:
-    """How a repository's branch is before the push."""
+class _Place:
+    """How a repository's branch is before the push; ``ours`` are the files that an earlier one wrote."""
 
-    exists: bool
-    branch_exists: bool
-    private: bool
-    head: str | None
-    files: dict[str, Any]
+    exists: bool = False
+    branch_exists: bool = False
+    private: bool = False
+    head: str | None = None
+    files: Sequence[str] = ()
+    ours: Sequence[str] = ()
 
 
 def push(
@@ -62,73 +82,74 @@ def push(
     *,
     private: bool = False,
     revision: str | None = None,
+    create_pr: bool = False,
     message: str | None = None,
     token: str | None = None,
-    dry_run: Path | None = None,
-    create: bool = True,
+    dry_run: bool = False,
     verify: bool = True,
     say: Callable[[str], Any] = print,
 ) -> Pushed:
     """Publish a saved model as a Hub repository.
 
-    The folder is checked, its golden vectors are computed again in a fresh process, what will happen is told, and only
-    then anything is sent. Large files go first, by their content: a push that ends early leaves the repository as it
-    was, and the next one does not send again what has arrived. One commit then shows all files at once.
+    The folder is checked, its golden vectors are computed again in a process of its own, what will happen is told, and
+    only then anything is sent. huggingface_hub sends what the repository does not hold, tries uploads again, and shows
+    all files in one commit. Of the files there, only those go that an earlier push wrote.
 
     Args:
         folder: A folder that ``st-reba build`` or ``st-reba export-onnx`` wrote.
         repo_id: ``ORG/NAME``.
         private: Make a new repository private. One that is there keeps its visibility, which must not be wider.
         revision: The branch to write to, made from ``main`` where it is missing; None: ``main``.
+        create_pr: Open a pull request to ``main`` in place of writing to it.
         message: Of the commit.
         token: For the Hub; None: the one of ``hf auth login`` or HF_TOKEN.
-        dry_run: Write what would be uploaded into this new folder, and contact nothing.
-        create: Make the repository where it is missing.
+        dry_run: Check the folder, say what would be uploaded and removed, and send nothing.
         verify: Check the golden vectors first.
         say: Is told what happens, a line at a time.
 
     Returns:
-        The commit and its files. If all was there already, that is the latest commit, and ``changed`` is empty.
+        The commit and its files; where all was there already, the latest commit.
 
     Raises:
         ValueError: The folder, the name or the branch cannot be used, or a golden vector differs.
         HubError: The Hub refused or failed; an OSError, whose message says what to do.
 
     Example:
-        >>> pushed = push("my_model", "org/my-model", dry_run=Path("upload"))  # doctest: +SKIP
+        >>> pushed = push("my_model", "org/my-model", dry_run=True)  # doctest: +SKIP
     """
-    check_name(repo_id, revision)
-    found = contents(Path(folder), repo_id)
-    for name in found.ignored:
-        say(f"Left out: {name}")
-    if dry_run is not None:
-        if verify:
-            check_vectors(Path(folder), offline=True)
-        return _written(found, repo_id, dry_run, say)
     from huggingface_hub import HfApi
 
-    api = HfApi(token=access_token(token), library_name="st_reba")
-    branch = revision or MAIN
-    try:
-        place = _look(api, repo_id, branch, say)
-    except Exception as error:
-        raise explained(error, repo_id, "Nothing was sent.") from error
-    _check_place(place, found, repo_id, branch, private=private, create=create)
-    changed = [file for file in found.files if not (file.path in place.files and file.is_same(place.files[file.path]))]
-    ours = {file.path for file in found.files}
-    gone = sorted(path for path in place.files if path not in ours and found.kind.loaded.fullmatch(path))
-    _tell(found, changed, gone, place, repo_id, branch, private, say)
-    if not changed and not gone and place.branch_exists:
-        say(f"Unchanged: {repo_id} holds all of this already, so there is no new commit.")
-        return Pushed(repo_id, place.head, _url(api, repo_id, place.head), tuple(sorted(ours)))
+    check_name(repo_id, revision, create_pr=create_pr)
+    files, left_out = _contents(Path(folder), repo_id)
+    for name in left_out:
+        say(f"Left out: {name}")
+    # A public repository can be read without a token.
+    api = HfApi(token=token if dry_run else access_token(token), library_name="st_reba")
+    branch = revision or "main"
+    with _explained(repo_id, "Nothing was sent."):
+        place = _look(api, repo_id, branch)
+    _check_place(place, files, repo_id, branch, private=private, create_pr=create_pr)
+    gone = sorted({path for path in place.files if path in place.ours or _OURS.fullmatch(path)} - set(files))
+    new = "" if place.branch_exists else ", new"
+    say(f"To {repo_id} ({'private' if place.private or private else 'public'}), branch {branch}{new}:")
+    sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
+    for path, size in sizes.items():
+        say(f"  {tqdm.format_sizeof(size, 'B'):>8}  {path}")
+    for path in gone:
+        say(f"  {'removed':>8}  {path}")
+    say(f"  {tqdm.format_sizeof(sum(sizes.values()), 'B'):>8}  in {len(files)} files")
     if verify:
-        say("Checking the golden vectors in a new process ...")
-        check_vectors(Path(folder))
-    commit = _publish(api, repo_id, branch, place, found, changed, gone, private, message or "Upload with st-reba", say)
-    url = _url(api, repo_id, commit)
-    say(f"Published: {url}")
-    names = tuple(file.path for file in changed)
-    return Pushed(repo_id, commit, url, tuple(sorted(ours)), names, tuple(gone))
+        say("Checking the golden vectors in a process of its own ...")
+        verify_fresh(Path(folder))
+    pushed = Pushed(repo_id, None, None, tuple(files), tuple(gone))
+    if dry_run:
+        say("Nothing was sent: this is a dry run.")
+        return pushed
+    with _explained(repo_id, f"{repo_id} holds what it held; push again, and what has arrived is not sent twice."):
+        commit = _commit(api, repo_id, branch, place, files, gone, private, create_pr, message or "Upload with st-reba")
+    url = commit.pr_url or f"{api.endpoint}/{repo_id}/tree/{commit.oid}"
+    say(f"Unchanged: {repo_id} holds all of this already." if commit.oid == place.head else f"Published: {url}")
+    return replace(pushed, commit=str(commit.oid), url=str(url))
 
 
 def push_recipe(
@@ -136,21 +157,20 @@ def push_recipe(
     repo_id: str,
     *,
     weights: bool = True,
-    dry_run: Path | None = None,
-    token: str | None = None,
     building: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    token: str | None = None,
     **options: Any,
 ) -> Pushed:
-    """Build a recipe's model in a temporary folder and publish it.
+    """Build a recipe's model in a temporary folder and publish it; the model is never in memory twice.
 
     Args:
         recipe: A name of the zoo, or the path of a recipe's YAML file.
         repo_id: ``ORG/NAME``.
         weights: Publish the weights; False: a repository that names its pinned base instead.
-        dry_run: Write what would be uploaded into this new folder, and contact nothing but for the base.
+        building: Arguments of :func:`st_reba.build` in place of the recipe's.
+        dry_run: Build, check, say what would be uploaded and removed, and send nothing.
         token: For the Hub; None: the one of ``hf auth login`` or HF_TOKEN.
-        building: Arguments of :func:`st_reba.build` in place of the recipe's. The weights keep the dtype in which the
-            base stores them unless this or the recipe says otherwise.
         **options: As for :func:`push`.
 
     Returns:
@@ -161,25 +181,49 @@ def push_recipe(
         HubError: As for :func:`push`.
 
     Example:
-        >>> pushed = push_recipe("mini-reba", "org/mini-reba", dry_run=Path("upload"))  # doctest: +SKIP
+        >>> pushed = push_recipe("mini-reba", "org/mini-reba", dry_run=True)  # doctest: +SKIP
     """
-    from .. import zoo
-    from .saving import save
-
-    check_name(repo_id, options.get("revision"))
-    loaded = zoo.load(recipe)
-    if dry_run is None:
+    check_name(repo_id, options.get("revision"), create_pr=options.get("create_pr", False))
+    if not dry_run:
         # Building takes long; what can be known to fail fails before.
         access_token(token)
-    given = {name: value for name, value in (building or {}).items() if value is not None}
-    model = loaded.build(**{"dtype": loaded.arguments.get("dtype", "auto"), **given})
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
         folder = Path(temporary) / "model"
-        save(model, folder, golden=True, weights=weights, recipe=loaded)
+        _build(recipe, folder, weights, {name: value for name, value in (building or {}).items() if value is not None})
+        # What the model held is free again before another process loads it to verify it.
+        gc.collect()
         return push(folder, repo_id, dry_run=dry_run, token=token, **options)
 
 
-def check_name(repo_id: str, revision: str | None) -> None:
+def _build(recipe: str, folder: Path, weights: bool, building: Mapping[str, Any]) -> None:
+    from .. import zoo
+    from ..build import build
+    from .saving import save
+
+    known = zoo.load(recipe)
+    # The weights keep the type in which the base stores them, and are not widened to be saved.
+    model = build(recipe if os.path.isfile(recipe) else f"zoo:{recipe}", **{"dtype": "auto", **building})
+    # Not checked here, where the model would be loaded beside itself, but by the push.
+    save(model, folder, weights=weights, check=False, about=known.about, name=known.name)
+
+
+def access_token(token: str | None) -> str:
+    """The token that the Hub is asked with: the given one, or the one that huggingface_hub keeps.
+
+    Raises:
+        ValueError: There is none, or it cannot be one. The message never holds it.
+    """
+    from huggingface_hub import get_token
+
+    found = token or get_token()
+    if not found:
+        raise ValueError(f"there is no token for the Hub: {_LOGIN}")
+    if not re.fullmatch(r"[\x21-\x7e]+", found):
+        raise ValueError(f"the token for the Hub holds a space or another character that none has: {_LOGIN}")
+    return found
+
+
+def check_name(repo_id: str, revision: str | None, *, create_pr: bool = False) -> None:
     """Refuse a repository or branch name that the Hub would not take.
 
     Raises:
@@ -189,176 +233,168 @@ def check_name(repo_id: str, revision: str | None) -> None:
 
     if repo_id.count("/") != 1 or not all(repo_id.split("/")):
         raise ValueError(f"ORG/NAME={repo_id!r}: write a user or organization, a slash and a name, as org/my-model")
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise ValueError(f"ORG/NAME={repo_id!r}: {error}") from None
-    if revision is None:
-        return
-    if re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise ValueError(f"revision={revision!r} is a commit, which cannot be written to: name a branch")
-    if not re.fullmatch(r"(?!.*(\.\.|//))[\w][\w./-]*(?<![./])", revision) or revision.startswith("refs/"):
-        raise ValueError(f"revision={revision!r} is no branch name: use letters, digits, '.', '_', '-'")
+    validate_repo_id(repo_id)
+    if revision is not None and create_pr:
+        raise ValueError(f"revision={revision!r}: a pull request goes to main. Drop revision or create_pr.")
+    if revision is not None and re.fullmatch(r"[0-9a-f]{40}|refs/.*|.*\.\..*|[^\w].*|", revision):
+        raise ValueError(f"revision={revision!r} is no branch that can be written to: name one, as v2")
 
 
-def _look(api: HfApi, repo_id: str, branch: str, say: Callable[[str], Any]) -> Place:
+# What is published.
+
+
+def _contents(folder: Path, repo_id: str) -> tuple[dict[str, Path | bytes], list[str]]:
+    """What of a folder is published, by its path there, and the hidden and temporary files that are left out."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"FOLDER={str(folder)!r}: there is no such folder")
+    exported = not (folder / CODE).is_file() and (folder / "onnx").is_dir()
+    for name in ("modules.json", CARD, GOLDEN, *((GRAPH, "tokenizer.json") if exported else (CODE,))):
+        if not (folder / name).is_file():
+            remedy = "st-reba export-onnx MODEL FOLDER" if exported else "st-reba build BASE FOLDER"
+            raise ValueError(f"FOLDER={str(folder)!r} holds no {name}, so it is not complete; make it again: {remedy}")
+    if (read_golden(folder / GOLDEN).get("graph") is not None) is not exported:
+        # A graph beside a model would vouch for weights that nobody has run.
+        raise ValueError(f"FOLDER={str(folder)!r}: its golden.json is of another kind of model. Write it again.")
+    files: dict[str, Path | bytes] = {}
+    left_out, foreign = [], []
+    for source in sorted(folder.rglob("*")):
+        path = source.relative_to(folder).as_posix()
+        parts = PurePosixPath(path).parts
+        passing = next((index for index, part in enumerate(parts) if _PASSING.fullmatch(part)), None)
+        if passing is not None:
+            # A folder is named once, not with all that is in it.
+            left_out.append("/".join(parts[: passing + 1]))
+        elif source.is_symlink() and source.is_dir():
+            foreign.append(f"{path} (a link to a folder)")
+        elif source.is_dir():
+            continue
+        elif not _KNOWN.fullmatch(source.name) or exported and source.suffix in (".py", ".safetensors"):
+            foreign.append(path)
+        elif path != PUSHED:
+            files[path] = source
+    if foreign:
+        shown = ", ".join(foreign[:5]) + (f", and {len(foreign) - 5} more" if len(foreign) > 5 else "")
+        raise ValueError(
+            f"FOLDER={str(folder)!r} holds what is no part of such a model and is not published: {shown}. Move it "
+            "elsewhere (and save weights as safetensors, not as pickles), then push."
+        )
+    files[CARD] = with_repo_id((folder / CARD).read_text(encoding="utf-8"), repo_id).encode("utf-8")
+    listed = {"files": sorted([*files, PUSHED])}
+    files[PUSHED] = (json.dumps(listed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
+    return dict(sorted(files.items())), list(dict.fromkeys(left_out))
+
+
+# The Hub.
+
+
+def _look(api: HfApi, repo_id: str, branch: str) -> _Place:
     """Read what is there."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    def information(revision: str) -> Any:
-        return retried(lambda: api.model_info(repo_id, revision=revision), say)
-
     # With a good token the Hub answers 404 for what is not there; 401 would be about the token.
     try:
-        there, branch_exists = information(branch), True
+        there, branch_exists = api.model_info(repo_id, revision=branch), True
     except RevisionNotFoundError:
-        there, branch_exists = information(MAIN), False
+        there, branch_exists = api.model_info(repo_id), False
     except RepositoryNotFoundError as error:
-        if status(error) != 404:
+        if error.response.status_code != 404:
             raise
-        return Place(False, False, False, None, {})
-    head = str(there.sha)
-    files = retried(lambda: _files(api, repo_id, head), say)
-    return Place(True, branch_exists, bool(there.private), head, files)
+        return _Place()
+    files = [each.rfilename for each in there.siblings or ()]
+    ours: Any = ()
+    if PUSHED in files:
+        with tempfile.TemporaryDirectory() as temporary:
+            file = api.hf_hub_download(repo_id, PUSHED, revision=str(there.sha), local_dir=temporary)
+            listed = json.loads(Path(file).read_text(encoding="utf-8"))
+        ours = listed.get("files", ()) if isinstance(listed, dict) else ()
+    return _Place(True, branch_exists, bool(there.private), str(there.sha), files, ours)
 
 
-def _files(api: HfApi, repo_id: str, commit: str) -> dict[str, Any]:
-    entries = api.list_repo_tree(repo_id, recursive=True, revision=commit)
-    return {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}
-
-
-def _check_place(place: Place, found: Contents, repo_id: str, branch: str, *, private: bool, create: bool) -> None:
-    if not place.exists:
-        if not create:
-            raise ValueError(f"{repo_id} is not on the Hub, and create=False: create it there first")
-        return
-    if private and not place.private:
-        raise ValueError(f"{repo_id} is public: make it private on its page first, or push without --private")
-    others = [path for path in place.files if not BLANK.fullmatch(path)]
-    there = kind_of(place.files.__contains__)
-    if there is EXPORTED and GOLDEN not in place.files:
-        # Many repositories hold a graph; golden vectors say that it is one of ours.
-        there = None
-    if there is not None and there is not found.kind:
-        named = f", as {repo_id}-onnx" if found.kind is EXPORTED else ""
-        raise ValueError(
-            f"{repo_id} ({branch}) holds {there.name}, and FOLDER {found.kind.name}: each has a repository of its own, "
-            f"so choose another name{named}"
-        )
-    if others and there is None:
-        raise ValueError(
-            f"{repo_id} ({branch}) holds something else ({', '.join(others[:3])}), which would be overwritten: "
-            "choose another name, or empty it first"
-        )
-
-
-def _tell(
-    found: Contents,
-    changed: list[File],
-    gone: list[str],
-    place: Place,
-    repo_id: str,
-    branch: str,
-    private: bool,
-    say: Callable[[str], Any],
+def _check_place(
+    place: _Place, files: Mapping[str, Any], repo_id: str, branch: str, *, private: bool, create_pr: bool
 ) -> None:
-    """Say what will happen."""
-    visibility = "private" if (place.private if place.exists else private) else "public"
-    new = "" if place.exists else ", new"
-    new_branch = "" if place.branch_exists or (branch == MAIN and not place.exists) else ", new"
-    say(f"To {repo_id} ({visibility}{new}), branch {branch}{new_branch}:")
-    to_send = {file.path for file in changed}
-    for file in found.files:
-        kind = "LFS" if file.large else ""
-        say(f"  {amount(file.size):>10} {kind:3} {file.path}{'' if file.path in to_send else ' (is there already)'}")
-    for path in gone:
-        say(f"  {'removed':>10}     {path}")
-    say(f"  {amount(found.size):>10}     in {len(found.files)} files")
+    if create_pr and not place.exists:
+        raise ValueError(f"{repo_id} is not on the Hub, so no pull request can be opened there: drop create_pr")
+    if private and place.exists and not place.private:
+        raise ValueError(f"{repo_id} is public: make it private on its page first, or push without --private")
+    model = CODE in place.files
+    # Many repositories hold a graph; golden vectors say that it is one of ours.
+    graph = not model and GRAPH in place.files and GOLDEN in place.files
+    if model and CODE not in files or graph and CODE in files:
+        kinds = ("an exported graph", "a model in torch")
+        raise ValueError(
+            f"{repo_id} ({branch}) holds {kinds[model]}, and FOLDER {kinds[graph]}: each has a repository of its own. "
+            f"Choose another name{f', as {repo_id}-onnx' if model else ''}."
+        )
+    others = [path for path in place.files if not _BLANK.fullmatch(path)]
+    if others and not model and not graph:
+        raise ValueError(
+            f"{repo_id} ({branch}) holds something else ({', '.join(others[:3])}), which would be overwritten: choose "
+            "another name, or empty it first"
+        )
 
 
-def _publish(
+def _commit(
     api: HfApi,
     repo_id: str,
     branch: str,
-    place: Place,
-    found: Contents,
-    changed: list[File],
-    gone: list[str],
+    place: _Place,
+    files: Mapping[str, Path | bytes],
+    gone: Sequence[str],
     private: bool,
+    create_pr: bool,
     message: str,
-    say: Callable[[str], Any],
-) -> str:
-    """Send the files and commit; the id of the commit."""
+) -> Any:
+    """Send the files and commit.
+
+    Not by ``upload_folder``: huggingface_hub 2 may spread a folder over several commits, and whoever loads the model
+    between two of them would get one version's code and another's weights.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    head, made_repo, made_branch, tried = place.head, False, False, False
-
-    def commit() -> str:
-        nonlocal tried
-        if tried:
-            # An answer may have been lost after the commit was made.
-            now = str(api.model_info(repo_id, revision=branch).sha)
-            if now != head and _is_there(found, gone, _files(api, repo_id, now)):
-                return now
-        tried = True
-        made = api.create_commit(
-            repo_id, [*additions, *deletions], commit_message=message, revision=branch, parent_commit=head
-        )
-        return str(made.oid)
-
+    operations: list[Any] = [
+        CommitOperationAdd(path, io.BytesIO(file) if isinstance(file, bytes) else str(file))
+        for path, file in files.items()
+    ]
+    operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
+    if not place.exists:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+    made = not place.branch_exists and branch != "main"
+    if made:
+        api.create_branch(repo_id, branch=branch, revision=place.head, exist_ok=True)
     try:
-        if not place.exists:
-            retried(lambda: api.create_repo(repo_id, private=private, exist_ok=True), say)
-            made_repo = True
-            head = str(retried(lambda: api.model_info(repo_id), say).sha)
-        additions = [CommitOperationAdd(file.path, file.upload) for file in changed]
-        deletions = [CommitOperationDelete(path, is_folder=False) for path in gone]
-        # Sent under a branch that is there: the new one appears only with its content.
-        if additions:
-            api.preupload_lfs_files(repo_id, additions, revision=branch if place.branch_exists else MAIN)
-        if not place.branch_exists and branch != MAIN:
-            retried(lambda: api.create_branch(repo_id, branch=branch, revision=head, exist_ok=True), say)
-            made_branch = True
-        if not additions and not deletions:
-            return str(head)
-        return retried(commit, say)
-    except BaseException as error:
-        if made_branch:
-            # It would show the content of main under a name that promises another.
-            with contextlib.suppress(Exception):
-                if api.model_info(repo_id, revision=branch).sha == head:
-                    api.delete_branch(repo_id, branch=branch)
-        afterwards = (
-            f"The new repository {repo_id} was made and is still empty; push again to go on, without sending twice "
-            f"what has arrived, or delete it on its page."
-            if made_repo
-            else f"{repo_id} is as it was; push again to go on, without sending twice what has arrived."
-            if place.exists
-            else "Nothing was made."
-            if status(error) is not None
-            else f"{repo_id} may have been made, and is empty then; push again to go on."
+        return api.create_commit(
+            repo_id,
+            operations,
+            commit_message=message,
+            revision=None if create_pr else branch,
+            create_pr=create_pr or None,
+            parent_commit=place.head,
         )
-        if not isinstance(error, Exception):
-            say(afterwards)
-            raise
-        raise explained(error, repo_id, afterwards) from error
+    except BaseException:
+        if made:
+            # It would show the content of main under a name that promises another.
+            api.delete_branch(repo_id, branch=branch)
+        raise
 
 
-def _is_there(found: Contents, gone: list[str], files: dict[str, Any]) -> bool:
-    same = all(file.path in files and file.is_same(files[file.path]) for file in found.files)
-    return same and not any(path in files for path in gone)
-
-
-def _written(found: Contents, repo_id: str, target: Path, say: Callable[[str], Any]) -> Pushed:
-    """Write what would be uploaded."""
-    with whole_folder(target, overwrite=False, kind="a saved model", is_kind=lambda path: False) as temporary:
-        for file in found.files:
-            file.copy_to(temporary / file.path)
-    for file in found.files:
-        say(f"  {amount(file.size):>10} {'LFS' if file.large else '':3} {file.path}")
-    say(f"  {amount(found.size):>10}     in {len(found.files)} files, in {target}; {repo_id} was not contacted")
-    return Pushed(repo_id, None, None, tuple(file.path for file in found.files))
-
-
-def _url(api: HfApi, repo_id: str, commit: str | None) -> str:
-    return f"{api.endpoint}/{repo_id}/tree/{commit}"
+@contextmanager
+def _explained(repo_id: str, afterwards: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into one line that says what to do, and how things are now."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # What went wrong with an upload stands behind a message of its own.
+        cause: Any = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        status = int(getattr(getattr(cause, "response", None), "status_code", 0))
+        said = " ".join(str(getattr(cause, "server_message", None) or cause).split()).rstrip(".")
+        advice = {
+            401: f"the Hub does not accept the token: {_LOGIN}",
+            403: f"the token may not write to {repo_id}: {_LOGIN}, of a member of {repo_id.split('/')[0]!r}",
+            404: f"{repo_id} is not there, or the token may not see it",
+            409: f"{repo_id} has changed meanwhile: look at it and push again",
+            412: f"{repo_id} has changed meanwhile: look at it and push again",
+            429: "the Hub allows no more requests now: push again later",
+        }.get(status, "push again later" if not status or status >= 500 else "")
+        parts = [*([f"{status}"] if status else []), *([advice] if advice else []), said]
+        raise HubError(f"{': '.join(parts)}. {afterwards}") from error

@@ -13,8 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from ..bases import EMBEDDED, adapted_model
-from ..modules.adapters import has_adapter
-from ..modules.decoder import DecoderTransformer
+from ..modules.decoder import DecoderTransformer, has_adapter
 from ..modules.stored import left_at_base
 from ..persistence import load
 from ..recipe import About
@@ -77,7 +76,7 @@ def save(
     if weights and (base is not None or base_revision is not None):
         raise ValueError(f"base={base!r}, base_revision={base_revision!r} belong to weights=False. Drop them.")
     if truncate_layers and not weights:
-        raise ValueError("truncate_layers=True: with weights=False the base's are loaded, all layers. Drop one of both.")
+        raise ValueError("truncate_layers=True: with weights=False all of the base's layers are loaded. Drop one.")
     source = None if weights else _source(model, base, base_revision)
     short = _truncated(model) if truncate_layers else model
     first: Any = short[0]
@@ -114,10 +113,11 @@ def _truncated(model: SentenceTransformer) -> SentenceTransformer:
 
 def _warn_of_local_base(first: Any) -> None:
     """An adapter says where its base is, which a folder of this machine is to nobody else."""
-    if isinstance(first, DecoderTransformer) and has_adapter(first.model) and os.path.isdir(first.model.name_or_path):
+    place = str(first.model.name_or_path) if isinstance(first, DecoderTransformer) and has_adapter(first.model) else ""
+    if os.path.isdir(place):
         warnings.warn(
-            f"The adapter's base is the folder {first.model.name_or_path!r}: the saved model loads on this machine "
-            "only. Build from a Hub id, or save all weights: st_reba.bases.merge_adapter(model[0].model) before.",
+            f"The adapter's base is the folder {place!r}: the saved model loads on this machine only. Build from a Hub "
+            "id, or save all weights: st_reba.bases.merge_adapter(model[0].model) before.",
             stacklevel=3,
         )
 
@@ -140,14 +140,14 @@ def _source(model: SentenceTransformer, base: str | None, revision: str | None) 
     if others := [type(module).__name__ for module in kept if any(True for _ in module.parameters())]:
         raise ValueError(f"weights=False: {others[0]} has weights of its own, which no base holds. {_WEIGHTS}.")
     if base is None:
-        base = first.base_model
-        if base in EMBEDDED:
-            raise ValueError(f"weights=False: {base!r} is embedded in st_reba and no model on the Hub. {_WEIGHTS}.")
-        if base is None or not _HUB_ID.fullmatch(base):
+        if first.base_model in EMBEDDED:
+            raise ValueError(f"weights=False: {first.base_model!r} is embedded in st_reba, not on the Hub. {_WEIGHTS}.")
+        if not _HUB_ID.fullmatch(first.base_model or ""):
             raise ValueError(
-                f"weights=False: the model was built from a folder, and {base!r} says nothing to another machine. Give "
-                f"base='organization/name', where the Hub has that model. Or: {_WEIGHTS}."
+                f"weights=False: the model was built from a folder, and {first.base_model!r} says nothing to another "
+                f"machine. Give base='organization/name', where the Hub has that model. Or: {_WEIGHTS}."
             )
+        base = str(first.base_model)
     if revision is None and base == first.base_model:
         revision = first.base_revision
     commit = getattr(backbone.config, "_commit_hash", None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from ..persistence import load
 from ..version import __version__
 from .golden import Report, compare, find_golden, read_golden
 
-_VERSION = re.compile(rb"# st_reba (\d[\w.+-]{0,40})\s")
+_VERSION = re.compile(r"# st_reba (\d[\w.+-]{0,40})\s")
+_CLASS = re.compile(rf"^from \.{NAME}_(\w+) import ([A-Z]\w+)$", re.MULTILINE)
+_FILE = re.compile(rf"^from \.{NAME}_(\w+) import __name__ as _", re.MULTILINE)
 # What the process of its own runs; its last line is the report.
 _SCRIPT = (
     "import json, sys; from st_reba.hub.verify import verify; "
@@ -83,32 +86,37 @@ def verify(
 
         return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
     loaded = load(path, device=device, dtype=dtype or stored["dtype"], trust_remote_code=trust_remote_code, **hub)
-    return replace(compare(loaded, stored), code=code_state(loaded, path, hub))
+    return replace(compare(loaded, stored), code=code_state(path, hub))
 
 
-def code_state(model: SentenceTransformer, path: str, hub: Mapping[str, Any]) -> str | None:
+def code_state(path: str, hub: Mapping[str, Any] | None = None) -> str | None:
     """How the code that a repository carries differs from the installed package's; None: it does not.
 
     It runs only for readers who have no st_reba and trust the repository's code.
 
     Args:
-        model: The model, loaded from there.
         path: Folder or Hub id.
         hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` takes them.
     """
-    stages = getattr(model[0], "stages", ())
-    classes = [type(each) for each in (*model.modules(), *stages)]
-    wanted = code(*dict.fromkeys(each for each in classes if each.__module__ == NAME or each in map(type, stages)))
     main = _read(path, f"{NAME}.py", hub)
     if main is None:
         return "none in the repository; readers need st_reba installed"
+    text = main.decode("utf-8", "replace")
+    try:
+        # As the repository itself says: which classes it has, and which files.
+        classes = [
+            getattr(import_module(f"..modules.{home}", __package__), name) for home, name in _CLASS.findall(text)
+        ]
+        wanted = code(*classes, files=_FILE.findall(text))
+    except (ImportError, AttributeError, OSError):
+        wanted = {f"{NAME}.py": b""}
     wrong = {name for name, content in wanted.items() if _read(path, name, hub) != content}
     if os.path.isdir(path):
         wrong |= {file.name for file in Path(path).glob(f"{NAME}*.py")} - set(wanted)
     if not wrong:
         return None
-    version = _VERSION.match(main)
-    says = f"says it is of st_reba {version[1].decode()}" if version else "names no version"
+    version = _VERSION.match(text)
+    says = f"says it is of st_reba {version[1]}" if version else "names no version"
     listed = ", ".join(sorted(wrong)[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
     return f"differs from st_reba {__version__} ({says}): {listed}"
 
@@ -145,7 +153,7 @@ def verify_fresh(folder: Path, *, device: str | None = None, offline: bool = Fal
     )
 
 
-def _read(path: str, name: str, hub: Mapping[str, Any]) -> bytes | None:
-    file = load_file_path(path, name, **hub)
+def _read(path: str, name: str, hub: Mapping[str, Any] | None) -> bytes | None:
+    file = load_file_path(path, name, **(hub or {}))
     # As written, whatever a checkout made of the line ends.
     return None if file is None else Path(file).read_bytes().replace(b"\r\n", b"\n")

@@ -10,7 +10,8 @@ from typing import Any
 
 from .ensemble import Ensemble
 from .filter import Filter
-from .methods import Classical, Echo, Layout, Method, PromptEOL, ReBA
+from .layout import Layout
+from .methods import Classical, Echo, Method, PromptEOL, ReBA
 from .own_attention import OwnAttention
 from .plan import LayerPlan, NoSink
 from .prepend import Prepend

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging as python_logging
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -20,10 +20,7 @@ from transformers.utils import logging
 from .backbone import Backbone
 from .kernels import attention_with_totals
 from .scores import Scores, additive, blocked_attention, identity, selected
-from .stages import Bound, Pass, Stage, current
-
-if TYPE_CHECKING:
-    from .decoder import DecoderTransformer
+from .stages import Bound, Pass, current
 
 # A copy of this code, from a repository, has a name of its own: each knows of its own forward passes only.
 ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
@@ -83,14 +80,10 @@ def attend(
                 "architecture can be neither captured nor converted exactly. Use method='classical' or 'echo'."
             )
     run = current()
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask = _own(attention_mask, indices, key.shape[2])
     kinds, observer = (None, None) if run is None else (run.kinds, run.observer)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if observer is not None:
-        # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
-        defined = causal or kinds is not None or not observer.needs_causal
-        _check_capturable(module, causal=defined, square=query.shape[2] == key.shape[2])
-        observer.begin_layer()
+        _begin(observer, module, query, key, defined=causal or kinds is not None)
     kind = "forward" if kinds is None else kinds.kind(module)
     if indices is not None and kind != "forward":
         raise ValueError(
@@ -99,37 +92,55 @@ def attend(
         )
     fusable = softcap is None and position_bias is None
     plain = fusable and observer is None and s_aux is None
+    mask = _own(attention_mask, indices, key.shape[2])
+    ahead = not causal
     if kinds is not None:
         # Only plain attention knows of kinds, but that a query of a forward layer sees no later key.
         mask = kinds.masks.mask(kind, mask, causal=causal, dense=not plain)
+        ahead = ahead or kinds.masks.kind(kind).looks_ahead
     if mask is not None and fusable:
         mask = _additive(run, mask, query)
-    if plain:
+    if not plain:
+        scores = Scores(query, key, mask, causal, scaling, softcap, position_bias)
+        return _shown(scores, value, s_aux, dropout, observer, ahead), None
 
-        def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-            given: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal}
-            output: Tensor = _SDPA(module, query, key, value, mask, **given)[0]
-            return output
+    def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        given: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal}
+        output: Tensor = _SDPA(module, query, key, value, mask, **given)[0]
+        return output
 
-        if mask is None and kinds is not None:
-            return kinds.masks.unmasked(kind, attention, query, key, value, causal=causal), None
-        return attention(query, key, value, causal and mask is None), None
+    if kinds is not None and mask is None:
+        return kinds.masks.kind(kind).fast(attention, query, key, value, kinds.masks.m, causal), None
+    return attention(query, key, value, causal and mask is None), None
+
+
+def _begin(observer: Any, module: nn.Module, query: Tensor, key: Tensor, *, defined: bool) -> None:
+    """Tell an observer of a layer, if it can be captured."""
+    # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
+    if observer.needs_causal and not defined:
+        raise looks_both_ways(type(module).__name__)
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix): its attention "
+            "cannot be captured. Pass use_cache=False, and merge adapters into the base model first."
+        )
+    observer.begin_layer()
+
+
+def _shown(scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, observer: Any, ahead: bool) -> Tensor:
+    """Attention of one layer, [B, T, H, D'], and the observer, if any, raised by it."""
     # Whoever takes a whole layer computes from its scores what it needs; others are shown every probability.
     whole = getattr(observer, "update_layer", None)
     see = None if observer is None or whole is not None else observer.update
     computed = None
-    if fusable and not dropout and see is None:
-        computed = attention_with_totals(query, key, value, mask, causal=causal, scaling=scaling, sinks=s_aux)
-    if computed is None:
-        scores = Scores(query, key, mask, causal, scaling, softcap, position_bias)
-        computed = blocked_attention(scores, value, sinks=s_aux, dropout=dropout, see=see)
-    output, totals = computed
+    if scores.softcap is None and scores.bias is None and not dropout and see is None:
+        computed = attention_with_totals(scores, value, sinks)
+    output, totals = computed or blocked_attention(scores, value, sinks=sinks, dropout=dropout, see=see)
     if whole is not None:
-        ahead = not causal or (kinds is not None and kinds.masks.looks_ahead(kind))
-        whole(Scores(query, key, mask, False, scaling, softcap, position_bias), totals, both_ways=ahead)
+        whole(replace(scores, causal=False), totals, both_ways=ahead)
     if observer is not None:
         observer.end_layer()
-    return output, None
+    return output
 
 
 def _own(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:
@@ -155,23 +166,18 @@ def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
     return numbers
 
 
-def _check_capturable(module: nn.Module, *, causal: bool, square: bool) -> None:
-    if not causal:
-        raise ValueError(
-            f"{type(module).__name__} looks both ways, but backward attention is defined on a causal decoder. "
-            "Use a decoder-only base model, or method='classical'."
-        )
-    if not square:
-        raise ValueError(
-            f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix): backward "
-            "attention cannot be captured. Pass use_cache=False, and merge adapters into the base model first."
-        )
+def looks_both_ways(module: str) -> ValueError:
+    """The error for attention that backward attention is not defined on."""
+    return ValueError(
+        f"{module} looks both ways, but backward attention is defined on a causal decoder. Use a decoder-only base "
+        "model, or method='classical'."
+    )
 
 
 def own_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
     """transformers' boolean mask; the host reads no padding that it knows not to be there."""
     run, padding = current(), keywords.get("attention_mask")
-    known = run is not None and (getattr(run, "unmasked", False) or not run.padded)
+    known = run is not None and (run.unmasked or not run.padded)
     if run is not None and known and isinstance(padding, Tensor) and padding.shape == run.real.shape:
         keywords["attention_mask"] = None
     mask: Tensor | None = sdpa_mask(*arguments, **keywords)
@@ -183,20 +189,13 @@ AttentionMaskInterface.register(ATTENTION_NAME, own_mask)
 
 
 def show(model: PreTrainedModel) -> None:
-    """Make a backbone's attention visible to observers, one way or the other.
-
-    Args:
-        model: The backbone, as loaded.
-    """
+    """Make the attention of a backbone, as loaded, visible to observers, one way or the other."""
     if not switch_on(model):
         hook_in(model)
 
 
 def switch_on(model: PreTrainedModel) -> bool:
-    """Make a backbone call :func:`attend`.
-
-    Args:
-        model: The backbone, as loaded.
+    """Make a backbone, as loaded, call :func:`attend`.
 
     Returns:
         Whether it does; False where its architecture calls no interface: it is then as it was.
@@ -219,9 +218,6 @@ def hook_in(model: PreTrainedModel) -> None:
     """Reduce a backbone's eager attention by hooks, where its architecture calls no interface.
 
     The numbers are equal, but one layer's [B, H, T, T] is held at a time.
-
-    Args:
-        model: The backbone, as loaded.
     """
     decoder = Backbone(model).decoder
     if decoder.config._attn_implementation == "eager" and any(
@@ -246,7 +242,7 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
     batch, length = run.real.shape
     kept: list[Any] = []
     for value in output:
-        if isinstance(value, Tensor) and value.ndim == 4 and (value.shape[0], *value.shape[2:]) == (batch, length, length):
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
             run.observer.begin_layer()
             if run.observer.needs_causal:
                 # Whether a query looks ahead is read after the pass.
@@ -258,16 +254,3 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
         else:
             kept.append(value)
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
-
-
-@dataclass(frozen=True)
-class OwnAttention(Stage):
-    """Compute attention by st_reba's function, not transformers', some versions of which forget a soft cap."""
-
-    name: ClassVar[str] = "attention"
-    order: ClassVar[int] = 1
-
-    def bind(self, decoder: DecoderTransformer) -> Bound:
-        """Switch the backbone to it, where its architecture lets its attention be chosen."""
-        switch_on(decoder.model)
-        return Bound()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .stages import AfterLayer, current
+from .stages import AfterLayer
 
 TEXT_TOWER = (
     "Save the text tower as a model of its own, its tokenizer beside it, and build on that folder: "
@@ -40,6 +38,7 @@ class Backbone:
                 f"{self.name} is an encoder-decoder: its decoder reads the text shifted, beside an encoder that sees "
                 "all of it. Use a decoder-only base model."
             )
+        self.depth  # noqa: B018 - refused now, where there is none
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -149,44 +148,6 @@ class Backbone:
                         layer.register_forward_hook(AfterLayer(index), with_kwargs=True)
                 return module
         raise ValueError(f"{type(self.decoder).__name__} has no list of {self.depth} layers that say their layer_idx")
-
-    def cut_short(self) -> None:
-        """Let passes run fewer of its layers.
-
-        Raises:
-            ValueError: There is no list of its layers, or it is of another kind than a plain ``ModuleList``.
-        """
-        layers = self.layers()
-        if type(layers) is nn.ModuleList:
-            # In place: parents, hooks, replicas and whoever shares the backbone keep the same list.
-            layers.__class__ = LayerList
-        elif not isinstance(layers, LayerList):
-            raise ValueError(f"the backbone keeps its layers in a {type(layers).__name__}, which cannot be cut short")
-
-
-class LayerList(nn.ModuleList):
-    """A backbone's list of layers, which shows as many as the running pass needs, and all of them to everyone else.
-
-    The backbone's own forward then goes through these only, and on to its final norm.
-    """
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return islice(super().__iter__(), _shown_layers())
-
-    def __len__(self) -> int:
-        shown_layers = _shown_layers()
-        length = super().__len__()
-        return length if shown_layers is None else min(length, shown_layers)
-
-    def __getitem__(self, index: Any) -> Any:
-        # By number every layer is found: one that should not run then says so itself.
-        found = list(super().__iter__())[index]
-        return LayerList(found) if isinstance(index, slice) else found
-
-
-def _shown_layers() -> int | None:
-    run = current()
-    return None if run is None else run.runs
 
 
 def _is_layer(module: nn.Module, index: int) -> bool:

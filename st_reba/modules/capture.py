@@ -12,14 +12,14 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .attention import show
+from .attention import looks_both_ways, show
 from .backbone import is_trained
 from .scores import Scores, is_fake, pick, slices
 from .stages import Bound, Pass, Place
@@ -29,22 +29,18 @@ AnchorRows = Literal["last", "copy", "end", "half"]
 
 @dataclass(frozen=True)
 class Blocks:
-    """How much is looked at together.
+    """How much is looked at together."""
 
-    Args:
-        queries: Queries: fewer multiply slower, more waste work above the diagonal.
-        anchors: Anchors.
-        numbers: Numbers of all heads that are held at a time.
-        together: Numbers below which texts run together: one by one, calls would take longer than the work.
-        ahead: Heads of a layer that looks both ways, where each takes three times the memory.
-        finished: Rows of the result that are finished together.
-    """
-
+    # Queries: fewer multiply slower, more waste work above the diagonal.
     queries: int
     anchors: int
+    # Numbers of all heads that are held at a time.
     numbers: int
+    # Numbers below which texts run together: one by one, calls would take longer than the work.
     together: int
+    # Heads of a layer that looks both ways, where each takes three times the memory.
     ahead: int = 4
+    # Rows of the result that are finished together.
     finished: int = 256
 
 
@@ -70,21 +66,14 @@ class CaptureSpec:
             raise ValueError(f"rows={self.rows!r} is not known: choose one of {list(get_args(AnchorRows))}.")
 
     def anchors(self, places: Sequence[Place]) -> list[tuple[int, int]]:
-        """The anchors of each text, a run of positions: the first and their number.
-
-        Example:
-            >>> CaptureSpec("last").anchors([(1, 3, 8)]), CaptureSpec("half").anchors([(1, 3, 8)])
-            ([(3, 1)], [(0, 4)])
-        """
-        return [
-            {
-                "last": (first + count - 1, 1),
-                "copy": (first, count),
-                "end": (length - 1, 1),
-                "half": (0, max(1, length // 2)),
-            }[self.rows]
-            for first, count, length in places
-        ]
+        """The anchors of each text, a run of positions: the first and their number."""
+        runs: dict[str, Callable[[int, int, int], tuple[int, int]]] = {
+            "last": lambda first, count, length: (first + count - 1, 1),
+            "copy": lambda first, count, length: (first, count),
+            "end": lambda first, count, length: (length - 1, 1),
+            "half": lambda first, count, length: (0, max(1, length // 2)),
+        }
+        return [runs[self.rows](*place) for place in places]
 
 
 class Observer(ABC):
@@ -116,7 +105,29 @@ class Observer(ABC):
         """
 
 
-class AttentionObserver(Observer, Bound):
+class _Watch(Bound):
+    """An observer's part in a pass."""
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """Raise unless every layer was seen: one that was not would change the vectors silently."""
+        observer, backbone = run.observer, run.decoder.backbone
+        runs = run.decoder.depth if run.runs is None else run.runs
+        if types := backbone.layer_types[:runs]:
+            runs = sum("attention" in each and "linear" not in each for each in types)
+        expected = runs + (0 if run.kinds is None else len(run.kinds.stack.second))
+        if observer.layers == 0 or observer.layers < expected:
+            raise ValueError(
+                f"{backbone.name} handed out the attention of {observer.layers} of its {expected} attention layers, so "
+                "backward attention cannot be computed. Use a decoder whose every layer computes softmax attention, "
+                "or method='classical' or 'echo', which need none."
+            )
+        for module, ahead in observer.ahead:
+            if not is_fake(ahead) and float(ahead) > 1e-6:
+                raise looks_both_ways(module)
+        return hidden
+
+
+class AttentionObserver(Observer, _Watch):
     """Base of what wants to see all attention of one pass itself; give it to a pass as ``watch=[…]``."""
 
     sees_all = True
@@ -125,18 +136,12 @@ class AttentionObserver(Observer, Bound):
         """Observe the pass."""
         observe(run, self)
 
-    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
-        """Raise unless every layer was seen."""
-        check_observed(run)
-        return hidden
 
-
-class Capture(Bound):
+class Capture(_Watch):
     """Captures rows of A^new in a decoder's passes: ``backward_attention`` [B, R, T], and ``captured``, the spec.
 
     Args:
-        spec: Which rows. R is the largest number of anchors; rows beyond a text's own are zero, and so is what is left
-            of the anchor unless ``both``.
+        spec: Which rows. R is the largest number of anchors; rows beyond a text's own are zero.
     """
 
     def __init__(self, spec: CaptureSpec) -> None:
@@ -151,56 +156,19 @@ class Capture(Bound):
             kind = DifferentiableAttention
         observe(run, kind(self.spec, run.places, run.length, run.real.device))
 
-    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
-        """Raise unless every layer was captured."""
-        check_observed(run)
-        return hidden
-
     def features(self, run: Pass) -> dict[str, Any]:
         """What was captured."""
         return {"backward_attention": run.observer.matrix(), "captured": self.spec}
 
 
 def observe(run: Pass, observer: Observer) -> None:
-    """Show a pass's attention to an observer.
-
-    Raises:
-        ValueError: Another one observes it already.
-    """
+    """Show a pass's attention to an observer, of which it can have one."""
     if run.observer is not None:
         raise ValueError(
             f"{type(run.observer).__name__} and {type(observer).__name__} both want to observe one pass. Run two."
         )
     show(run.decoder.model)
     run.observer = observer
-
-
-def check_observed(run: Pass) -> None:
-    """Raise unless a pass's observer saw every layer, as one that it did not see would change the vectors silently.
-
-    Raises:
-        ValueError: A layer was not seen, or looks ahead where that is not defined.
-    """
-    observer, decoder = run.observer, run.decoder
-    name, runs = decoder.backbone.name, decoder.depth if run.runs is None else run.runs
-    if types := decoder.backbone.layer_types[:runs]:
-        expected = sum("attention" in each and "linear" not in each for each in types)
-    else:
-        expected = runs
-    if run.kinds is not None:
-        expected += len(run.kinds.stack.second)
-    if observer.layers == 0 or observer.layers < expected:
-        raise ValueError(
-            f"{name} handed out the attention of {observer.layers} of its {expected} attention layers, so backward "
-            "attention cannot be computed. Use a decoder whose every layer computes softmax attention, or "
-            "method='classical' or 'echo', which need none."
-        )
-    for module, ahead in observer.ahead:
-        if not is_fake(ahead) and float(ahead) > 1e-6:
-            raise ValueError(
-                f"{module} looks both ways, but backward attention is defined on a causal decoder. Use a decoder-only "
-                "base model, or method='classical'."
-            )
 
 
 class AnchorObserver(Observer):
@@ -249,29 +217,22 @@ class BackwardAttention(AnchorObserver):
         # anchor are kept by themselves.
         front = max(self._firsts) if self.both else 0
         self._later, self._front = (
-            torch.full((len(places), columns, self.rows), -torch.inf, device=device) for columns in (length, front)
+            torch.full((len(places), columns, self.rows), -torch.inf, dtype=torch.float32, device=device)
+            for columns in (length, front)
         )
         self._blocks = CPU if device.type == "cpu" else GPU
         # One piece of memory for a layer's blocks.
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._scratch: Tensor | None = None
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
         self._finished = False
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Raise the maxima by the probabilities of a layer that only looks back; see :meth:`Observer.update`."""
-        maxima = probabilities.detach().amax(dim=1)[:, None]
-        keys, last_query = maxima.shape[3], first_query + maxima.shape[2]
-        columns = pick(maxima, self._anchors.clamp(max=keys - 1), 3)[:, 0].log()
-        columns = columns.masked_fill((self._anchors >= keys)[:, None, :], -torch.inf)
-        _raise(self._later[:, first_query:last_query], columns)
-        if not self._front.shape[1]:
-            return
-        keys = min(keys, self._front.shape[1])
-        offset = self._anchors - first_query
-        here = (offset >= 0) & (offset < maxima.shape[2])
-        rows = pick(maxima[..., :keys], offset.clamp(0, maxima.shape[2] - 1), 2)[:, 0].log()
-        _raise(self._front[:, :keys], rows.masked_fill(~here[:, :, None], -torch.inf).transpose(1, 2))
+        """Raise the maxima by a whole layer that only looks back, of which a hook shows every probability at once."""
+        maxima = probabilities.detach().amax(dim=1, keepdim=True)
+        _raise(self._later, pick(maxima, self._anchors, 3)[:, 0].log())
+        rows = pick(maxima[..., : self._front.shape[1]], self._anchors, 2)[:, 0].log()
+        _raise(self._front, rows.transpose(1, 2))
 
     @torch.no_grad()
     def update_layer(self, scores: Scores, totals: Tensor, *, both_ways: bool = False) -> None:
@@ -295,7 +256,7 @@ class BackwardAttention(AnchorObserver):
                     self._update_columns(here, sums, texts, some)
                     self._update_front(here, sums, texts, some)
         # The feed-forward part that follows takes the most memory of a layer.
-        self._scratch.clear()
+        self._scratch = None
 
     def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
         """What some texts' queries give to some of their anchors: A[t, r]."""
@@ -352,15 +313,10 @@ class BackwardAttention(AnchorObserver):
         numbers = maxima.shape[1] * maxima.shape[2]
         for some in scores.head_groups(max(1, self._blocks.numbers // numbers)):
             size = (some.stop - some.start) * numbers
-            out = self._piece(size, scores.precision)
-            values = scores.log_probabilities(some, queries, keys, totals[:, some], out)
+            if self._scratch is None or len(self._scratch) < size:
+                self._scratch = self._later.new_empty(size, dtype=scores.precision)
+            values = scores.log_probabilities(some, queries, keys, totals[:, some], self._scratch[:size])
             _raise(maxima, values.amax(dim=1))
-
-    def _piece(self, size: int, dtype: torch.dtype) -> Tensor:
-        """A piece of the memory that blocks use by turns."""
-        if dtype not in self._scratch or self._scratch[dtype].numel() < size:
-            self._scratch[dtype] = self._later.new_empty(size, dtype=dtype)
-        return self._scratch[dtype][:size]
 
     def matrix(self) -> Tensor:
         """The anchors' rows, float32. They take the place of what was accumulated, which is complete then."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .attention import show
 from .capture import Capture, CaptureSpec
-from .methods import MOST_COPIES, MOST_TOKENS
+from .layout import MOST_COPIES
 from .options import Options, option
-from .pooling import ReBAPooling, normalized
+from .pooling import ReBAPooling, column, normalized
 from .poolings import POOLINGS
 from .repeat import RepeatTransformer
 from .stages import Place
@@ -22,11 +22,12 @@ from .vendoring import published
 
 # A forward pass over pieces has about this many positions at most, so that memory does not grow with the text.
 POSITIONS = 1 << 14
+_MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
 class _Settings(Options):
-    chunk: int = option(512, "content tokens of a piece", least=1, most=MOST_TOKENS)
+    chunk: int = option(512, "content tokens of a piece", least=1, most=_MOST_TOKENS)
     repeats: int = option(2, "copies of a piece", least=1, most=MOST_COPIES)
 
 
@@ -124,11 +125,16 @@ class ChunkedReBAPooling(ReBAPooling):
     def sentence(self, features: dict[str, Any]) -> Tensor:
         """The sentence vectors [B, d]; of ``last`` only the last pieces run."""
         counts = [count for _, count, _ in features["places"]]
+        device = features["token_embeddings"].device
+        token, number = torch.arange(max(counts), device=device), column(counts, device)
         last = self.pooling == "last"
-        share = torch.zeros(len(counts), max(counts))
-        for row, count in enumerate(counts):
-            share[row, count - 1 if last else 0 : count] = 1 if last else 1 / count
-        return self._combined(features, share, CaptureSpec(POOLINGS[self.pooling].rows), self.normalize_weights)
+        share = (token == number - 1).float() if last else (token < number) / number
+
+        def wanted(row: int, start: int, stop: int) -> bool:
+            return not last or stop == counts[row]
+
+        capture = CaptureSpec(POOLINGS[self.pooling].rows)
+        return self._combined(features, share, self._runs(features, wanted, capture, self.normalize_weights))
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans, [B, d]; only the pieces that hold a part of them run.
@@ -138,8 +144,14 @@ class ChunkedReBAPooling(ReBAPooling):
             spans: [B, n] bool, on the CPU: the content tokens of each row's span.
             normalize: Divide the weights of each e_i by their sum.
         """
-        share = spans.cpu() / spans.cpu().sum(dim=1, keepdim=True)
-        return self._combined(features, share, CaptureSpec("copy"), normalize or self.normalize_weights)
+        inside = spans.tolist()
+        share = (spans / spans.sum(dim=1, keepdim=True)).to(features["token_embeddings"].device)
+
+        def wanted(row: int, start: int, stop: int) -> bool:
+            return any(inside[row][start:stop])
+
+        runs = self._runs(features, wanted, CaptureSpec("copy"), normalize or self.normalize_weights)
+        return self._combined(features, share, runs)
 
     def token_vectors(self, features: dict[str, Any]) -> Tensor:
         """The e_i of every token, [B, n, d]."""
@@ -152,18 +164,13 @@ class ChunkedReBAPooling(ReBAPooling):
             result = result.index_add(0, flat, vectors.to(hidden.dtype).flatten(0, 1))
         return result.view(batch, longest, -1)
 
-    def _combined(self, features: dict[str, Any], share: Tensor, capture: CaptureSpec, normalize: bool) -> Tensor:
-        """Σ_i share_i · e_i of each text, [B, d], for a share [B, n] on the CPU; pieces without a share do not run."""
+    def _combined(self, features: dict[str, Any], share: Tensor, runs: Iterator[_Run]) -> Tensor:
+        """Σ_i share_i · e_i of each text, [B, d], for a share [B, n] and the pieces that have one."""
         hidden: Tensor = features["token_embeddings"]
-        given = share.to(hidden.device, non_blocking=True)
         precision = torch.promote_types(hidden.dtype, share.dtype)
         result = hidden.new_zeros(hidden.shape[0], hidden.shape[-1], dtype=precision)
-
-        def wanted(row: int, start: int, stop: int) -> bool:
-            return bool(share[row, start:stop].any())
-
-        for run in self._runs(features, wanted, capture, normalize):
-            part = (given[run.row[:, None], run.token] * run.valid).to(run.later.dtype)
+        for run in runs:
+            part = (share[run.row[:, None], run.token] * run.valid).to(run.later.dtype)
             # Autocast multiplies in a narrower type.
             result = result.index_add(0, run.row, run.combined(part, hidden).to(precision))
         return result.to(hidden.dtype)

@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .adapters import complete_adapter, has_adapter
 from .backbone import TEXT_TOWER, Backbone, is_trained
-from .checkpointing import prepare_checkpointing
-from .methods import Layout, Method, method_of
+from .options import shown
+from .sizes import check_sizes, limited
 from .stages import Bound, Pass, Place, Stage, as_stored, running, stages_of
 from .stored import check_base, check_config, check_filled, stored_as
-from .vendoring import leave_code, published
+from .vendoring import extra, leave_code, published
 
 # Pinned, so that a backbone with a chat template is not wrapped in chat turns.
 TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
+# Modules that make no sentence vector, but change one.
+_UNPOOLED = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble"}
 
 
 @published
@@ -38,8 +40,7 @@ class DecoderTransformer(Transformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
-        method: What the pipeline computes, a :class:`Method` or ``{"name": {field: value}}``; its layout is obeyed
-            by :class:`RepeatTransformer`, the rest is for the record.
+        method: What the pipeline computes, ``{"name": {field: value}}``, for the record.
         stages: What happens around the layers: :class:`Stage`, or ``{"name": {field: value}}`` each.
         base_model: Name of the base model, for the record.
         base_revision: Its revision, for the record.
@@ -59,14 +60,14 @@ class DecoderTransformer(Transformer):
         self,
         model_name_or_path: str,
         *,
-        method: Method | Mapping[str, Any] | None = None,
+        method: Mapping[str, Any] | None = None,
         stages: Sequence[Stage | Mapping[str, Any]] = (),
         base_model: str | None = None,
         base_revision: str | None = None,
         from_base: bool = False,
         **kwargs: Any,
     ) -> None:
-        given = (method_of(method or Layout()), stages_of(stages), base_model, base_revision)
+        given = (_record(method), stages_of(stages), base_model, base_revision)
         kwargs = {**TEXT_ONLY, **kwargs}
         weights = dict(kwargs.get("model_kwargs") or {})
         if kwargs.get("backend", "torch") == "torch" and not {"dtype", "torch_dtype"} & set(weights):
@@ -85,7 +86,7 @@ class DecoderTransformer(Transformer):
                 f"Download that model first, or pass token=… where it asks for a login. {error}"
             ) from error
         if not from_base and has_adapter(self.model):
-            complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
+            extra("adapters").complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         asked = "model_max_length" in (kwargs.get("processor_kwargs") or {})
         if self.tokenizer is not None and not asked and isinstance(positions, int) and positions > 0:
@@ -104,10 +105,12 @@ class DecoderTransformer(Transformer):
         """
         adopted = cls.__new__(cls)
         adopted.__dict__ = dict(transformer.__dict__)
-        adopted._equip(Layout(), stages_of(stages), record.get("base_model"), record.get("base_revision"))
+        adopted._equip(None, stages_of(stages), record.get("base_model"), record.get("base_revision"))
         return adopted
 
-    def _equip(self, method: Method, stages: tuple[Stage, ...], base: str | None, revision: str | None) -> None:
+    def _equip(
+        self, method: Mapping[str, Any] | None, stages: tuple[Stage, ...], base: str | None, revision: str | None
+    ) -> None:
         """Set up what this class adds to the Transformer; also after the backbone was replaced."""
         self.base_model, self.base_revision = base, revision
         self.method = method
@@ -127,11 +130,20 @@ class DecoderTransformer(Transformer):
         Raises:
             ValueError: The backbone cannot do it.
         """
-        if model is not None:
-            self._modules["model"] = model
+        before = {name: self.__dict__.get(name) for name in ("backbone", "stages", "bound")}, self._modules.get("model")
+        try:
+            if model is not None:
+                self._modules["model"] = model
+            self._bind(stages_of(stages))
+        except ValueError:
+            # A half of them would give another model's vectors.
+            self.__dict__.update(before[0])
+            self._modules["model"] = before[1]
+            raise
+
+    def _bind(self, stages: tuple[Stage, ...]) -> None:
         self.backbone = Backbone(self.model)
         self.backbone.parameters  # noqa: B018 - a backbone that needs more than a text is refused now
-        stages = stages_of(stages)
         if getattr(self.backbone.text_config, "attn_logit_softcapping", None) and not any(s.name == "attention" for s in stages):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             stages = stages_of([*stages, Stage.registry["attention"]()])
@@ -210,7 +222,7 @@ class DecoderTransformer(Transformer):
             places = places_of(features)
         bound = [*self.bound, *(self.watchers if watch is None else watch)]
         if bound and self.model.training and torch.is_grad_enabled() and is_trained(self.model):
-            prepare_checkpointing(self.model, twice=bool(self.stack and self.stack.second))
+            extra("training").prepare_checkpointing(self.model, twice=bool(self.stack and self.stack.second))
         run = Pass(self, mask, places, bound)
         hidden, added = self._run(run, features["input_ids"])
         if run.padded:
@@ -234,6 +246,7 @@ class DecoderTransformer(Transformer):
         inputs: dict[str, Any] = self.backbone.inputs(input_ids, torch.ones_like(input_ids) if unmasked else run.real.long())
         if run.observer is not None and self.backbone.attention == "eager":
             inputs["output_attentions"] = True
+        run.unmasked = unmasked
         with running(run):
             try:
                 hidden: Tensor = super().forward(inputs)["token_embeddings"]
@@ -263,6 +276,16 @@ class DecoderTransformer(Transformer):
             "model_kwargs={'dtype': 'float32'} (or 'bfloat16', whose range is wider than float16's)."
         )
 
+    def on_model_ready(self, model: Any) -> None:
+        """Refuse a pipeline in which nothing makes one vector of a text's tokens."""
+        super().on_model_ready(model)
+        behind = {type(module).__name__ for module in list(model)[1:]}
+        if isinstance(model, SentenceTransformer) and model[0] is self and behind <= _UNPOOLED:
+            raise ValueError(
+                f"modules.json: no pooling follows {type(self).__name__}. Copy all of the model's files, or add one, such as "
+                "sentence_transformers' Pooling."
+            )
+
     # How it is stored.
 
     @classmethod
@@ -283,7 +306,9 @@ class DecoderTransformer(Transformer):
         Raises:
             ValueError: Files are missing, or the weights do not fill the configuration.
         """
-        loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
+        hub = {name: kwargs[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in kwargs}
+        with limited(check_sizes(model_name_or_path, kwargs.get("subfolder") or "", **hub)):
+            loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
         if loaded.loading is not None and not has_adapter(loaded.model):
             check_filled(loaded.model, loaded.loading)
         return loaded
@@ -308,12 +333,12 @@ class DecoderTransformer(Transformer):
         else:
             self.model.config.save_pretrained(output_path)
             self.save_config(output_path)
-        leave_code(output_path, type(self), *map(type, self.stages))
+        files = ("adapters",) if has_adapter(self.model) else ()
+        leave_code(output_path, type(self), *map(type, self.stages), files=files)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The module's configuration, JSON-serializable."""
         config: dict[str, Any] = super().get_config_dict()
-        config["method"] = {self.method.name: self.method.to_dict()}
         config["stages"] = as_stored(self.stages)
         dtype = {"dtype": str(self.stored_dtype or self.model.dtype).removeprefix("torch.")}
         if has_adapter(self.model):
@@ -330,6 +355,17 @@ class DecoderTransformer(Transformer):
     def __repr__(self) -> str:
         shown = {**self.get_config_dict(), "architecture": self.backbone.name}
         return f"{type(self).__name__}({shown})"
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Whether a backbone has an adapter that was not merged into its weights: transformers' own mark."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _record(method: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if method is not None and not (isinstance(method, Mapping) and all(isinstance(v, Mapping) for v in method.values())):
+        raise ValueError(f"method={shown(method)} must be a mapping of a method's name to its options.")
+    return method
 
 
 def places_of(features: Mapping[str, Any]) -> list[Place]:

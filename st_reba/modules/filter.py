@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .options import option, shown
-from .stages import Stage
+from .stages import Bound, Stage
+
+if TYPE_CHECKING:
+    from .decoder import DecoderTransformer
 
 Kind = Literal["center", "abtt", "standardize", "whiten"]
 
@@ -37,8 +40,8 @@ class Filter(Stage):
         ValueError: A number of another kind, something beside ``file``, or neither ``kind`` nor ``file``.
 
     Example:
-        >>> print(Filter("whiten", dimensions=48, power=0.75))
-        filter:kind=whiten,dimensions=48,power=0.75
+        >>> Filter("whiten", dimensions=48, texts=2000).to_dict()
+        {'kind': 'whiten', 'dimensions': 48, 'texts': 2000}
     """
 
     name: ClassVar[str] = "filter"
@@ -76,3 +79,16 @@ class Filter(Stage):
             raise ValueError("filter: r=0 takes no direction away: give 1 or more, or kind='center'.")
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"filter: sha256={shown(self.sha256)} must be 64 hexadecimal digits, or None.")
+
+    def bind(self, decoder: DecoderTransformer) -> Bound:
+        """Nothing: the vectors are filtered behind the pooling.
+
+        Raises:
+            ValueError: A file is named, which is the recipe's to name.
+        """
+        if self.file is not None:
+            raise ValueError(
+                f"filter: file={shown(self.file)}: a module holds a filter's record, not its file. Build with "
+                "st_reba.build(base, method, stages=[st_reba.Filter(file=…)]), which appends the filter itself."
+            )
+        return Bound()

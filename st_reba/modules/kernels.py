@@ -28,38 +28,25 @@ _WIDTH, _ROW = 8, 16
 _trusted: dict[tuple[object, ...], bool] = {}
 
 
-def attention_with_totals(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    causal: bool,
-    scaling: float | None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
+def attention_with_totals(scores: Scores, value: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
     """Attention of one layer by a fused kernel, with what every row's exponentials sum to.
 
     Args:
-        query: [B, H, T, D].
-        key: [B, H', S, D].
+        scores: What the softmax is taken of, without soft cap and bias; the mask additive, of the queries' type.
         value: [B, H', S, D'].
-        mask: [B or 1, 1 or H, T, S], additive, of the queries' type; None: everything but what ``causal`` hides.
-        causal: With mask=None: a query sees no later key.
-        scaling: Factor on query·key; None: 1/sqrt(D).
         sinks: [H], one more logit in every softmax, without a value.
 
     Returns:
         The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T]; None where no kernel does this.
     """
+    query, key, mask = scores.query, scores.key, scores.mask
     if sinks is not None and torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, sinks)):
         # The kernel's gradient knows nothing of the sums it tells, by which a sink's share is taken.
         return None
     kernel = kernel_for(query, key, value, mask)
     if kernel is None:
         return None
-    factor = Scores(query, key, scaling=scaling).factor
-    output, totals = kernel(query, key, value, mask, causal and mask is None, factor)
+    output, totals = kernel(query, key, value, mask, scores.causal and mask is None, scores.factor)
     output = output.transpose(1, 2)
     if sinks is not None:
         # A sink takes its share of every row.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from .options import unknown
@@ -25,38 +24,9 @@ Attention = Callable[["Tensor", "Tensor", "Tensor", bool], "Tensor"]
 Fast = Callable[[Attention, "Tensor", "Tensor", "Tensor", int, bool], "Tensor"]
 
 
-@dataclass(frozen=True)
-class View:
-    """What a kind's rule may ask; all is boolean and broadcasts to [B, 1, T, T], row = query, column = key.
-
-    Args:
-        own: [B or 1, 1, T, T], what the layer sees by itself.
-        real: [B, T], False at padding, which stands behind every text; None: there is none.
-        m: Number of sink tokens.
-    """
-
-    own: Tensor
-    real: Tensor | None
-    m: int
-
-    @property
-    def place(self) -> Tensor:
-        """[T], the tokens' places, from 0."""
-        import torch  # here, so that the kinds' names can be read without it
-
-        return torch.arange(self.own.shape[-1], device=self.own.device)
-
-    @property
-    def last(self) -> Tensor:
-        """Where the key is the text's very last token."""
-        if self.real is None:
-            return self.place == self.own.shape[-1] - 1
-        return self.place == self.real.sum(dim=1)[:, None, None, None] - 1
-
-    @property
-    def sink(self) -> Tensor:
-        """Where the key is one of the first ``m`` tokens and the query is not."""
-        return (self.place < self.m) & (self.place[:, None] >= self.m)
+# A layer's own mask [B or 1, 1, T, T] (row = query, column = key), the places [T] of tokens, the very last one's
+# [B or 1, 1, 1, 1], number of sink tokens m → what is visible.
+Rule = Callable[["Tensor", "Tensor", "Tensor", int], "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -65,15 +35,15 @@ class Kind:
 
     Args:
         about: What token i sees, in words; ``{m}`` is the number of sink tokens.
-        rule: What is visible.
-        fast: The same attention without a mask, where the own mask hides nothing but later keys, and nothing is padded;
-            None: there is no such way.
+        rule: What is visible, all of it boolean.
+        fast: The same attention without a mask, where a layer's own mask hides later keys at most, and nothing is
+            padded; None: there is no such way.
         looks_ahead: Whether a token may see a later one.
         hides_sink: Whether ``m`` matters.
     """
 
     about: str
-    rule: Callable[[View], Tensor]
+    rule: Rule
     fast: Fast | None = None
     looks_ahead: bool = True
     hides_sink: bool = False
@@ -98,31 +68,20 @@ class Kind:
             >>> KINDS["nosink-bidirectional"].sees(own, m=1)[0, 0].int().tolist()
             [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
         """
-        view = View(own, real, m)
-        seen = self.rule(view)
+        import torch  # here, so that the kinds' names can be read without it
+
+        place = torch.arange(own.shape[-1], device=own.device)
+        last = place[-1:] if real is None else real.sum(dim=1) - 1
+        seen = self.rule(own, place, last[:, None, None, None], m)
         if real is None:
             return seen
-        return seen & real[:, None, None, :] | (view.place[:, None] == view.place)
+        return seen & real[:, None, None, :] | (place[:, None] == place)
 
 
-def _straight(
-    attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool, *, ahead: bool = False
-) -> Tensor:
-    return attention(query, key, value, causal and not ahead)
-
-
-def _reversed(attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool) -> Tensor:
-    """The causal triangle of the reversed sequence."""
-    return attention(query.flip(2), key.flip(2), value.flip(2), causal).flip(1)
-
-
-def _in_two(
-    attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool, *, ahead: bool
-) -> Tensor:
+def _in_two(attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool) -> Tensor:
     """The first m rows see what the kind without nosink shows them; the others never meet the first m keys."""
     import torch
 
-    causal = causal and not ahead
     sinks = min(m, query.shape[2])
     shown = slice(0, sinks) if causal else slice(None)
     parts = []
@@ -133,34 +92,52 @@ def _in_two(
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
+def _sink(place: Tensor, m: int) -> Tensor:
+    """Where the key is one of the first m tokens and the query is not."""
+    return (place < m) & (place[:, None] >= m)
+
+
 KINDS: dict[str, Kind] = {
-    "forward": Kind("the tokens up to i, as in the base.", lambda view: view.own, _straight, looks_ahead=False),
-    "backward": Kind("the tokens from i on.", lambda view: view.own.mT, _reversed),
-    "bidirectional": Kind("all tokens.", lambda view: view.own | view.own.mT, partial(_straight, ahead=True)),
+    "forward": Kind(
+        "the tokens up to i, as in the base.",
+        lambda own, place, last, m: own,
+        lambda attention, query, key, value, m, causal: attention(query, key, value, causal),
+        looks_ahead=False,
+    ),
+    "backward": Kind(
+        "the tokens from i on.",
+        lambda own, place, last, m: own.mT,
+        # The causal triangle of the reversed sequence.
+        lambda attention, *given: attention(*(each.flip(2) for each in given[:3]), given[-1]).flip(1),
+    ),
+    "bidirectional": Kind(
+        "all tokens.",
+        lambda own, place, last, m: own | own.mT,
+        lambda attention, query, key, value, m, causal: attention(query, key, value, False),
+    ),
     "nosink-forward": Kind(
         "the tokens up to i, but not the first {m} (the sink), which later tokens do not see.",
-        lambda view: view.own & ~view.sink,
-        partial(_in_two, ahead=False),
+        lambda own, place, last, m: own & ~_sink(place, m),
+        _in_two,
         looks_ahead=False,
         hides_sink=True,
     ),
     "nosink-bidirectional": Kind(
         "all tokens, but not the first {m} (the sink), which later tokens do not see.",
-        lambda view: (view.own | view.own.mT) & ~view.sink,
-        partial(_in_two, ahead=True),
+        lambda own, place, last, m: (own | own.mT) & ~_sink(place, m),
+        lambda attention, query, key, value, m, causal: _in_two(attention, query, key, value, m, False),
         hides_sink=True,
     ),
-    # No kernel shows a later column to earlier rows by itself.
-    "rerouted": Kind("the tokens up to i, and the very last one.", lambda view: view.own | view.last),
+    "rerouted": Kind(
+        "the tokens up to i, and the very last one.",
+        # No kernel shows a later column to earlier rows by itself.
+        lambda own, place, last, m: own | (place == last),
+    ),
 }
 
 
 def kind_of(name: str) -> Kind:
-    """A kind by its name.
-
-    Raises:
-        ValueError: There is no such kind.
-    """
+    """A kind by its name; an unknown one is an error, never another kind."""
     if name not in KINDS:
         raise ValueError(unknown("layers: the kind", name, list(KINDS), name))
     return KINDS[name]
@@ -175,6 +152,8 @@ class PassMasks:
         trusted: Whether an earlier pass has shown that the backbone's masks can be converted: only then no number of
             a mask is read on the host.
     """
+
+    kind = staticmethod(kind_of)
 
     def __init__(self, run: Pass, m: int, *, trusted: bool = False) -> None:
         self.m = m
@@ -191,7 +170,7 @@ class PassMasks:
             kind: What the layer sees.
             own: The layer's own mask, [B or 1, 1, T, T], boolean (True: visible) or additive; None: all of ``causal``.
             causal: Whether the layer itself is causal.
-            dense: Whether a mask is wanted where :meth:`unmasked` could do without.
+            dense: Whether a mask is wanted where the kind's fast way could do without.
 
         Returns:
             [B or 1, 1, T, T], boolean, or the own one as it is; None: there is neither padding nor a window.
@@ -212,18 +191,6 @@ class PassMasks:
             seen = rule.sees(self._visible(own, real, causal), real if self._padded else None, self.m)
             self._made[key] = (own, seen)
         return self._made[key][1]
-
-    def unmasked(
-        self, kind: str, attention: Attention, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
-    ) -> Tensor:
-        """A layer's attention [B, T, H, D] where :meth:`mask` gave None."""
-        fast = kind_of(kind).fast
-        assert fast is not None
-        return fast(attention, query, key, value, self.m, causal)
-
-    def looks_ahead(self, kind: str) -> bool:
-        """Whether a layer of that kind may see later tokens."""
-        return kind_of(kind).looks_ahead
 
     def _visible(self, own: Tensor | None, real: Tensor, causal: bool) -> Tensor:
         """The own mask as booleans [B or 1, 1, T, T]."""

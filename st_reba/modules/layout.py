@@ -7,15 +7,22 @@ import string
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .methods import MOST_COPIES, Layout
-from .options import MOST_CHARACTERS, shown
+from .options import MOST_CHARACTERS, Options, option, shown
 from .stages import Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
+Template = str | Mapping[str, str] | None
+
+MOST_COPIES = 64
+# The help of options that methods have too.
+TEMPLATE = "text with a {text} slot for each copy, a template's name, or a mapping with query and document"
+INSTRUCTION = "value of the template's {instruction} where no prompt is given"
+SPAN = "positions that are pooled; last_copy: the last copy's content"
 TASKS = ("query", "document")
 # Named templates, as the papers write them. A mapping holds one template a task (encode_query, encode_document).
 TEMPLATES: dict[str, str | dict[str, str]] = {
@@ -40,6 +47,19 @@ _tokenizing = threading.Lock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # A limit beyond this is transformers' way of saying that a tokenizer knows none.
 NO_LIMIT = 10**12
+
+
+@dataclass(frozen=True)
+class Layout(Options):
+    """Where the copies of a text stand, and which positions are pooled."""
+
+    name: ClassVar[str] = "layout"
+
+    template: Template = option(None, TEMPLATE)
+    repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
+    instruction: str = option("", INSTRUCTION)
+    span: Span = option("last_copy", SPAN)
+    compute_matched: bool = option(False, "halve the tokens that a copy may hold, so that two cost what one did")
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from .layout import INSTRUCTION, MOST_COPIES, SPAN, TEMPLATE, Layout, Span, Template
 from .options import Options, option, shown, unknown
 from .poolings import POOLINGS
 
-MOST_COPIES = 64
 MOST_TOKENS = 1 << 24
-
-Span = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
-Template = str | Mapping[str, str] | None
-
-_TEMPLATE = "text with a {text} slot for each copy, a template's name, or a mapping with query and document"
-_INSTRUCTION = "value of the template's {instruction} where no prompt is given"
-_SPAN = "positions that are pooled; last_copy: the last copy's content"
 
 
 @dataclass(frozen=True)
@@ -42,28 +35,10 @@ class Method(Options):
 
 
 @dataclass(frozen=True)
-class Layout(Method):
-    """Where the copies of a text stand, and which positions are pooled: all that an input module by itself knows."""
-
-    name: ClassVar[str] = "layout"
-
-    template: Template = option(None, _TEMPLATE)
-    repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
-    instruction: str = option("", _INSTRUCTION)
-    span: Span = option("last_copy", _SPAN)
-    compute_matched: bool = option(False, "halve the tokens that a copy may hold, so that two cost what one did")
-
-    @property
-    def layout(self) -> Layout:
-        """Itself."""
-        return self
-
-
-@dataclass(frozen=True)
 class _Embedder(Method):
     """A whole pipeline."""
 
-    instruction: str = option("", _INSTRUCTION)
+    instruction: str = option("", INSTRUCTION)
     max_seq_length: int | None = option(None, "positions of a sequence, all copies together", least=1, most=10**9)
     normalize: bool = option(True, "scale vectors to length 1")
 
@@ -77,7 +52,7 @@ class ReBA(_Embedder):
 
     pooling: str = option("last", "sentence vector: e_n of the last token, or the mean of all e_i", choices=POOLINGS)
     repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
-    template: Template = option(None, _TEMPLATE)
+    template: Template = option(None, TEMPLATE)
     variant: Literal["paper", "published"] = option("paper", "the paper's formulas, or what the authors' code computes")
     include_special: bool = option(False, "sum over template and special tokens too")
     normalize_weights: bool = option(False, "divide each token's weights by their sum")
@@ -111,8 +86,8 @@ class Echo(_Embedder):
 
     pooling: Literal["last", "mean"] = option("last", "sentence vector: the last token's, or the mean")
     repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
-    template: Template = option(None, _TEMPLATE)
-    span: Span = option("last_copy", _SPAN)
+    template: Template = option(None, TEMPLATE)
+    span: Span = option("last_copy", SPAN)
     compute_matched: bool = option(False, "halve the tokens that a copy may hold")
 
 
@@ -125,7 +100,7 @@ class Classical(_Embedder):
 
     pooling: Literal["last", "mean", "cls"] = option("last", "sentence vector: the last token's, the mean, or the first's")
     template: Template = option(None, "text with one {text} slot, a template's name, or a mapping with query and document")
-    span: Span | None = option(None, f"{_SPAN}; None: all with cls, else last_copy")
+    span: Span | None = option(None, f"{SPAN}; None: all with cls, else last_copy")
 
     @property
     def layout(self) -> Layout:
@@ -143,17 +118,15 @@ class PromptEOL(_Embedder):
 
     pooling: Literal["last"] = option("last", "sentence vector: the last position's")
     template: Template = option("prompteol", "text with one {text} slot, a template's name, or a mapping")
-    span: Span = option("end", _SPAN)
+    span: Span = option("end", SPAN)
 
 
-def method_of(given: Method | Mapping[str, Any]) -> Method:
+def method_of(given: Mapping[str, Any]) -> Method:
     """A method from what a configuration stores, ``{"name": {field: value}}``.
 
     Raises:
         ValueError: An unknown method or field, or a value that is not allowed.
     """
-    if isinstance(given, Method):
-        return given
     if not isinstance(given, Mapping) or len(given) != 1:
         raise ValueError(f"method={shown(given)} must be a mapping of a method's name to its options.")
     name = next(iter(given))

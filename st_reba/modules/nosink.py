@@ -50,6 +50,6 @@ class NoSinkTransformer(RepeatTransformer):
         given = [*stages_of(stages)] if setting is None else [NoSink(setting, k, k0, m, variant), *stages_of(stages)]
         if not any(isinstance(stage, NoSink) for stage in given):
             raise ValueError("NoSinkTransformer needs setting=…, as setting='mask0-bidir', k=2.")
-        if repeats is None and kwargs.get("template") is None and kwargs.get("method") is None:
+        if repeats is None and kwargs.get("template") is None and kwargs.get("layout") is None:
             repeats = 1
         super().__init__(model_name_or_path, repeats=repeats, stages=given, **kwargs)

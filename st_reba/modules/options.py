@@ -89,28 +89,10 @@ class Options:
             raise ValueError(f"{cls.title(missing[0])} is missing: {next(h for n, _, _, h in cls.described() if n == missing[0])}")
         return cls(**values)
 
-    @classmethod
-    def parse(cls: type[_T], text: str) -> _T:
-        """Settings from the short form ``field=value,field=value``; a list's items are separated by spaces."""
-        values: dict[str, Any] = {}
-        for part in _parts(text):
-            name, equals, value = part.partition("=")
-            name = name.strip()
-            if not equals:
-                raise ValueError(f"{cls.name}: {part!r} must be written field=value; the fields are {cls.names()}.")
-            if name not in cls.names():
-                raise ValueError(unknown(cls.title(name), name, cls.names(), value))
-            values[name] = _read(value, type_hints(cls)[name])
-        return cls.of(values)
-
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
         values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
         return {name: _plain(value) for name, (value, default) in values.items() if value != default}
-
-    def __str__(self) -> str:
-        given = ",".join(f"{name}={_written(value)}" for name, value in self.to_dict().items())
-        return f"{self.name}:{given}" if given else self.name
 
 
 @cache
@@ -132,7 +114,7 @@ def allowed(hint: Any, each: Field[Any]) -> str:
     least, most = each.metadata["least"], each.metadata["most"]
     bounds = "" if least is None else f" from {least:,}" + ("" if most is None else f" to {most:,}")
     words = []
-    for kind in _alternatives(hint):
+    for kind in alternatives(hint):
         origin = get_origin(kind) or kind
         if origin is Literal:
             words += [repr(value) for value in get_args(kind)]
@@ -159,20 +141,20 @@ def _checked(title: str, value: Any, hint: Any, each: Field[Any]) -> Any:
     if isinstance(value, str) and len(value) > MOST_CHARACTERS:
         raise ValueError(f"{title} has {len(value):,} characters: the most is {MOST_CHARACTERS:,}. Shorten it.")
     choices = each.metadata["choices"]
-    for kind in _alternatives(hint):
+    for kind in alternatives(hint):
         known = kind is not str or choices is None or (isinstance(value, str) and value in choices)
         if known and _fits(value, kind, each.metadata["least"], each.metadata["most"]):
             return value
     if value == () == each.default:
         return value
-    names = [v for kind in _alternatives(hint) if get_origin(kind) is Literal for v in get_args(kind)]
+    names = [v for kind in alternatives(hint) if get_origin(kind) is Literal for v in get_args(kind)]
     names += choices or ()
     near = get_close_matches(value, names, n=1, cutoff=0.5) if isinstance(value, str) else []
     meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{title}={shown(value)} is not allowed: give {allowed(hint, each)}.{meant}")
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -183,7 +165,7 @@ def _fits(value: Any, kind: Any, least: float | None, most: float | None) -> boo
     if origin is tuple:
         inner = get_args(kind)[0]
         many = isinstance(value, tuple) and 0 < len(value) <= MOST_LAYERS
-        return many and all(any(_fits(each, one, least, most) for one in _alternatives(inner)) for each in value)
+        return many and all(any(_fits(each, one, least, most) for one in alternatives(inner)) for each in value)
     if origin in (int, float):
         number = isinstance(value, (int, origin)) and not isinstance(value, bool) and _is_finite(value)
         return number and (least is None or value >= least) and (most is None or value <= most)
@@ -221,44 +203,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
-
-
-def _parts(text: str) -> list[str]:
-    """A short form cut at its commas, those in quotes left alone."""
-    parts, quoted = [""], ""
-    for character in text:
-        if character in "\"'" and quoted in ("", character):
-            quoted = "" if quoted else character
-        if character == "," and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part for part in parts if part.strip()]
-
-
-def _read(text: str, hint: Any) -> Any:
-    """A value of the short form, by its field's type."""
-    kinds = _alternatives(hint)
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        return text[1:-1]
-    if text == "None" and types.NoneType in kinds:
-        return None
-    for kind in kinds:
-        if kind is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if kind in (int, float):
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        if get_origin(kind) is tuple:
-            numbers = _alternatives(get_args(kind)[0])
-            return tuple(_read(each, numbers[0] if len(numbers) == 1 else str) for each in text.split())
-    return text
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    text = str(value)
-    return f'"{text}"' if any(mark in text for mark in ",+'") else text

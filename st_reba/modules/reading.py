@@ -132,8 +132,10 @@ class ReadingPass(Bound):
                 "hidden state between two of them or in front of them. Read one layer from 1 on, or use a plan of "
                 "architecture 'inplace'."
             )
+        from .layer_list import cut_short
+
         try:
-            decoder.backbone.cut_short()
+            cut_short(decoder.backbone.layers())
         except ValueError as error:
             raise ValueError(
                 f"read: layers={list(reading.layers)}: {error}, so its inner layers cannot be read. Drop the stage."

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from .decoder import DecoderTransformer
-from .layout import TASKS, Frame, TokenLayout
-from .methods import Layout, Method, Span, Template
+from .layout import TASKS, Frame, Layout, Span, Template, TokenLayout
 from .options import shown
-from .stages import Bound, Place, Stage
+from .stages import Bound, Place, Stage, stages_of
 from .vendoring import published
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class RepeatTransformer(DecoderTransformer):
             content of copy k. ``"repeats"``: of copies 2 .. k. ``"last_copy_and_end"``: of copy k and the special
             tokens after it. ``"end"``: the very last position. ``"all"``: every real position.
         compute_matched: Halve the content budget, so that two copies cost what one did.
-        method: All of these at once, and how the text is pooled, for the record.
+        layout: All of these at once: a :class:`Layout`, or a mapping of its fields.
         **kwargs: All that :class:`DecoderTransformer` takes.
 
     Source:
@@ -50,6 +49,8 @@ class RepeatTransformer(DecoderTransformer):
         [[0, 1, 1, 2, 2]]
     """
 
+    config_keys = [*DecoderTransformer.config_keys, "layout"]
+
     def __init__(
         self,
         model_name_or_path: str,
@@ -59,23 +60,28 @@ class RepeatTransformer(DecoderTransformer):
         instruction: str = "",
         span: Span = "last_copy",
         compute_matched: bool = False,
-        method: Method | Mapping[str, Any] | None = None,
+        layout: Layout | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        layout = Layout(template, repeats, instruction, span, compute_matched)
-        if method is not None and layout != Layout():
-            raise ValueError(f"method={shown(method)} says how texts are laid out, so {layout} must not be given beside it.")
-        super().__init__(model_name_or_path, method=layout if method is None else method, **kwargs)
+        given = Layout(template, repeats, instruction, span, compute_matched)
+        if layout is not None and given != Layout():
+            raise ValueError(f"layout={shown(layout)} says how texts are laid out, so {given} must not be given beside it.")
+        self.__dict__["layout"] = given if layout is None else layout if isinstance(layout, Layout) else Layout.of(layout)
+        super().__init__(model_name_or_path, **kwargs)
 
     def rebind(self, stages: Sequence[Stage], model: Any = None) -> None:
         """As :meth:`DecoderTransformer.rebind`; stages may have templates of their own, or add to the layout."""
-        super().rebind(stages, model)
-        self.layout = self.method.layout
-        own = next((found for stage in self.stages if (found := stage.rows()) is not None), None)
+        stages = stages_of(stages)
+        own = next((found for stage in stages if (found := stage.rows()) is not None), None)
         if own is not None and self.layout.template not in (None, "prompteol"):
             raise ValueError(f"template={shown(self.layout.template)} and the templates of an ensemble exclude each other.")
+        super().rebind(stages, model)
         self.token_layout = TokenLayout(self.text_tokenizer, self.layout, own)
         self._warned_of_cut = False
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The module's configuration, JSON-serializable."""
+        return {**super().get_config_dict(), "layout": self.layout.to_dict()}
 
     @property
     def repeats(self) -> int:

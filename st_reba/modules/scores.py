@@ -98,8 +98,11 @@ class Scores:
             [B, h, Q, K] in :attr:`precision`.
         """
         query = pick(self.query[:, heads], queries, 2)
-        key = pick(self._keys_of(heads), keys, 2)
         batch, number = query.shape[:2]
+        # The one key that a group of heads has in common, or each head's own.
+        size = self.query.shape[1] // self.key.shape[1]
+        key = self.key[:, heads.start // size : (heads.stop - 1) // size + 1].expand(-1, number, -1, -1)
+        key = pick(key, keys, 2)
         flat = (query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
         shape = (batch, number, query.shape[2], key.shape[2])
         offsets = totals.flatten(0, 1)[..., None]
@@ -116,16 +119,6 @@ class Scores:
             scores = products.to(self.precision) if out is None else out.copy_(products)
             scores = torch.add(-offsets, scores, alpha=self.factor, out=scores)
         return self._finished(scores.view(shape), heads, queries, keys)
-
-    def _keys_of(self, heads: slice) -> Tensor:
-        """The keys [B, h, S, D] of some heads."""
-        size = self.query.shape[1] // self.key.shape[1]
-        first, last = heads.start // size, (heads.stop - 1) // size
-        groups = self.key[:, first : last + 1]
-        if size == 1:
-            return groups
-        # A group of heads with keys in common.
-        return groups.expand(-1, heads.stop - heads.start, -1, -1)
 
     def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
         """Products [B, h, Q, K] of some heads → capped, biased and masked."""

@@ -121,6 +121,8 @@ class Pass:
         self.padded = any(place[2] < self.length for place in places)
         # How many layers run, from the bottom, set by a reading; None: all.
         self.runs: int | None = None
+        # Whether the backbone is not told of padding, as nothing in it looks ahead.
+        self.unmasked = False
         # What each layer sees, set by a layer plan; None: what it sees by itself.
         self.kinds: Any = None
         # Observes every layer's attention, set by a capture.
@@ -163,12 +165,9 @@ def stages_of(given: Sequence[Stage | Mapping[str, Any]] | None) -> tuple[Stage,
         raise ValueError(f"stages={shown(given)} must be a list, as [st_reba.Prepend(4)].")
     found: dict[int, Stage] = {}
     for each in given or ():
-        if isinstance(each, str):
-            name, _, text = each.partition(":")
-            stage = _kind(name).parse(text)
-        elif isinstance(each, Mapping) and len(each) == 1:
+        if isinstance(each, Mapping) and len(each) == 1:
             name = next(iter(each))
-            stage = _kind(name).of(each[name])
+            stage = stage_kind(name).of(each[name])
         elif isinstance(each, Stage):
             stage = each
         else:
@@ -179,7 +178,8 @@ def stages_of(given: Sequence[Stage | Mapping[str, Any]] | None) -> tuple[Stage,
     return tuple(found[order] for order in sorted(found))
 
 
-def _kind(name: object) -> type[Stage]:
+def stage_kind(name: object) -> type[Stage]:
+    """The stage of a name."""
     if name not in Stage.registry:
         raise ValueError(unknown("stages", name, sorted(Stage.registry)))
     return Stage.registry[str(name)]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .methods import method_of
 from .options import shown, unknown
 from .stages import stages_of
 
@@ -42,7 +41,7 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
     """
     file = "sentence_bert_config.json"
     # Without these the module would run, silently, by its defaults.
-    for name in ("method", "stages"):
+    for name in {"layout", "stages"} & set(known):
         if name not in config:
             raise ValueError(
                 f"{file} is missing, or lacks {name!r}: the model was copied in part, or not saved by this version of "
@@ -51,7 +50,6 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
     known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON, *_OLD_NAMES]
     if extra := sorted(set(config) - set(known)):
         raise ValueError(unknown(f"{file}: {extra[0]}", extra[0], known, config[extra[0]]))
-    method_of(config["method"])
     stages_of(config["stages"])
     for name in (*_PASSED_ON, *_OLD_NAMES):
         given, allowed = config.get(name, {}), _PASSED_ON[_OLD_NAMES.get(name, name)]

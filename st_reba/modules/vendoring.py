@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import json
 import re
+from collections.abc import Collection
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -54,15 +55,28 @@ def _made(home: str, name: str) -> nn.Module:
     return made
 
 
-def code(*classes: type) -> dict[str, bytes]:
+def extra(name: str) -> Any:
+    """A module beside this one that only some repositories carry.
+
+    Raises:
+        ImportError: This is a copy that has none.
+    """
+    try:
+        return import_module(_module(name))
+    except ModuleNotFoundError as error:
+        raise ImportError(f"This model's own code has no {name}. Install the package st-reba, and import st_reba first.") from error
+
+
+def code(*classes: type, files: Collection[str] = ()) -> dict[str, bytes]:
     """The files that a repository with these classes carries, by name: the same from the package and from a copy.
 
     Args:
         *classes: Module classes and stages.
+        files: Further files, by their names in the package.
     """
     homes = {each.__name__: _stem(_homes.get(each, each.__module__).rpartition(".")[2]) for each in classes}
     texts: dict[str, str] = {}
-    missing = {"vendoring", *homes.values()}
+    missing = {"vendoring", *homes.values(), *files}
     while missing:
         texts |= {stem: _read(stem) for stem in missing}
         missing = {found[2] for text in texts.values() for found in _IMPORT.finditer(text)} - set(texts)
@@ -81,13 +95,14 @@ def _main(homes: dict[str, str], stems: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def leave_code(folder: str, *classes: type) -> None:
+def leave_code(folder: str, *classes: type, files: Collection[str] = ()) -> None:
     """Write the code of classes, and what it requires, into the repository that a module is being saved to.
 
     Args:
         folder: The module's own folder: the repository's root, or one inside it.
         *classes: Its class, and those of its stages. What other modules of the repository left is kept; the first
             module, whose folder is the root, begins anew.
+        files: Further files, by their names in the package.
     """
     root = _root(Path(folder))
     main = root / f"{NAME}.py"
@@ -98,7 +113,8 @@ def leave_code(folder: str, *classes: type) -> None:
         kept = {name: _stem(home) for home, name in _CLASS.findall(main.read_text(encoding="utf-8"))}
         here = {name: getattr(import_module(_module(home)), name) for name, home in kept.items()}
         classes = (*classes, *here.values())
-    for name, content in code(*dict.fromkeys(classes)).items():
+        files = {_stem(old.stem) for old in root.glob(f"{NAME}_*.py")} | set(files)
+    for name, content in code(*dict.fromkeys(classes), files=files).items():
         (root / name).write_bytes(content)
     settings = root / SETTINGS_FILE
     if settings.is_file():

@@ -85,8 +85,8 @@ def recipe_named(name: str, given: Mapping[str, Any]) -> Recipe:
         raise ValueError(f"zoo:{name} cannot be built (old-transformers): {about.note}")
     if about.status == "remote-code" and given.get("trust_remote_code") is not True:
         raise ValueError(
-            f"zoo:{name} needs code from its base's repository (remote-code): {about.note} If you trust {recipe.base!r}, "
-            "give trust_remote_code=True (--trust-remote-code)."
+            f"zoo:{name} needs code from its base's repository (remote-code): {about.note} If you trust "
+            f"{recipe.base!r}, give trust_remote_code=True (--trust-remote-code)."
         )
     if about.status == "tune" and not any(given.get(option) is not None for option in ("k", "k0", "stages")):
         raise ValueError(

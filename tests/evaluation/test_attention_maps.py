@@ -22,7 +22,7 @@ from transformers import AutoModel, DebertaV2Config
 
 import st_reba
 from st_reba import LayerPlan
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 from st_reba.evaluation.attention import figure as attention_figure
 from st_reba.evaluation.attention import maps as maps_module
 from st_reba.evaluation.attention import sink as attention_sink
@@ -93,7 +93,7 @@ def test_any_block_size(base: Base, setting: str, numbers: int, monkeypatch: pyt
 @pytest.mark.parametrize("architecture", list(KEYS))
 def test_plans(base: Base, architecture: Any, kind: Any) -> None:
     k, m = len(KEYS[architecture]) - 2 or 2, 2 if kind.startswith("nosink") else 1
-    model = built(base("llama"), layers=LayerPlan(architecture, kind, k, m=m))
+    model = built(base("llama"), stages=[LayerPlan(architecture, kind, k, m=m)])
     maps = attention_maps(model, TEXT)
     converted = (kind,) * k if architecture in ("inplace", "extend") else (None,) * (2 - k) + (kind,) * k
     _, heads = run(loaded(base("llama"))[0], ids_of(model, TEXT), Plan(converted, architecture, m=m))
@@ -109,7 +109,7 @@ def test_plans(base: Base, architecture: Any, kind: Any) -> None:
 
 def test_further_passes_of_one_kind_are_told_apart() -> None:
     plan = LayerPlan("inter", layers={"backward": [4]}, variant="published")
-    maps = attention_maps(built("mini", layers=plan), "hi there")
+    maps = attention_maps(built("mini", stages=[plan]), "hi there")
     assert [str(layer) for layer in maps.layers[-4:]] == [
         "layer 4, forward",
         "layer 4 (pass 2), backward",
@@ -134,10 +134,9 @@ def test_prompt_and_task() -> None:
     assert attention_maps(model, "天").tokens == ("<s>", "前", "天")
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_adopted_model_whose_tokenizer_pads(side: str) -> None:
-    plain = Transformer(str(EMBEDDED["mini"]), processor_kwargs={"padding_side": side})
-    inner = DecoderTransformer.adopt(plain, layers=LayerPlan(kind="nosink-bidirectional", k="all"))
+def test_adopted_model_whose_tokenizer_pads() -> None:
+    plain = Transformer(str(EMBEDDED["mini"]))
+    inner = DecoderTransformer.adopt(plain, [LayerPlan(kind="nosink-bidirectional", k="all")])
     model = SentenceTransformer(modules=[inner, Pooling(192, "mean")], device="cpu")
     alone = attention_maps(model, TEXT)
     inner.processing_kwargs = {"text": {"pad_to_multiple_of": 64}}

@@ -21,13 +21,23 @@ TEXTS = ["天气很好", "He took money from the bank.", "他在银行取钱，�
     [
         ("reba", "reba-2 last", {"method": "reba"}),
         ("reba-3", "reba-3 last", {"method": "reba", "repeats": 3}),
-        ("echo:repeats=4:pooling=mean", "echo-4 mean", {"method": "echo", "repeats": 4, "pooling": "mean"}),
+        ("echo:repeats=4,pooling=mean", "echo-4 mean", {"method": "echo", "repeats": 4, "pooling": "mean"}),
         ("classical:pooling=cls", "classical cls", {"method": "classical", "pooling": "cls"}),
         ("prompteol", "prompteol last", {"method": "prompteol"}),
         (
-            "nosink:setting=MASK0-BIDIR:k=4",
+            "nosink:setting=MASK0-BIDIR,k=4",
             "nosink mask0-bidir mean k=4",
             {"method": "nosink", "setting": "MASK0-BIDIR", "k": 4},
+        ),
+        (
+            "echo-3:pooling=mean+nosink:setting=mask0-bidir,k=4+read:layers=2 3",
+            "echo-3 mask0-bidir mean k=4 read layers=[2, 3]",
+            {
+                "method": "echo",
+                "repeats": 3,
+                "pooling": "mean",
+                "stages": [{"nosink": {"setting": "mask0-bidir", "k": 4}}, {"read": {"layers": [2, 3]}}],
+            },
         ),
         (
             "echo:compute_matched=true",
@@ -55,13 +65,14 @@ def test_a_recipe_is_a_method_without_its_base(tmp_path: Path) -> None:
     ("words", "told"),
     [
         ("", "name one at least"),
-        ("mean", "'mean' is not known: choose one of"),
-        ("echo,echo:repeats=2:pooling=last", "'echo-2 last' stands twice"),
+        ("mean", "'mean' is not known: choose from"),
+        ("echo,echo:repeats=2,pooling=last", "'echo-2 last' stands twice"),
         ("classical-2", "only .* take a number of copies"),
-        ("echo-two", "only .* take a number of copies"),
-        ("echo:pooling", "write options as :name=value"),
-        ("echo:pool=mean", "pool='mean': a method has no such option"),
-        ("echo:dtype=bfloat16", "dtype='bfloat16' belongs to the base model"),
+        ("echo-two", "'echo-two' is not known: .*Did you mean 'echo'"),
+        ("echo:pooling", "'pooling' must be written field=value"),
+        ("echo:pool=mean", "echo: pool .*Did you mean 'pooling'"),
+        ("echo+layer:k=1", "stages .*Did you mean 'layers'"),
+        ("echo:dtype=bfloat16", "echo: dtype .* is not known"),
     ],
 )
 def test_what_is_no_method_is_named(words: str, told: str) -> None:
@@ -69,7 +80,9 @@ def test_what_is_no_method_is_named(words: str, told: str) -> None:
         read_methods(words)
 
 
-@pytest.mark.parametrize("word", ["classical:pooling=mean", "reba-3", "nosink:setting=mask0-bidir:k=2"])
+@pytest.mark.parametrize(
+    "word", ["classical:pooling=mean+read:layers=3", "reba-3", "nosink:setting=mask0-bidir,k=2"]
+)
 def test_methods_build_what_build_does(word: str) -> None:
     (method,) = read_methods(word)
     wanted = st_reba.build("mini", **method.arguments).encode(TEXTS)
@@ -101,7 +114,7 @@ def test_a_saved_embedder_has_its_own_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["classical", "echo", "reba-3", "prompteol", "echo:template=echo:compute_matched=true"]
+    "word", ["classical", "echo", "reba-3", "prompteol", "echo:template=echo,compute_matched=true"]
 )
 @pytest.mark.parametrize("tokens", [2, 6])
 def test_a_limit_of_content_is_what_a_copy_holds(word: str, tokens: int) -> None:

@@ -145,7 +145,7 @@ def test_a_limit_of_content_counts_no_prompt() -> None:
         for name in ("one", "two", "one"):
             encoder.start(None, prompts)
             encoded(encoder, ["cat " * 40], name=name)
-            frame = model[0].frame(prompts.instruction(name))
+            (frame,) = model[0].frames(prompts.instruction(name))
             assert encoder.counts.tokens == frame.overhead + 3 * frame.copies
 
 

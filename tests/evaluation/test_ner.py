@@ -61,15 +61,15 @@ def tokens(base: str, words: Sequence[str]) -> list[list[int]]:
 def test_words_of_reba_are_the_oracles(base: Callable[..., str], name: str, subtoken: Any) -> None:
     # A special token behind the text too: include_special would not show without.
     path = base(name, "bos_eos")
-    for copies, side, pooling, options in (
-        (2, "left", "last", {}),
-        (3, "right", "mean", {}),
-        (2, "right", "last", {"include_special": True, "normalize_weights": True}),
+    for copies, pooling, options in (
+        (2, "last", {}),
+        (3, "mean", {}),
+        (2, "last", {"include_special": True, "normalize_weights": True}),
     ):
-        model = st_reba.build(path, repeats=copies, pooling=pooling, padding_side=side, device="cpu", **options)
-        before = model[0].capture, model[1].pooling  # type: ignore[union-attr]
+        model: Any = st_reba.build(path, repeats=copies, pooling=pooling, device="cpu", **options)
+        before = list(model[0].watchers), model[1].pooling
         got = word_vectors(model, SENTENCES, subtoken=subtoken, batch_size=3)
-        assert (model[0].capture, model[1].pooling) == before  # type: ignore[union-attr]
+        assert (model[0].watchers, model[1].pooling) == before
         assert got.shape == (sum(map(len, SENTENCES)), model[0].get_embedding_dimension())  # type: ignore[operator]
         row = several = 0
         for words in SENTENCES:
@@ -94,7 +94,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "classical": {"method": "classical"},
     "echo-3": {"method": "echo", "repeats": 3, "pooling": "mean"},
     "reba": {"pooling": "last"},
-    "reba mean": {"pooling": "mean", "padding_side": "right"},
+    "reba mean": {"pooling": "mean"},
     "published": {"variant": "published"},
     "chunked": {"chunk": 3, "pooling": "mean"},
     "chunked last": {"chunk": 3, "pooling": "last"},
@@ -124,11 +124,10 @@ def test_one_run_a_sentence(options: dict[str, Any], monkeypatch: pytest.MonkeyP
     transformer: Any = model[0]
     run = type(transformer)._run
 
-    def counted(self: Any, input_ids: torch.Tensor, *rest: Any) -> Any:
+    def counted(self: Any, state: Any, input_ids: torch.Tensor) -> Any:
         rows.append(len(input_ids))
-        return run(self, input_ids, *rest)
+        return run(self, state, input_ids)
 
-    transformer.shares_prefix = False
     monkeypatch.setattr(type(transformer), "_run", counted)
     done: list[int] = []
     word_vectors(model, SENTENCES, batch_size=2, progress=done.append)
@@ -242,7 +241,7 @@ def test_a_run_is_the_tasks_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         Limit, "build", lambda self, method, *rest: built.append(method.name) or build(self, method, *rest)
     )
-    methods = read_methods("classical,echo,reba,nosink:setting=mask0-bidir:k=2")
+    methods = read_methods("classical,echo,reba,nosink:setting=mask0-bidir,k=2")
 
     def run(chosen: Any, **options: Any) -> list[Any]:
         built.clear()

@@ -178,7 +178,7 @@ def test_settings(tmp_path: Path) -> None:
 def test_prompts_are_written_out_below(tmp_path: Path) -> None:
     made = [
         result("a", words, 0.5, settings={"prompt_number": number, "prompt": f"Say |{number}|:\n{{text}}"})
-        for words in ("classical", "nosink:setting=mask0-bidir:k=2")
+        for words in ("classical", "nosink:setting=mask0-bidir,k=2")
         for number in (2, 10)
     ]
     text = make_report([write(tmp_path / "r", *made)]).to_markdown()

@@ -96,7 +96,7 @@ def test_heat_map(tmp_path: Path) -> None:
             "classical:pooling=mean",
             "reba",
             "reba:pooling=mean",
-            "nosink:setting=mask0-for:k=1",
+            "nosink:setting=mask0-for,k=1",
         )
         for task in ("a", "b")
         if (words, task) != ("reba", "b")

@@ -22,7 +22,7 @@ from st_reba.evaluation.methods import Method
 from st_reba.evaluation.reporting import PaperScore, make_report, paper_scores
 from st_reba.evaluation.reporting.aliases import KINDS, METRICS, SUITES, TASKS, metric_names, task_name
 from st_reba.evaluation.reporting.papers import averaged_over, paper_rows
-from st_reba.modules.templates import TEMPLATES
+from st_reba.modules.layout import TEMPLATES
 
 SCORES = paper_scores()
 FILE = yaml.safe_load((Path(reporting.__file__).parent / "papers.yaml").read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def test_the_file_is_well_formed_and_packed() -> None:
         assert list(row) == [key for key in keys if key in row]
         assert row["base"] in bases or row["base"] == "BAAI/bge-m3"
         template = row["arguments"].get("template", "echo")
-        assert Method(row["arguments"]).name and template in TEMPLATES
+        assert name_of(row["arguments"]) and template in TEMPLATES
         assert set(row.get("disputed", {})) <= {task for scores in row["scores"].values() for task in scores}
     setup = configparser.ConfigParser()
     root = Path(st_reba.__file__).parent
@@ -278,17 +278,17 @@ def test_a_paper_without_all_tasks_has_no_average(tmp_path: Path) -> None:
         ("reba", GPT2, {"prompts": "nosink"}, []),
         ("reba", "mini", {}, []),
         ("reba-4", GPT2, {}, []),
-        ("reba:separator='-'", GPT2, {}, []),
+        ("reba:template={text}-{text}", GPT2, {}, []),
         ("reba:variant=published", GPT2, {}, []),
         # What the paper leaves open may be anything, what it names may not.
         (
-            "nosink:setting=mask0-bidir:k=7",
+            "nosink:setting=mask0-bidir,k=7",
             "intfloat/e5-mistral-7b-instruct",
             {"prompts": "nosink"},
             ["NoSink, Table 1"],
         ),
-        ("nosink:setting=mask0&bidir:k=all:k0=9", "intfloat/e5-mistral-7b-instruct", {}, ["NoSink, Table 1"]),
-        ("nosink:setting=mask0&bidir:k=3:k0=2", "intfloat/e5-mistral-7b-instruct", {}, []),
+        ("nosink:setting=mask0&bidir,k=all,k0=9", "intfloat/e5-mistral-7b-instruct", {}, ["NoSink, Table 1"]),
+        ("nosink:setting=mask0&bidir,k=3,k0=2", "intfloat/e5-mistral-7b-instruct", {}, []),
         ("nosink:setting=baseline", "TheFinAI/finma-7b-nlp", {}, ["NoSink, Table 2"]),
         ("classical:pooling=mean", "TheFinAI/finma-7b-nlp", {}, ["NoSink, Table 2"]),
         ("classical", "TheFinAI/finma-7b-nlp", {}, []),
@@ -301,7 +301,7 @@ def test_which_results_are_the_papers(words: str, base: str, settings: dict[str,
 
 
 def test_instructions_belong_to_their_tasks() -> None:
-    arguments = method("nosink:setting=mask0-bidir:k=7").arguments
+    arguments = method("nosink:setting=mask0-bidir,k=7").arguments
     base = "intfloat/e5-mistral-7b-instruct"
     with_them = {s.task for row in paper_rows(base, arguments, {"prompts": "nosink"}) for s in row.scores.values()}
     without = {s.task for row in paper_rows(base, arguments, {}) for s in row.scores.values()}
@@ -356,7 +356,7 @@ def test_averages_over_a_whole_benchmark(tmp_path: Path) -> None:
 def test_averages_of_main_scores(tmp_path: Path) -> None:
     """Echo's, of mteb's own metric, in percent."""
     draw = random.Random(2)
-    words = "echo:template=echo:pooling=mean"
+    words = "echo:template=echo,pooling=mean"
     made = [
         result(
             task, words, draw.random(), kind="Retrieval", base="mistralai/Mistral-7B-Instruct-v0.1", main="ndcg_at_10"

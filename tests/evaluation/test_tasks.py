@@ -146,7 +146,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def mini() -> SentenceTransformer:
-    return st_reba.build("mini", "nosink", layers=st_reba.LayerPlan(), device="cpu")
+    return st_reba.build("mini", "nosink", stages=[st_reba.LayerPlan()], device="cpu")
 
 
 def test_tags_by_hand(mini: SentenceTransformer) -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import st_reba
-from st_reba import LayerPlan, named_plan
+from st_reba import LayerPlan, NoSink
 from st_reba.evaluation import Report, Scores, tune
 from st_reba.evaluation.figures import Curve, draw_curves, save_figure
 from st_reba.evaluation.vectors import UnusableVectors
@@ -42,7 +42,7 @@ class Scripted:
         return "scripted: pairs"
 
     def score(self, model: Any, *, batch_size: int = 64, prompt: str | None = None) -> Scores:
-        stack = str(model[0].layers.resolve(DEPTH))
+        stack = str(model[0].stages[0].resolve(DEPTH))
         self.scored.append(stack)
         return Scores(self.validation(stack), self.heldout(stack))
 
@@ -53,9 +53,11 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def build(base: Any, method: str, **options: Any) -> list[Any]:
-        assert method == "nosink" and options["layers"] == LayerPlan()
+        assert method == "nosink" and options["stages"] == [LayerPlan()]
         calls.append(options)
-        return [SimpleNamespace(depth=DEPTH, layers=LayerPlan())]
+        made = SimpleNamespace(depth=DEPTH, stages=(LayerPlan(),))
+        made.rebind = lambda stages: setattr(made, "stages", tuple(stages))
+        return [made]
 
     monkeypatch.setattr(import_module("st_reba.evaluation.tuning.tune"), "build", build)
     monkeypatch.setattr(import_module("st_reba.evaluation.tuning.search"), "check_plan", lambda transformer: None)
@@ -73,7 +75,7 @@ def drawn(builds: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def stack_of(setting: str, k: int | None = None, k0: int | None = None) -> str:
-    return str(named_plan(setting, k, k0).resolve(DEPTH))
+    return str(NoSink.of({"setting": setting, "k": k, "k0": k0}).plan.resolve(DEPTH))
 
 
 def scripted(scores: dict[tuple[Any, ...], float], default: float = 0.1) -> Script:
@@ -170,8 +172,7 @@ def test_all_grids(builds: list[dict[str, Any]], tmp_path: Path) -> None:
     assert max(Counter(task.scored).values()) == 1
     assert set(task.scored) == {trial.stack for trial in report.trials}
     for trial in report.trials:
-        plan = named_plan("mask0&bidir" if trial.k0 else trial.setting, trial.k or None, trial.k0)
-        assert trial.stack == str(plan.resolve(DEPTH))
+        assert trial.stack == stack_of("mask0&bidir" if trial.k0 else trial.setting, trial.k or None, trial.k0)
         assert trial.validation == scripted(SCORES)(trial.stack)
     # The trials of a smaller run are used.
     task = Scripted(scripted(SCORES))
@@ -332,7 +333,7 @@ def test_the_recipe_builds_what_was_scored(builds: list[dict[str, Any]], tmp_pat
         recipe = yaml.safe_load((out / "recipe.yaml").read_text(encoding="utf-8"))
         assert recipe == report.recipe and report.chosen.stack == stack
         model: Any = st_reba.build(**recipe, device="cpu")
-        assert str(model[0].layers.resolve(DEPTH)) == stack
+        assert str(model[0].stage("nosink").plan.resolve(DEPTH)) == stack
 
 
 def test_figures_are_drawn_from_the_scores(drawn: None, tmp_path: Path) -> None:

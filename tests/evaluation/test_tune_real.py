@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 from st_reba.evaluation import PairTask, read_task, tune
 
 
@@ -57,7 +57,7 @@ def test_a_real_run(tmp_path: Path) -> None:
         if trial == report.chosen:
             options = yaml.safe_load((out / "recipe.yaml").read_text(encoding="utf-8"))
         model: Any = st_reba.build(**{"base": "mini", "device": "cpu", **options})
-        assert str(model[0].layers.resolve(6)) == trial.stack
+        assert str(model[0].stage("nosink").plan.resolve(6)) == trial.stack
         scores = task.score(model)
         assert (scores.validation, scores.heldout) == pytest.approx((trial.validation, trial.heldout))
         assert scores.validation != report.baseline.validation
@@ -76,5 +76,5 @@ def test_a_sentence_transformers_model_keeps_its_pooling(tmp_path: Path) -> None
     report = tune(base, task, out, pooling=None, device="cpu", show_progress_bar=False, say=lambda line: None)
     assert report.command == "" and "pooling" not in report.recipe and report.recipe["base"] == str(base)
     model: Any = st_reba.build(out / "recipe.yaml", device="cpu")
-    assert str(model[0].layers.resolve(6)) == report.chosen.stack and model[1].pooling_mode == "lasttoken"
+    assert str(model[0].stage("nosink").plan.resolve(6)) == report.chosen.stack and model[1].pooling_mode == "lasttoken"
     assert task.score(model).validation == pytest.approx(report.chosen.validation)

@@ -97,10 +97,10 @@ def test_cpu(heads: int, groups: int, width: int, masked: bool, with_sinks: bool
     visible = windowed() if masked else torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     mask = additive(visible[None, None], query.dtype) if masked else None
     wanted, wanted_totals = by_hand(query, key, value, visible, sinks)
-    given = {"causal": True, "scaling": 0.3, "sinks": sinks}
-    computed = attention_with_totals(query, key, value, mask, **given)
+    scores = Scores(query, key, mask, True, 0.3)
+    computed = attention_with_totals(scores, value, sinks)
     assert (computed is None) == with_sinks  # a sink's share has no gradient there
-    blocks = blocked_attention(Scores(query, key, mask, True, 0.3), value, sinks=sinks)
+    blocks = blocked_attention(scores, value, sinks=sinks)
     weights = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64).view_as(wanted)
     slopes = torch.autograd.grad((wanted * weights).sum(), (query, key, value), retain_graph=True)
     for output, totals in filter(None, (computed, blocks)):
@@ -109,7 +109,7 @@ def test_cpu(heads: int, groups: int, width: int, masked: bool, with_sinks: bool
         got = torch.autograd.grad((output * weights).sum(), (query, key, value), retain_graph=True)
         torch.testing.assert_close(got, slopes, rtol=1e-9, atol=1e-9)
     with torch.no_grad():
-        computed = attention_with_totals(query, key, value, mask, **given)
+        computed = attention_with_totals(scores, value, sinks)
     assert computed is not None
     torch.testing.assert_close(computed, (wanted.detach(), wanted_totals.detach()), rtol=1e-10, atol=1e-10)
 
@@ -130,7 +130,7 @@ def test_gpu(gpu: list[str], heads: int, groups: int, width: int, dtype: torch.d
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     wanted = by_hand(*exact, visible, None)
     for _ in range(2):
-        got = attention_with_totals(query, key, value, mask, causal=form == "causal", scaling=0.3)
+        got = attention_with_totals(Scores(query, key, mask, form == "causal", 0.3), value)
         assert got is not None and got[1].dtype == torch.float32
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
@@ -142,7 +142,7 @@ def test_sinks_take_their_share(gpu: list[str]) -> None:
     query, key, value = (each.detach() for each in make(4, 2, 12, torch.float32))
     sinks = torch.linspace(-1, 2, 4)
     visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    got = attention_with_totals(query, key, value, None, causal=True, scaling=0.3, sinks=sinks)
+    got = attention_with_totals(Scores(query, key, None, True, 0.3), value, sinks)
     wanted = by_hand(query.double(), key.double(), value.double(), visible, sinks.double())
     assert got is not None and gpu
     for one, other in zip(got, wanted, strict=True):
@@ -161,7 +161,7 @@ def test_as_torch_declares_them(groups: int, width: int, length: int, dtype: tor
         mask = additive(visible, dtype) if masked else None
         assert mask is None or mask.stride(-2) % 16 == 0
         before = dict(kernels._trusted)
-        computed = attention_with_totals(query, key, key, mask, causal=True, scaling=None)
+        computed = attention_with_totals(Scores(query, key, mask, True), key, torch.randn(8, device=device))
         assert computed is not None and before == kernels._trusted
         output, totals = computed
         assert (output.shape, output.dtype, str(output.device)) == ((2, length, 8, width), dtype, device)
@@ -170,14 +170,12 @@ def test_as_torch_declares_them(groups: int, width: int, length: int, dtype: tor
 
 def test_where_no_kernel_fits() -> None:
     query, key, value = make(4, 4, 12, torch.float32)
-    for given in ([each.to("meta") for each in (query, key, value)], (query, key, value.bfloat16())):
-        assert attention_with_totals(*given, None, causal=True, scaling=None) is None
+    assert attention_with_totals(Scores(query, key, None, True), value.bfloat16()) is None
+    assert attention_with_totals(Scores(query.to("meta"), key.to("meta")), value.to("meta")) is None
 
 
 @pytest.mark.parametrize("fault", ["sums in base 2", "another layout", "gone", "output"])
-def test_one_that_does_not_agree(
-    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_does_not_agree(fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """It is tried once, said so once, and is not used."""
 
     def changed(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -193,7 +191,7 @@ def test_one_that_does_not_agree(
     monkeypatch.setattr(kernels, "KERNELS", {"cpu": (changed,)})
     query, key, value = make(4, 2, 12, torch.float32)
     for _ in range(2):
-        assert attention_with_totals(query, key, value, None, causal=True, scaling=None) is None
+        assert attention_with_totals(Scores(query, key, None, True), value) is None
     assert len([record for record in caplog.records if "in blocks" in record.message]) == 1
 
 
@@ -201,4 +199,5 @@ def test_a_trial_is_made_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -
     """Autocast would multiply its blocks in 16 bits, which no kernel agrees with."""
     monkeypatch.setattr(kernels, "_trusted", {})
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention_with_totals(*make(4, 2, 12, torch.float32), None, causal=True, scaling=None) is not None
+        query, key, value = make(4, 2, 12, torch.float32)
+        assert attention_with_totals(Scores(query, key, None, True), value) is not None

@@ -154,8 +154,8 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
             f"The text takes {length} tokens (copies and template included), and maps of more than {MAX_TOKENS} are "
             f"too large to keep. Shorten the text, or set model.max_seq_length = {MAX_TOKENS}."
         )
-    types = transformer.backbone.layer_types
-    observer = AttentionMaps(length, [n for n, each in enumerate(types) if "attention" in each and "linear" not in each])
+    types = enumerate(transformer.backbone.layer_types)
+    observer = AttentionMaps(length, [n for n, each in types if "attention" in each and "linear" not in each])
     model.eval()
     with torch.inference_mode():
         transformer(features, watch=[observer])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from ...recipe import checked_values, read_yaml
+from ...recipe import read_yaml
 from ..labelled import BadLines
 from .files import KINDS, ROLES, Source
 from .local_ranking import PARTS
@@ -99,9 +99,22 @@ def check_name(name: str, where: str) -> None:
         )
 
 
+def _checked(given: object, place: str, file: str) -> dict[str, Any]:
+    """A mapping of known keys whose values fit."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{file!r}: {place}={given!r} must be a mapping with keys of {list(_KEYS)}.")
+    for key, value in given.items():
+        if key not in _KEYS:
+            raise ValueError(f"{file!r}: {place} has the key {key!r}; it may have {list(_KEYS)}.")
+        fits, words = _KEYS[key]
+        if not fits(value):
+            raise ValueError(f"{file!r}: {place}, {key}={value!r} must be {words}.")
+    return dict(given)
+
+
 def _entry(given: object, place: str, file: Path) -> Definition:
     where = f"{file}, {place}"
-    values = checked_values(given, place, _KEYS, str(file))
+    values = _checked(given, place, str(file))
     if "kind" not in values:
         raise ValueError(f"{where} has no kind; give one of {_names()}.")
     kind = _KINDS[_plain(values["kind"])]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from ... import build
 from ...bases import weights_dtype
-from ...build import build
 from ...files import whole_file
 from ...modules.repeat import RepeatTransformer
 from ...optional import required

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...batches import copied_positions
-from ...modules import RepeatTransformer
+from ...modules import Stage
+from ...modules.layout import Layout
+from ...modules.repeat import RepeatTransformer
+from ...pipelines import copied
 from .trial import Arm, Trial
-
-# What an arm's input depends on: template, copies, separator.
-Layout = tuple[str | None, int, str]
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Costs:
 
     def tokens(self, arm: Arm) -> float:
         """Positions a text, on average."""
-        return self._means[layout_of(arm)]
+        return self._means[arm.layout]
 
     def total(self, arm: Arm, texts: Iterable[str]) -> int:
         """Positions of some of the texts together."""
-        counts = self.positions[layout_of(arm)]
+        counts = self.positions[arm.layout]
         return sum(counts[text] for text in texts)
 
     def of(self, trial: Trial) -> float:
@@ -46,9 +46,18 @@ class Costs:
         return self.tokens(trial.arm) / self.tokens(Arm()) * trial.read.runs / self.depth
 
 
-def layout_of(arm: Arm) -> Layout:
-    """What an arm's input depends on."""
-    return (arm.template, 1, "") if arm.template is not None else (None, arm.repeats, arm.separator)
+def laid_out(transformer: RepeatTransformer, layout: Layout, stages: Sequence[Stage] = ()) -> RepeatTransformer:
+    """Another module around a module's backbone.
+
+    Args:
+        transformer: Whose backbone and tokenizer it shares.
+        layout: Where the copies stand.
+        stages: What happens around the layers.
+    """
+    other = copied(transformer)
+    other.__dict__["layout"] = layout
+    other.rebind(stages)
+    return other
 
 
 def costs_of(transformer: RepeatTransformer, arms: Sequence[Arm], texts: Sequence[str]) -> Costs:
@@ -69,12 +78,11 @@ def costs_of(transformer: RepeatTransformer, arms: Sequence[Arm], texts: Sequenc
         6.0
     """
     positions: dict[Layout, Mapping[str, int]] = {}
-    for template, repeats, separator in dict.fromkeys(layout_of(arm) for arm in (Arm(), *arms)):
-        running = transformer.laid_out(template, None if template is not None else repeats, separator)
+    for layout in dict.fromkeys(arm.layout for arm in (Arm(), *arms)):
         try:
-            counts = copied_positions(running, texts)
+            counts = copied_positions(laid_out(transformer, layout), texts)
         except ValueError as error:
-            name = f"template {template!r}" if template is not None else f"repeats={repeats}"
+            name = f"template {layout.template!r}" if layout.template is not None else f"repeats={layout.repeats}"
             raise ValueError(f"{name}: {error} Or leave it out of the space.") from None
-        positions[template, repeats, separator] = dict(zip(texts, counts, strict=True))
+        positions[layout] = dict(zip(texts, counts, strict=True))
     return Costs(positions, transformer.depth)

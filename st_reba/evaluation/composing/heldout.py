@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from ...build import build
+from ... import build
 from ...filters import PostFilter, postfilter_of, with_postfilter
 from ..resampling import DRAWS
 from ..vectors import sentence_vectors

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ...batches import copied_positions, token_batches
-from ...modules import RepeatTransformer
-from ...modules.alignment import moved, padding_in_front
-from ...modules.capture import BackwardAttention, CaptureSpec
-from ...modules.depth import Reading, TopReading
+from ...modules.capture import Capture, CaptureSpec
+from ...modules.decoder import DecoderTransformer
+from ...modules.layer_list import cut_short
+from ...modules.pooling import column
+from ...modules.reading import Reading, ReadingPass
+from ...modules.repeat import RepeatTransformer
+from ...modules.stages import LayerCall, Pass, Place
+from .costs import laid_out
 from .space import reading_of
 from .trial import Arm, Read
 
@@ -63,18 +69,14 @@ def encode_arm(
         >>> transformer = st_reba.build("mini", "classical")[0]
         >>> read = Read(3, 3, True, "mean")
         >>> encoded = encode_arm(transformer, Arm(repeats=2), [read], ["你好", "Hello"])
-        >>> same = st_reba.build("mini", "echo", pooling="mean", layer=3).encode(["你好", "Hello"])
+        >>> same = st_reba.build("mini", "echo:pooling=mean+read:layers=3").encode(["你好", "Hello"])
         >>> bool(np.abs(encoded.vectors[read] - same).max() < 1e-6)
         True
     """
-    running = transformer.laid_out(arm.template, None if arm.template is not None else arm.repeats, arm.separator)
-    depth, runs = running.depth, max(read.runs for read in reads)
-    running.layers = None
-    # A backbone that cannot be read between its layers says so here, also where only the last one is asked for.
-    running.layer = 0
-    running.layer = runs if runs < depth else None
-    running.layers = arm.plan(runs)
-    running.non_finite = "zeros"
+    # All layers count: a reading cuts the pass short, not the plan.
+    depth = transformer.depth
+    running = laid_out(transformer, arm.layout, [arm.plan(depth)])
+    running.zeros = True
     lengths = copied_positions(running, texts)
     width = int(getattr(running.config.get_text_config(), "hidden_size", 1))
     budget = max(1, min(_BATCH_TOKENS, _MOST_NUMBERS // (width * (depth + 1) * 2)))
@@ -83,56 +85,61 @@ def encode_arm(
     running.eval()
     with torch.inference_mode():
         for batch in token_batches(lengths, budget):
-            features = running.preprocess([texts[index] for index in batch])
-            given = {name: value.to(device) for name, value in features.items()}
+            given = batch_to_device(running.preprocess([texts[index] for index in batch]), device)
             for read, vectors in _pooled(running, given, reads).items():
                 found[read].append((batch, vectors))
     return Encoded({read: _in_order(parts, len(texts)) for read, parts in found.items()}, sum(lengths))
 
 
-class _EveryLayer(TopReading):
-    """Reads layers, and keeps the weights of backward attention as they are after each.
+class _EveryLayer(ReadingPass):
+    """Reads layers before and behind the final norm, and the weights of backward attention as they are after each.
 
     Args:
+        decoder: The decoder.
         reading: What is read.
-        capture: Observes the pass; None: no backward attention.
-        summed: [B, T] bool, the positions that are summed over.
+        summed: [B, T] bool, the positions that weights are summed over; None: no backward attention.
     """
 
-    def __init__(self, reading: Reading, capture: BackwardAttention | None, summed: Tensor) -> None:
-        super().__init__(reading)
-        self.capture, self.summed = capture, summed
+    def __init__(self, decoder: DecoderTransformer, reading: Reading, summed: Tensor | None) -> None:
+        super().__init__(decoder, reading)
+        # The last layer alone needs no hooks to be read, but here to be counted.
+        cut_short(decoder.backbone.layers())
+        self.summed = summed
+        self.before: dict[int, Tensor] = {}
+        self.behind: dict[int, Tensor] = {}
         # By the number of layers that ran: weights [B, 2, T] of mean and of last.
         self.weights: dict[int, Tensor] = {}
 
-    def after_layer(self, module: torch.nn.Module, index: int, entered: Tensor, hidden: Tensor) -> Tensor:
-        result = super().after_layer(module, index, entered, hidden)
-        if self.capture is not None:
-            matrix = self.capture.so_far() * self.summed[:, None]
-            count = self.capture.count
-            last = matrix.gather(1, (count - 1)[:, None, None].expand(-1, 1, matrix.shape[2]))[:, 0]
-            self.weights[index + 1] = torch.stack([matrix.sum(dim=1) / count[:, None], last], dim=1)
-        return result
+    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
+        if call.index == 0 and 0 in self.reading.layers:
+            self.before[0] = call.entered
+        if call.index + 1 in self.reading.layers:
+            self.before[call.index + 1] = call.hidden
+        if self.summed is not None:
+            matrix = run.observer.so_far() * self.summed[:, None]
+            count = column([count for _, count, _ in run.places], matrix.device)
+            last = matrix.gather(1, (count - 1)[:, :, None].expand(-1, 1, matrix.shape[2]))[:, 0]
+            self.weights[call.index + 1] = torch.stack([matrix.sum(dim=1) / count, last], dim=1)
+        return super().after_layer(run, call)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """A sum of all that is read: it tells whether all is finite."""
+        if self.reading.final_norm:
+            self.behind = self.states(run, hidden)
+        return reduce(torch.add, (self.behind or self.before).values())
 
 
 def _pooled(
     transformer: RepeatTransformer, features: dict[str, Any], reads: Sequence[Read]
 ) -> dict[Read, NDArray[np.float32]]:
     """Every reading's vectors of one batch."""
-    start = padding_in_front(features["attention_mask"])
-    if start is not None:
-        features = moved(features, start)
     real, copy_ids = features["attention_mask"].bool(), features["copy_ids"]
-    capture = None
-    if any(read.pooled.startswith("reba") for read in reads):
-        first, count = CaptureSpec("copy").anchors(copy_ids, features["attention_mask"])
-        capture = BackwardAttention(first, count, real.shape[1])
-        transformer.show_attention()
+    captured = any(read.pooled.startswith("reba") for read in reads)
     # Both norms come from one pass: what is read behind the norm is there before it.
-    norm = any(read.final_norm for read in reads)
-    reading = _EveryLayer(reading_of(reads, transformer.depth, final_norm=norm), capture, copy_ids > 0)
-    output = transformer(features, capture=capture, reading=reading)
-    plain = _plain_weights(copy_ids, real, transformer.repeats)
+    wanted = reading_of(reads, transformer.depth, final_norm=any(read.final_norm for read in reads))
+    reading = _EveryLayer(transformer, wanted, copy_ids > 0 if captured else None)
+    output = transformer(features, watch=[*([Capture(CaptureSpec("copy"))] if captured else []), reading])
+    plain = _plain_weights(copy_ids, real, transformer.repeats, features["places"])
     sums = _Sums(reading, real)
     pooled: dict[Read, Tensor] = {}
     for read in reads:
@@ -168,7 +175,7 @@ class _Sums:
         unit = read.first != read.last
         name = (layer, read.final_norm, unit, key)
         if name not in self._made:
-            states = self.reading.normed if read.final_norm else self.reading.states
+            states = self.reading.behind if read.final_norm else self.reading.before
             hidden = states[layer].float().masked_fill(~self.real[:, :, None], 0.0)
             if unit:
                 hidden = torch.nn.functional.normalize(hidden, dim=-1)
@@ -176,12 +183,12 @@ class _Sums:
         return self._made[name]
 
 
-def _plain_weights(copy_ids: Tensor, real: Tensor, copies: int) -> Tensor:
+def _plain_weights(copy_ids: Tensor, real: Tensor, copies: int, places: Sequence[Place]) -> Tensor:
     """Weights [B, 3, T] of mean and last over the last copy's content, and of the very last position."""
     inside = copy_ids == copies
     position = torch.arange(real.shape[1], device=real.device)
     last = (position * inside).amax(dim=1, keepdim=True)
-    end = (position * real).amax(dim=1, keepdim=True)
+    end = column([length - 1 for _, _, length in places], real.device)
     mean = inside.float() / inside.sum(dim=1, keepdim=True)
     return torch.stack([mean, (position == last).float(), (position == end).float()], dim=1)
 

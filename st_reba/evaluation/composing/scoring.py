@@ -70,7 +70,8 @@ class Sample:
             return PostFilter("center", self.mean)
         if wanted.kind == "standardize":
             flat = (self._variance <= self._least).any()
-            return None if flat else PostFilter("standardize", self.mean, scale=np.sqrt(np.maximum(self._variance, self._floor)))
+            scale = np.sqrt(np.maximum(self._variance, self._floor))
+            return None if flat else PostFilter("standardize", self.mean, scale=scale)
         values, directions = self._principal
         first = 0 if wanted.kind == "abtt" else wanted.r
         last = wanted.r if wanted.kind == "abtt" else wanted.r + wanted.dimensions(self.width)

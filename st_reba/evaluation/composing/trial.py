@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...modules.depth import Join
-from ...modules.plan import LayerKind, LayerPlan
-from ...modules.templates import task_templates
-from ...filters import KINDS, PostFilter
+from ...filters import KINDS
+from ...modules import LayerPlan, ReadLayers
+from ...modules.layout import Layout, task_templates
 
+Join = Literal["mean", "concat"]
 Pooled = Literal["mean", "last", "end", "reba mean", "reba last"]
 POOLED: tuple[Pooled, ...] = ("mean", "last", "end", "reba mean", "reba last")
 # What a single paper proposes, whole depth, last layer, no filter; "composed" is all else.
@@ -30,7 +30,7 @@ class Arm:
     """One input and one plan: the forward pass that several readings share.
 
     Args:
-        template: As for :func:`st_reba.build`, or None.
+        template: As of :class:`st_reba.Echo`, or None.
         repeats: Copies without a template.
         separator: Between them.
         kind: What converted layers see; ``"forward"``: none is converted.
@@ -45,15 +45,22 @@ class Arm:
     template: str | None = None
     repeats: int = 1
     separator: str = ""
-    kind: LayerKind = "forward"
+    kind: str = "forward"
     first: int = 0
     sink: int | None = None
 
     @property
     def copies(self) -> int:
         """Copies of the text."""
-        repeats = None if self.template is not None else self.repeats
-        return task_templates(self.template, repeats, self.separator)["document"].copies
+        return task_templates(self.layout.template, self.layout.repeats)["document"].copies
+
+    @property
+    def layout(self) -> Layout:
+        """Where the copies stand."""
+        if self.template is None and self.separator and self.repeats > 1:
+            between = self.separator.replace("{", "{{").replace("}", "}}")
+            return Layout(between.join(["{text}"] * self.repeats))
+        return Layout(self.template, None if self.template is not None else self.repeats)
 
     def plan(self, runs: int) -> LayerPlan:
         """The plan of a model that runs so many layers, counted from its top."""
@@ -213,43 +220,36 @@ class Trial:
             return "prompteol" if arm.template is not None else "composed"
         return "classical"
 
-    def arguments(self, depth: int, postfilter: str | PostFilter | None = None) -> dict[str, Any]:
-        """Keyword arguments of :func:`st_reba.build`.
+    def arguments(self, depth: int, postfilter: str | None = None) -> dict[str, Any]:
+        """Keyword arguments of :func:`st_reba.build`, as a recipe has them.
 
         Args:
             depth: The base's number of layers L.
-            postfilter: The fitted filter, or its file.
+            postfilter: The file of the fitted filter.
 
         Example:
             >>> Trial(Arm(repeats=2), Read(3, 3, True, "mean")).arguments(6)
-            {'method': 'echo', 'repeats': 2, 'pooling': 'mean', 'layer': 3}
+            {'method': 'echo', 'repeats': 2, 'pooling': 'mean', 'stages': [{'read': {'layers': 3}}]}
         """
         arm, read = self.arm, self.read
         reba = read.pooled.startswith("reba")
         method = "reba" if reba else "prompteol" if read.pooled == "end" else "echo" if arm.copies > 1 else "classical"
-        values: dict[str, Any] = {"method": method}
-        if arm.template is not None:
-            values["template"] = arm.template
-        elif reba or method == "echo":
-            values["repeats"] = arm.repeats
-        if arm.separator:
-            values["separator"] = arm.separator
+        values: dict[str, Any] = {"method": method, **arm.layout.to_dict()}
+        if method == "classical":
+            # It has the text once by itself.
+            values.pop("repeats", None)
         values["pooling"] = {"end": "last"}.get(read.pooled, read.pooled.removeprefix("reba "))
+        stages: list[dict[str, Any]] = []
         plan = arm.plan(read.runs)
         if plan != LayerPlan():
-            default = LayerPlan().to_dict()
-            values["layers"] = {name: value for name, value in plan.to_dict().items() if value != default[name]}
-        if read.first != read.last:
-            values["layer"] = [read.first, read.last]
-            if read.join != "mean":
-                values["join"] = read.join
-        elif read.last != depth or not read.final_norm:
-            values["layer"] = read.last
-        if not read.final_norm:
-            values["final_norm"] = False
+            stages.append({plan.name: plan.to_dict()})
+        if read.first != read.last or read.last != depth or not read.final_norm:
+            layers = read.last if read.first == read.last else (read.first, read.last)
+            reading = ReadLayers(layers, read.join, read.final_norm)
+            stages.append({reading.name: reading.to_dict()})
         if postfilter is not None:
-            values["postfilter"] = postfilter
-        return values
+            stages.append({"filter": {"file": postfilter}})
+        return {**values, **({"stages": stages} if stages else {})}
 
     def __str__(self) -> str:
         words = f"{self.arm}; {self.read}"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ... import zoo
-from ..methods import Base, Method
+from ..methods import Base, flat, name_of
 from .aliases import KINDS, SUITES, metric_names, task_name
 
 # By which a printed value is divided, and the digits that it then has.
@@ -161,7 +161,7 @@ def averaged_over(task: str) -> tuple[tuple[str, str | None], ...] | None:
 
 def _named(arguments: Mapping[str, Any]) -> str:
     """A method's name, without the limit of positions; an unconverted NoSink model is the classical one."""
-    rest = {name: value for name, value in arguments.items() if name not in ("max_seq_length", *_OF_BASE)}
+    rest = {name: value for name, value in flat(arguments).items() if name not in ("max_seq_length", *_OF_BASE)}
     if rest.get("setting") == "baseline":
         pooling = rest.get("pooling") or "mean"
         rest = {name: value for name, value in rest.items() if name not in ("setting", "k", "k0", "m")}
@@ -171,7 +171,7 @@ def _named(arguments: Mapping[str, Any]) -> str:
 
 @cache
 def _name(arguments: str) -> str:
-    return Method(json.loads(arguments)).name
+    return name_of(json.loads(arguments))
 
 
 @cache
@@ -182,8 +182,9 @@ def _of_base(name: str) -> tuple[tuple[PaperScore, str], ...]:
 
 def _without_open(arguments: Mapping[str, Any], of_paper: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments without the numbers of layers that the paper chose for each task and does not name."""
-    free = [name for name in ("k", "k0") if "setting" in of_paper and name not in of_paper]
-    return {name: value for name, value in arguments.items() if name not in free}
+    paper = flat(of_paper)
+    free = [name for name in ("k", "k0") if "setting" in paper and name not in paper]
+    return {name: value for name, value in flat(arguments).items() if name not in free}
 
 
 def _of_recipes() -> Iterator[PaperScore]:

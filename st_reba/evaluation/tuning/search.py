@@ -43,7 +43,7 @@ def plan_of(setting: str, k: int, k0: int | None, m: int) -> LayerPlan:
         return LayerPlan()
     if setting in COMBINED:
         return NoSink("mask0&bidir", k, k0, m).plan
-    return NoSink(setting, k, m=m if setting in MASKS else 1).plan
+    return NoSink.of({"setting": setting, "k": k, "m": m if setting in MASKS else 1}).plan
 
 
 class Search:

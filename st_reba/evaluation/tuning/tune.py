@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
+from ... import build
 from ...bases import weights_dtype
-from ...build import build
 from ...modules import LayerPlan
 from ...optional import required
 from ...version import __version__

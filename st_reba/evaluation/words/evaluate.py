@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from ...bases import locate
 from ...batches import copied_positions
-from ...words import Item, Layers, encode_word_layers, layer_numbers, unseen_words
+from ...layers import Layers, layer_numbers
+from ...words import Item, encode_word_layers, unseen_words
 from ..methods import Base, Limit, Method, identity
 from ..results import Result, Results
 from .questions import Question, WordTask

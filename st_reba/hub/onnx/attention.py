@@ -15,8 +15,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from ...modules.attention import UNKNOWN_ARGUMENTS
-from ...modules.backbone import text_decoder
-from ...modules.plan import LayerKind, Stack
+from ...modules.backbone import Backbone
+from ...modules.kinds import KINDS, kind_of
+from ...modules.plan import Stack
 
 GRAPH_ATTENTION = "st_reba_graph"
 # Larger than any score, small enough for every runtime's float16.
@@ -28,34 +29,34 @@ class GraphState:
 
     Args:
         real: [B, T] bool, False at padding, which stands behind every text.
-        stack: What each layer sees.
+        stack: What each layer sees; None: what it sees by itself.
         captures: Whether A^new is accumulated.
     """
 
-    def __init__(self, real: Tensor, stack: Stack, *, captures: bool) -> None:
+    def __init__(self, real: Tensor, stack: Stack | None, *, captures: bool) -> None:
         self.real, self.stack, self.captures = real, stack, captures
         self.layers = 0
         self._one_way: Tensor | None = None
         self._both_ways: Tensor | None = None
         # Each mask is kept beside what was made of it, so that its identity stays its own.
-        self._made: dict[tuple[LayerKind, int], tuple[Tensor | None, Tensor]] = {}
+        self._made: dict[tuple[str, int], tuple[Tensor | None, Tensor]] = {}
 
-    def kind(self, module: nn.Module) -> LayerKind:
+    def kind(self, module: nn.Module) -> str:
         """What the layer that an attention module belongs to sees."""
-        if self.stack.is_plain:
+        if self.stack is None:
             return "forward"
         layer = module.layer_idx
         assert isinstance(layer, int)
         return self.stack.kinds[layer]
 
-    def mask(self, kind: LayerKind, own: Tensor | None, *, causal: bool) -> Tensor:
-        """A layer's mask as numbers to add to its scores, [B, 1, T, T]; see :class:`LayerMasks`."""
+    def mask(self, kind: str, own: Tensor | None, *, causal: bool) -> Tensor:
+        """A layer's mask as numbers to add to its scores, [B, 1, T, T]; see :class:`PassMasks`."""
         key = (kind, id(own))
         if key not in self._made:
             self._made[key] = (own, self._make(kind, own, causal=causal))
         return self._made[key][1]
 
-    def _make(self, kind: LayerKind, own: Tensor | None, *, causal: bool) -> Tensor:
+    def _make(self, kind: str, own: Tensor | None, *, causal: bool) -> Tensor:
         if own is not None and own.dtype != torch.bool:
             if kind != "forward":
                 raise ValueError("The backbone adds position biases to its mask: its layers cannot be converted.")
@@ -65,17 +66,7 @@ class GraphState:
         seen = own
         if seen is None:
             seen = (key <= query)[None, None] if causal else (key == key)[None, None] | (query == query)[None, None]
-        if kind == "backward":
-            seen = seen.mT
-        elif kind in ("bidirectional", "nosink-bidirectional"):
-            seen = seen | seen.mT
-        elif kind == "rerouted":
-            seen = seen | (key == self.real.long().sum(dim=1)[:, None, None] - 1)[:, None]
-        seen = seen & self.real[:, None, None, :]
-        if kind.startswith("nosink"):
-            seen = seen & ~((key < self.stack.m) & (query >= self.stack.m))[None, None]
-        # A padding position sees itself: a row without any key has no softmax.
-        seen = seen | (key == query)[None, None]
+        seen = kind_of(kind).sees(seen, self.real, 0 if self.stack is None else self.stack.m)
         return torch.where(seen, 0.0, _HIDDEN)
 
     def see(self, probabilities: Tensor, *, both_ways: bool) -> None:
@@ -146,7 +137,7 @@ def attend(
     assert state is not None
     kind = state.kind(module)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if state.captures and not causal and state.stack.is_plain:
+    if state.captures and not causal and state.stack is None:
         raise ValueError(f"{type(module).__name__} looks both ways, and backward attention needs a causal decoder.")
     batch, heads, length, width = query.shape
     groups = key.shape[1]
@@ -163,7 +154,7 @@ def attend(
         probabilities = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     else:
         probabilities = scores.softmax(dim=-1)
-    state.see(probabilities, both_ways=not (causal and kind == "forward"))
+    state.see(probabilities, both_ways=not causal or KINDS[kind].looks_ahead)
     mixed = torch.matmul(probabilities.reshape(batch, groups, -1, key.shape[2]), value)
     return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
 
@@ -189,7 +180,7 @@ def graph_attention(model: PreTrainedModel) -> Iterator[bool]:
     Yields:
         Whether it does; False where its architecture calls no interface.
     """
-    decoder = text_decoder(model)
+    decoder = Backbone(model).decoder
     before = decoder.config._attn_implementation
     verbosity = logging.get_verbosity()
     # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from ...modules.tokens import content, special_ids
+from ...modules.layout import TokenLayout
 from .method import Method
 
 _PROBES = ("hello", "The bank, 1984!", "银行 的利率", " two  spaces ")
@@ -33,7 +33,7 @@ def write_folder(model: SentenceTransformer, method: Method, folder: Path) -> No
         ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
     """
     first: Any = model[0]
-    pad = _write_tokenizer(first.text_tokenizer, method, folder)
+    pad = _write_tokenizer(first.token_layout, method, folder)
     _write_json(folder / "config.json", _config(first.model.config, method, pad))
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")] + [("Normalize", "2_Normalize")] * method.normalized
     _write_json(
@@ -78,8 +78,9 @@ def write_folder(model: SentenceTransformer, method: Method, folder: Path) -> No
     )
 
 
-def _write_tokenizer(tokenizer: Any, method: Method, folder: Path) -> int:
+def _write_tokenizer(layout: TokenLayout, method: Method, folder: Path) -> int:
     """Write the tokenizer's files; returns the padding's id."""
+    tokenizer: Any = layout.tokenizer
     if not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} has no tokenizer.json, which every consumer of a graph reads.")
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -108,18 +109,18 @@ def _write_tokenizer(tokenizer: Any, method: Method, folder: Path) -> int:
             **({} if method.max_length is None else {"model_max_length": method.max_length}),
         },
     )
-    _check_tokenizer(tokenizer, method, folder)
+    _check_tokenizer(layout, method, folder)
     return pad
 
 
-def _check_tokenizer(tokenizer: Any, method: Method, folder: Path) -> None:
+def _check_tokenizer(layout: TokenLayout, method: Method, folder: Path) -> None:
     """Whether the files alone give what the model's own tokenizer gives."""
-    before, after = special_ids(tokenizer)
+    before, after = layout.special
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
     raw.encode_special_tokens = True
     raw.no_padding()
     again = AutoTokenizer.from_pretrained(str(folder))
-    for text, ids in zip(_PROBES, content(tokenizer, _PROBES)["input_ids"], strict=True):
+    for text, ids in zip(_PROBES, layout.content(_PROBES)["input_ids"], strict=True):
         wanted = [*before, *ids[: method.budget], *after]
         found = {
             "tokenizers": raw.encode(text).ids,
@@ -128,7 +129,7 @@ def _check_tokenizer(tokenizer: Any, method: Method, folder: Path) -> None:
         for reader, given in found.items():
             if list(given) != wanted:
                 raise ValueError(
-                    f"{type(tokenizer).__name__}: read by {reader}, its tokenizer.json gives {list(given)[:8]}… for "
+                    f"{type(layout.tokenizer).__name__}: read by {reader}, its tokenizer.json gives {list(given)[:8]}… for "
                     f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save the tokenizer as a plain "
                     "PreTrainedTokenizerFast and build anew."
                 )

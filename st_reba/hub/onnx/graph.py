@@ -8,8 +8,8 @@ import torch
 from sentence_transformers.base.modules import Dense
 from torch import Tensor, nn
 
-from ...modules.depth import begin, reading_pass
 from ...modules.repeat import RepeatTransformer
+from ...modules.stages import Pass, running
 from .attention import GraphState, tracing
 from .method import Method
 
@@ -37,9 +37,11 @@ class EmbeddingGraph(nn.Module):
         super().__init__()
         self.model = transformer.model
         self.method = method
-        self._reading = transformer.reading
+        # Readings of inner layers; a plan is in the attention.
+        self._decoder = (transformer,)
+        self._bound = [bound for stage, bound in zip(transformer.stages, transformer.bound, strict=True) if stage.name == "read"]
         self.behind = nn.ModuleList(Affine(each) if isinstance(each, Dense) else each for each in method.behind)
-        self._takes = transformer._forward_parameters
+        self._takes = transformer.backbone.parameters
         literals = [token for piece in method.frame.pieces if piece is not None for token in piece]
         # The last one stands for a text without any token.
         self.register_buffer("literals", torch.tensor([*literals, method.stand_in or 0]), persistent=False)
@@ -76,11 +78,13 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = positions
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        reading = begin(self._reading)
-        with tracing(state), reading_pass(reading):
+        run = Pass(self._decoder[0], real, [], self._bound)
+        for bound in self._bound:
+            bound.begin(run)
+        with tracing(state), running(run):
             hidden: Tensor = self.model(**inputs).last_hidden_state
-        if reading is not None:
-            hidden = reading.read(hidden)
+        for bound in self._bound:
+            hidden = bound.finish(run, hidden)
         each, sentence = self._pooled(hidden, state, place, real, copies, offsets, tokens, total, room)
         if method.zeros:
             finite = (hidden.abs() <= torch.finfo(torch.float32).max) | ~real[:, :, None]

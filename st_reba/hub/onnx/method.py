@@ -12,11 +12,13 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
-from ...modules import ChunkedReBAPooling, DecoderTransformer, ReBAPooling, RepeatTransformer
-from ...modules.backbone import TEXT_TOWER, has_towers, layer_kinds, turns_by_length
+from ...modules.backbone import TEXT_TOWER
+from ...modules.chunked import ChunkedReBAPooling
+from ...modules.decoder import DecoderTransformer
+from ...modules.layout import Frame
 from ...modules.plan import Stack
-from ...modules.templates import Frame
-from ...modules.tokens import empty_id, special_ids
+from ...modules.pooling import ReBAPooling
+from ...modules.repeat import RepeatTransformer
 
 Task = Literal["query", "document"]
 _POOLED = ("mean", "lasttoken", "cls")
@@ -33,7 +35,7 @@ class Method:
         before: Special tokens that the tokenizer puts in front of a text.
         after: Special tokens that it puts behind it.
         stand_in: Token id of a text without any token.
-        stack: What each layer sees.
+        stack: What each layer sees; None: what it sees by itself.
         span: The positions that ``pooling`` sees (see RepeatTransformer); not for reba.
         pooling: ``mean``, ``lasttoken`` or ``cls``; of reba ``mean`` or ``last``.
         reba: ReBAPooling's settings, or None.
@@ -49,7 +51,7 @@ class Method:
     before: int
     after: int
     stand_in: int | None
-    stack: Stack
+    stack: Stack | None
     span: str
     pooling: str
     reba: dict[str, Any] | None
@@ -88,8 +90,8 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
             "None, and cut behind the graph."
         )
     prompt, asked = prompt_of(model, task)
-    frame = first.frame(prompt, asked)
-    before, after = special_ids(first.text_tokenizer)
+    frame = first.frames(prompt, asked)[0]
+    before, after = first.token_layout.special
     reba, dimension = None, int(pooling.embedding_dimension)
     if isinstance(pooling, ReBAPooling):
         names = ("variant", "include_special", "normalize_weights")
@@ -101,12 +103,12 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         frame=frame,
         before=len(before),
         after=len(after),
-        stand_in=empty_id(first.text_tokenizer),
+        stand_in=first.token_layout.stand_in(),
         stack=first.stack,
-        span="" if reba else first.span,
+        span="" if reba else first.layout.span,
         pooling=mode,
         reba=reba,
-        zeros=first.non_finite == "zeros",
+        zeros=first.zeros,
         normalized=normalized,
         budget=first.budget(prompt, asked),
         dimension=next((each.out_features for each in reversed(behind) if isinstance(each, Dense)), dimension),
@@ -125,6 +127,7 @@ def _modules(model: SentenceTransformer) -> tuple[RepeatTransformer, Any, tuple[
             "MODEL was converted from a sentence-transformers model, whose own input and pooling no graph is made for. "
             "Build from its backbone: give pooling=…."
         )
+    modules[0].check_single()
     if isinstance(modules[1], ChunkedReBAPooling):
         raise ValueError(
             f"chunk={modules[1].chunk}: a text that is cut into pieces runs a number of times that depends on it, "
@@ -156,30 +159,29 @@ def _mode(pooling: Pooling) -> str:
 
 
 def _check_backbone(first: RepeatTransformer) -> None:
-    name = type(first.model).__name__
-    if first.stack.second:
+    name = first.backbone.name
+    if first.stack is not None and first.stack.second:
         raise ValueError(
-            f"layers={first.layers!r}: layers that run a second time (inter, extra, extend) cannot be exported. Use a "
+            f"{first.stack}: layers that run a second time (inter, extra, extend) cannot be exported. Use a "
             "plan of architecture 'inplace'."
         )
-    if first.prepend:
-        raise ValueError(
-            f"prepend={first.prepend}: a token that is replaced between layers cannot be exported. Build without it."
-        )
-    if has_towers(first.model):
+    if first.stage("prepend") is not None:
+        raise ValueError("prepend: a token that is replaced between layers cannot be exported. Build without it.")
+    if first.backbone.has_towers:
         raise ValueError(f"{name} has towers beside its decoder, and a graph holds text only. {TEXT_TOWER}")
-    kinds = layer_kinds(first.model)
+    kinds = first.backbone.layer_types
     without = [kind for kind in kinds if "attention" not in kind or "linear" in kind]
     attends = any(re.search("attention", type(module).__name__, re.IGNORECASE) for module in first.model.modules())
     if without or not attends:
         raise ValueError(f"{name} has recurrent layers {sorted(set(without))}, whose scan no graph is made for.")
-    if turns_by_length(first.model):
+    rope = str(getattr(first.backbone.text_config, "rope_parameters", None))
+    if "dynamic" in rope or "longrope" in rope:
         raise ValueError(
             f"{name}: its rotary embeddings depend on the sequence's length (dynamic or longrope), which a graph would "
             "fix at one length. Use a base without them."
         )
     if first.model.dtype != torch.float32:
-        raise ValueError(f"dtype={first.model.dtype}: a graph is float32. Load the model with dtype='float32'.")
+        raise ValueError(f"dtype={first.model.dtype}: a graph is float32. Load the model with model_kwargs={'dtype': 'float32'}.")
 
 
 def prompt_of(model: SentenceTransformer, task: Task | None) -> tuple[str | None, str | None]:
@@ -200,7 +202,7 @@ def prompt_of(model: SentenceTransformer, task: Task | None) -> tuple[str | None
         return found[task], task
     default = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     calls: list[tuple[str | None, str | None]] = [(default, None), *((found[each], each) for each in _PROMPTS)]
-    if len({first.frame(*call).pieces for call in calls}) > 1:
+    if len({first.frames(*call)[0].pieces for call in calls}) > 1:
         raise ValueError(
             "MODEL puts other words around a query than around a document (by its template or its prompts), and a "
             "graph holds one of both. Give task='query' or 'document' (--task), into a folder each."

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from ..golden import TEXTS, Report, header, held
-from ..golden_file import write_file
+from ..golden import TEXTS, Report, header, held, write_file
 from .method import Method, Task
 from .runtime import GRAPH, Runner
 
@@ -45,7 +44,7 @@ def write_vectors(model: SentenceTransformer, method: Method, task: Task | None,
     vectors = encode(model, task, texts)
     about = header(model, vectors.shape[1], {})
     versions = {**about["versions"], **_versions()}
-    about |= {"graph": GRAPH.as_posix(), "task": task, "tolerance": {"difference": TOLERANCE}, "versions": versions}
+    about |= {"graph": GRAPH.as_posix(), "task": task, "tolerance": TOLERANCE, "versions": versions}
     write_file(folder, about, texts, vectors.tolist())
     return texts
 
@@ -73,7 +72,7 @@ def verify_graph(
 
     Args:
         model: The exported folder, or its Hub id.
-        stored: What :func:`st_reba.hub.golden.read_golden` read.
+        stored: What :func:`~st_reba.hub.golden.read_golden` read.
         device: None or ``"cpu"``.
         dtype: None, ``"float32"`` or ``"auto"``.
         hub: Where and how to fetch it, as ``SentenceTransformer`` takes it.
