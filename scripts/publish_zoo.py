@@ -2,9 +2,7 @@
 
     python scripts/publish_zoo.py mini-reba mini-echo --org my-org --private
     python scripts/publish_zoo.py --all-ready --org my-org
-    python scripts/publish_zoo.py --all-ready --org my-org --dry-run uploads
-    python scripts/publish_zoo.py --cards           writes the card of every recipe to model_cards/
-    python scripts/publish_zoo.py --cards --check   writes nothing; status 1 if a card is stale
+    python scripts/publish_zoo.py --all-ready --org my-org --dry-run
 
 A recipe whose repository holds the same content already makes no commit, so that a run that was cut off is simply
 started again; one that fails is told at the end (status 1), and the others are published.
@@ -20,36 +18,31 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from st_reba import zoo  # noqa: E402
-from st_reba.hub.contents import amount  # noqa: E402
-from st_reba.hub.push import Pushed, push_recipe  # noqa: E402
-from st_reba.hub.remote import access_token  # noqa: E402
-from st_reba.hub.zoo_cards import stale_cards, write_cards  # noqa: E402
+from st_reba.hub.push import Pushed, access_token, push_recipe  # noqa: E402
 
 
 def publish(
-    names: list[str], organization: str, *, private: bool, weights: bool, revision: str | None, dry_run: Path | None
+    names: list[str], organization: str, *, private: bool, weights: bool, revision: str | None, dry_run: bool
 ) -> dict[str, tuple[Pushed | None, str]]:
     """Name → what was published, or None, and a word on it."""
     outcome: dict[str, tuple[Pushed | None, str]] = {}
     for number, name in enumerate(names, 1):
         print(f"[{number}/{len(names)}] {name}", flush=True)
-        out = None if dry_run is None else dry_run / name
-        if out is not None and (out / "modules.json").is_file():
-            outcome[name] = None, "skipped: written before"
-            continue
+        said: list[str] = []
+
+        def say(line: str, said: list[str] = said) -> None:
+            said.append(line)
+            print(line, flush=True)
+
+        options = {"weights": weights, "private": private, "revision": revision, "dry_run": dry_run, "say": say}
         try:
-            pushed = push_recipe(
-                name, f"{organization}/{name}", weights=weights, private=private, revision=revision, dry_run=out
-            )
+            pushed = push_recipe(name, f"{organization}/{name}", **options)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             outcome[name] = None, f"failed: {' '.join(str(error).split())}"
             print(outcome[name][1], file=sys.stderr, flush=True)
             continue
-        if out is not None:
-            word = f"written: {amount(sum((out / file).stat().st_size for file in pushed.files))}"
-        else:
-            word = "published" if pushed.changed or pushed.removed else "unchanged"
-        outcome[name] = pushed, word
+        unchanged = any(line.startswith("Unchanged") for line in said)
+        outcome[name] = pushed, "not sent" if dry_run else "unchanged" if unchanged else "published"
     return outcome
 
 
@@ -64,15 +57,6 @@ def table(outcome: dict[str, tuple[Pushed | None, str]]) -> str:
     return "\n".join([*rows, f"{len(outcome) - failed} of {len(outcome)} done"])
 
 
-def cards(folder: Path, *, check: bool) -> int:
-    """Bring the folder of cards up to date, or name what is stale; the exit status."""
-    stale = list(stale_cards(folder)) if check else write_cards(folder)
-    for name in stale:
-        print(f"{'stale' if check else 'renewed'}: {folder.name}/{name}")
-    print(f"{len(stale)} of the zoo's cards {'are stale' if check else 'were stale'}")
-    return int(check and bool(stale))
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `st-reba zoo list` names them")
@@ -81,16 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--private", action="store_true", help="make new repositories private")
     parser.add_argument("--no-weights", action="store_true", help="publish no weights, name the pinned bases")
     parser.add_argument("--revision", metavar="BRANCH", help="the branch to write to")
-    parser.add_argument("--dry-run", type=Path, metavar="FOLDER", help="write each to FOLDER/NAME, publish nothing")
-    parser.add_argument("--cards", action="store_true", help="write model_cards/ anew, publish nothing")
-    parser.add_argument("--check", action="store_true", help="with --cards: write nothing, name stale cards")
+    parser.add_argument("--dry-run", action="store_true", help="build and check each, publish nothing")
     options = parser.parse_args(arguments)
-    if options.check and not options.cards:
-        parser.error("--check goes with --cards")
-    if options.cards:
-        if options.names or options.all_ready or options.org:
-            parser.error("--cards writes every recipe's card and publishes none: name no recipes and no --org")
-        return cards(ROOT / "model_cards", check=options.check)
     if not options.org:
         parser.error("the following arguments are required: --org")
     if bool(options.names) == options.all_ready:
@@ -99,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no recipes of the zoo: {', '.join(unknown)} (all names: st-reba zoo list)")
     names = options.names or [name for name in known if zoo.load(name).about.status == "ready"]
-    if options.dry_run is None:
+    if not options.dry_run:
         try:
             access_token(None)
         except ValueError as error:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -152,21 +152,26 @@ class PostFilter:
                 finite, or a direction in which they (nearly) do not vary.
         """
         if getattr(vectors, "ndim", None) != 2 or not np.issubdtype(vectors.dtype, np.floating):
-            raise ValueError(f"vectors: {type(vectors).__name__} must be a NumPy array [N, d] of floating-point numbers.")
+            raise ValueError(f"vectors: {type(vectors).__name__} must be a NumPy array [N, d] of floating point.")
         count, width = vectors.shape
         r = _checked(kind, r, dimensions, power, width)
         _check_count(count, kind, width, dimensions)
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16, and encode again.")
         mean = vectors.mean(axis=0, dtype=np.float64)
-        variance = np.asarray(sum((part**2).sum(axis=0) for part in _centred(vectors, mean)) / count)
-        total, squared_length = float(variance.sum()), float(variance.sum() + mean @ mean)
+        starts = range(0, count, _ROWS)
+        parts = (np.asarray(vectors[start : start + _ROWS], dtype=np.float64) - mean for start in starts)
+        covariance = np.asarray(sum(part.T @ part for part in parts) / count)
+        variance = covariance.diagonal()
+        total = float(variance.sum())
         facts: dict[str, Any] = {"count": count, "spread": total**0.5, "seed": seed, "sha256": sha256}
-        least = max(_SMALLEST_OF_LARGEST**2 * float(variance.max()), _SMALLEST_OF_LENGTH**2 * squared_length)
-        floor = squared_length / MOST_GAIN**2
         if kind == "center":
             return cls(kind, mean, **facts)
-        if kind == "standardize":
+        every, columns = (variance, None) if kind == "standardize" else np.linalg.eigh(covariance)
+        squared_length = total + float(mean @ mean)
+        least = max(_SMALLEST_OF_LARGEST**2 * float(every.max()), _SMALLEST_OF_LENGTH**2 * squared_length)
+        floor = squared_length / MOST_GAIN**2
+        if columns is None:
             if len(flat := np.flatnonzero(variance <= least)):
                 raise ValueError(
                     f"kind='standardize': of {width} dimensions, {len(flat)} have (nearly) no variance in the sample, "
@@ -174,11 +179,8 @@ class PostFilter:
                     "dimensions."
                 )
             return cls(kind, mean, scale=np.sqrt(np.maximum(variance, floor)), **facts)
-        covariance = sum(part.T @ part for part in _centred(vectors, mean)) / count
         kept = r if kind == "abtt" else r + (dimensions or width - r)
-        every, columns = np.linalg.eigh(covariance)
         values, directions = every[::-1][:kept], columns.T[::-1][:kept]
-        least = max(least, _SMALLEST_OF_LARGEST**2 * float(values[0]))
         if values[-1] <= least:
             rank = int((every > least).sum())
             asked = f"r={r}" if kind == "abtt" else f"dimensions={dimensions or f'{width} (all)'}"
@@ -229,12 +231,7 @@ class PostFilter:
         given = np.asarray(vectors, dtype=np.float64)
         if given.ndim not in (1, 2) or given.shape[-1] != self.dimension:
             raise ValueError(f"vectors of shape {given.shape}: this post-filter takes {self.dimension} dimensions.")
-        centred = given - self.mean
-        if self.kind == "abtt" and self.directions is not None:
-            return np.asarray(centred - centred @ self.directions.T @ self.directions)
-        if self.kind == "whiten" and self.directions is not None:
-            centred = centred @ self.directions.T
-        return np.asarray(centred if self.scale is None else centred / self.scale)
+        return np.asarray((given - self.mean) @ self.matrix().T)
 
     def matrix(self) -> Array:
         """W, [out_dimension, d]."""
@@ -360,12 +357,6 @@ def _checked(kind: Kind, r: int | None, dimensions: int | None, power: float, wi
     return away
 
 
-def _centred(vectors: NDArray[Any], mean: Array) -> Iterator[Array]:
-    """The vectors less their mean, in float64, some at a time."""
-    for start in range(0, len(vectors), _ROWS):
-        yield np.asarray(vectors[start : start + _ROWS], dtype=np.float64) - mean
-
-
 def fit_postfilter(
     model: SentenceTransformer,
     texts: Iterable[str],
@@ -425,9 +416,7 @@ def fit_postfilter(
     """
     numbers: dict[str, Any] = {"r": r, "dimensions": dimensions, "power": power, "sample": sample, "seed": seed}
     sizes: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    fitted = postfilter_of(
-        model, texts, kind, **numbers, prompt=prompt, **sizes, show_progress_bar=show_progress_bar
-    )
+    fitted = postfilter_of(model, texts, kind, **numbers, prompt=prompt, **sizes, show_progress_bar=show_progress_bar)
     return _appended(model, fitted)
 
 

@@ -131,5 +131,6 @@ class InnerStates(Bound):
                 "dtype='float32' (or 'bfloat16'), or leave this layer out."
             )
         # What such a layer's attention gave the weights is not finite either.
-        found = {"token_embeddings": hidden, "backward_attention": output.get("backward_attention")}
-        return {name: each.masked_fill(~finite[:, None, None], 0.0) for name, each in found.items() if each is not None}
+        weights = {name: output[name] for name in ("backward_attention",) if name in output}
+        given = {"token_embeddings": hidden, **weights}
+        return {name: each.masked_fill(~finite[:, None, None], 0.0) for name, each in given.items()}

@@ -12,7 +12,6 @@ from torch import nn
 
 from .modules.decoder import DecoderTransformer
 
-
 M = TypeVar("M", bound=nn.Module)
 
 

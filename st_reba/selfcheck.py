@@ -47,11 +47,11 @@ def check_plan(transformer: DecoderTransformer) -> None:
     planned = next((each for each in transformer.bound if isinstance(each, PlannedLayers)), None)
     if planned is None or planned.stack.is_plain:
         return
-    check = _Check(planned)
     length = min(planned.stack.m + _BEYOND_SINKS, _TOKENS)
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
+    check = _Check(planned, ids.shape)
     transformer.eval()
     # By transformers' own attention first: that is what the plan converts.
     transformer.backbone.decoder.set_attn_implementation("eager")
@@ -117,8 +117,9 @@ def seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 class _Check:
     """Forward hooks of attention modules: what each sees by itself, and whether it then sees what the plan says."""
 
-    def __init__(self, planned: PlannedLayers) -> None:
+    def __init__(self, planned: PlannedLayers, rows: torch.Size) -> None:
         self.stage, self.stack = planned.stage, planned.stack
+        self.rows = rows
         self.own: dict[nn.Module, Tensor] = {}
         self.ran: Counter[tuple[int, str]] = Counter()
 
@@ -127,9 +128,8 @@ class _Check:
         hidden = arguments[0] if arguments else keywords.get("hidden_states")
         shown = output[0] if isinstance(output, tuple) else output
         # Whole layers, which know their index too, may pass on several streams at once, projections heads.
-        if all(isinstance(each, Tensor) and each.ndim == 3 for each in (hidden, shown)):
-            if hidden.shape[:2] == shown.shape[:2] and len(hidden) == 2 * hidden.shape[1] + 1:
-                self.own[module] = seen(module, arguments, keywords)
+        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == self.rows for each in (hidden, shown)):
+            self.own[module] = seen(module, arguments, keywords)
 
     def compare(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """Raise unless the module saw what the plan says."""
@@ -137,16 +137,16 @@ class _Check:
         # Other modules, as whole layers and recurrent ones, know their index too.
         if run is None or run.kinds is None or run.kinds.last is None or run.kinds.last[0] is not module:
             return
-        layer, kind = int(module.layer_idx), run.kinds.last[1]  # type: ignore[arg-type]
+        layer, kind = module.layer_idx, run.kinds.last[1]
         self.ran[layer, kind] += 1
         sees = seen(module, arguments, keywords)
         wanted = kind_of(kind).sees(self.own[module][None, None], m=self.stack.m)[0, 0]
         if not torch.equal(sees, wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
             raise ValueError(
-                f"{self.stage!r}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its token "
-                f"{query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture cannot be "
-                f"converted; {_REMEDY}"
+                f"{self.stage!r}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its "
+                f"token {query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture "
+                f"cannot be converted; {_REMEDY}"
             )
 
     def finish(self) -> None:
@@ -154,15 +154,13 @@ class _Check:
         for (layer, kind), times in Counter(call for call in self.stack.calls if call[1] != "forward").items():
             if self.ran[layer, kind] != times:
                 raise ValueError(
-                    f"{self.stage!r}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. It "
-                    "may hold no attention, or not call transformers' attention interface: convert other layers; "
+                    f"{self.stage!r}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. "
+                    "It may hold no attention, or not call transformers' attention interface: convert other layers; "
                     + _REMEDY
                 )
 
 
-def hidden_states(
-    transformer: RepeatTransformer, *, other_end: bool = False, watch: Sequence[Bound] = ()
-) -> Tensor:
+def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, watch: Sequence[Bound] = ()) -> Tensor:
     """Hidden states of a short text, wherever the backbone is by now.
 
     Args:

@@ -51,7 +51,7 @@ def truncate_layers(model: SentenceTransformer) -> SentenceTransformer:
     """
     first = model[0]
     if not isinstance(first, DecoderTransformer):
-        raise ValueError(f"truncate_layers: the model starts with {type(first).__name__}, not with a module of st_reba.")
+        raise ValueError(f"truncate_layers: the model starts with {type(first).__name__}, not a module of st_reba.")
     _check(first)
     read = cast(ReadLayers, first.stage("read"))
     numbers = read.resolve(first.depth).layers
@@ -62,8 +62,8 @@ def truncate_layers(model: SentenceTransformer) -> SentenceTransformer:
     difference = _difference(first, short)
     if not difference <= _TOLERANCE:
         raise ValueError(
-            f"truncate_layers: by themselves, the {first.runs} lower layers of {first.backbone.name} give hidden states "
-            f"that differ by {difference:.1%}, as something in them depends on the number of layers. {_REMEDY}"
+            f"truncate_layers: by themselves, the {first.runs} lower layers of {first.backbone.name} give hidden "
+            f"states that differ by {difference:.1%}, as something in them depends on the number of layers. {_REMEDY}"
         )
     return rebuilt(model, [short, *list(model)[1:]])
 
@@ -88,7 +88,7 @@ def _check(first: DecoderTransformer) -> None:
     if first.backbone.has_towers:
         raise ValueError(f"truncate_layers: {first.backbone.name} has towers beside its decoder. {TEXT_TOWER}")
     if len(set((getattr(backbone, "hf_device_map", None) or {}).values())) > 1:
-        raise ValueError("truncate_layers: the weights lie on several devices (device_map). Build on one, as device='cpu'.")
+        raise ValueError("truncate_layers: the weights lie on several devices (device_map). Build on one of them.")
 
 
 def _backbone(whole: PreTrainedModel, runs: int) -> PreTrainedModel:

@@ -244,7 +244,7 @@ def _placed(index: int, item: Any) -> _Placed:
     except (TypeError, ValueError):
         text = None
     if not isinstance(text, str):
-        raise ValueError(f"Item {index} is {item!r:.80}: it must be (text, word) or (text, (start, end)), in characters.")
+        raise ValueError(f"Item {index} is {item!r:.80}: give (text, word) or (text, (start, end)), in characters.")
     if isinstance(word, str):
         start = text.find(word)
         if not word or start < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -145,8 +146,8 @@ def test_the_gain_is_bounded() -> None:
 def test_whitened_vectors_depend_on_the_text_alone(pooling: str) -> None:
     """Also where a sample of 900 short texts hardly varies in some directions: without a bound, by 1.5e-5 and more."""
     random = Random(0)
-    words = " ".join([*ASKED, *TEXTS, "北京 go went not never 都 very ship moon king road fish gold tree we he 他"]).split()
-    vocabulary = sorted(set(words))
+    others = "北京 go went not never 都 very ship moon king road fish gold tree we he 他"
+    vocabulary = sorted(set(" ".join([*ASKED, *TEXTS, others]).split()))
     drawn_texts = (" ".join(random.choices(vocabulary, k=random.randint(2, 4))) for _ in range(2000))
     sample = list(dict.fromkeys(drawn_texts))[:900]
     plain = st_reba.build("mini", "classical", pooling=pooling, stages=[st_reba.ReadLayers(1)], device="cpu")
@@ -398,9 +399,9 @@ def test_filter_of_another_model(model: SentenceTransformer, fitted: dict[str, P
         {"method": "echo", "pooling": "mean", "normalize": False},
     ):
         other = st_reba.build("mini", device="cpu", **cast(Any, options))
-        with pytest.raises(ValueError, match="filter.safetensors' was fitted on vectors of another model.*fit_postfilter"):
+        with pytest.raises(ValueError, match="filter.safetensors' was fitted on vectors of another model.*fit_post"):
             with_postfilter(other, file)
-    with pytest.raises(ValueError, match="fitted on vectors of 6 dimensions, but this model's have 192.*fit_postfilter"):
+    with pytest.raises(ValueError, match="fitted on vectors of 6 dimensions, but this model's have 192.*fit_post"):
         with_postfilter(model, PostFilter.fit(drawn(200, 6), "center"))
     with pytest.raises(FileNotFoundError, match="filter: file='none.safetensors': no such file"):
         with_postfilter(model, "none.safetensors")
@@ -431,7 +432,7 @@ def test_damaged_files(fitted: dict[str, PostFilter], tmp_path: Path) -> None:
         lambda: file.write_bytes(whole[:-100]),
         lambda: save_file(arrays, file),
         *(
-            (lambda facts: lambda: written(facts))(facts)
+            partial(written, facts)
             for facts in (
                 {"kind": "zca"},
                 {"kind": "abtt"},

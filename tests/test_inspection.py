@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,21 +22,21 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 import st_reba
-from st_reba.build import EMBEDDED
-from st_reba.describe import describe
-from st_reba.hub.code_state import Code, code_of
-from st_reba.hub.golden import Report, TextResult
-from st_reba.hub.golden_file import read_golden
+from st_reba.bases import EMBEDDED
 from st_reba.hub.saving import save
 from st_reba.inspection import RepositoryRefused, check_repository, read_json
-from st_reba.modules.limits import shown
 from st_reba.persistence import load
 
 MINI = str(EMBEDDED["mini"])
 FIRST = "sentence_bert_config.json"
 HUGE = 10**9
-NOSINK = {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1}
-WHOLE: tuple[Any, ...] = (HUGE, -1, 2.5, True, "2", [2], {})
+SPECS = {
+    "reba": "reba",
+    "echo": "echo:pooling=mean,template=echo",
+    "nosink": "nosink:setting=mask0&bidir,k=2,k0=1",
+    "chunked": "reba:chunk=20",
+}
+Copy = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
@@ -55,24 +58,25 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Sound repositories of every kind; not to be changed."""
     root = tmp_path_factory.mktemp("models")
-    for name, options in {"reba": {}, "nosink": NOSINK, "chunked": {"chunk": 20}, "echo": {"method": "echo"}}.items():
-        st_reba.build("mini", check=False, **options).save_pretrained(str(root / name))
+    for name, spec in SPECS.items():
+        st_reba.build("mini", spec, check=False).save_pretrained(str(root / name))
     save(st_reba.build("mini", check=False), root / "recipe", weights=False, golden=False, base=MINI)
-    plain = SentenceTransformer(
-        modules=[Transformer(MINI), Pooling(192, "mean"), Dense(192, 16)],
-        device="cpu",
-        prompts={"query": "Query: "},
+    texts = [f"第{n}个文件" for n in range(120)]
+    st_reba.fit_postfilter(st_reba.build("mini", SPECS["echo"], check=False), texts, "center").save_pretrained(
+        str(root / "filtered")
     )
-    plain.save_pretrained(str(root / "plain"))
+    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16)]
+    SentenceTransformer(modules=plain, device="cpu", prompts={"query": "Q: "}).save_pretrained(str(root / "plain"))
     return {path.name: path for path in root.iterdir()}
 
 
 @pytest.fixture
-def repository(models: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+def repository(models: dict[str, Path], tmp_path: Path) -> Copy:
     """A copy of a repository; settings of one of its JSON files are changed."""
 
     def copy(kind: str, file: str = "", **changes: Any) -> Path:
         place = tmp_path / "repository"
+        shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(models[kind], place, copy_function=shutil.copy)
         if file:
             value = json.loads((place / file).read_text(encoding="utf-8"))
@@ -95,20 +99,20 @@ def refused(place: Path, *words: str, trust: bool = False) -> str:
     return message
 
 
-def change(place: Path, **fields: Any) -> None:
-    """Change the first entry of modules.json."""
+def change(place: Path, number: int = 0, **fields: Any) -> None:
+    """Change an entry of modules.json."""
     file = place / "modules.json"
     modules = json.loads(file.read_text(encoding="utf-8"))
-    modules[0].update(fields)
+    modules[number].update(fields)
     file.write_text(json.dumps(modules), encoding="utf-8")
 
 
-def plant(folder: Path, name: str = "evil.py") -> None:
+def plant(folder: Path) -> None:
     """A module that would write the marker if it were imported."""
     folder.mkdir(exist_ok=True)
     code = "import os, pathlib\npathlib.Path(os.environ['PLANTED_MARKER']).write_text(__name__)\n"
     code += "from sentence_transformers.base.modules import Module\nclass Module(Module):\n    pass\n"
-    (folder / name).write_text(code, encoding="utf-8")
+    (folder / "evil.py").write_text(code, encoding="utf-8")
 
 
 class Planted:
@@ -122,18 +126,15 @@ class Planted:
 # What is sound is taken
 
 
-@pytest.mark.parametrize("kind", ["reba", "nosink", "chunked", "echo", "recipe", "plain"])
+@pytest.mark.parametrize("kind", [*SPECS, "recipe", "filtered", "plain"])
 def test_sound(models: dict[str, Path], kind: str) -> None:
     check_repository(models[kind])
-    wanted = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"}).encode(
-        ["你好", "hi"]
-    )
-    assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), wanted)
+    plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
+    assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
 
 
-def test_base_is_not_judged(tmp_path: Path) -> None:
-    check_repository(MINI)
-    check_repository(tmp_path)
+def test_bases_are_not_judged(tmp_path: Path) -> None:
+    assert check_repository(MINI) is check_repository(tmp_path) is None
 
 
 def test_links_of_a_cache(models: dict[str, Path], tmp_path: Path) -> None:
@@ -147,160 +148,174 @@ def test_links_of_a_cache(models: dict[str, Path], tmp_path: Path) -> None:
         shutil.copy(file, blob)
         link.symlink_to(os.path.relpath(blob, link.parent))
     check_repository(snapshot)
-    linked = tmp_path / "linked"
-    linked.symlink_to(models["reba"])
-    check_repository(linked)
+
+
+# What is incomplete, or larger than its weights, is refused by name
+
+
+def lost(place: Path, name: str) -> None:
+    (place / name).unlink()
+
+
+def unpooled(place: Path, kept: list[int]) -> None:
+    file = place / "modules.json"
+    modules = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps([modules[number] for number in kept]), encoding="utf-8")
+
+
+def cut(place: Path) -> None:
+    """The header's length says more than there is."""
+    file = place / "model.safetensors"
+    file.write_bytes((1 << 60).to_bytes(8, "little") + file.read_bytes()[8:])
+
+
+CONFIG = "config.json"
+BROKEN: list[tuple[str, Callable[[Path], Any] | tuple[str, str, int], str]] = [
+    ("reba", lambda place: lost(place, FIRST), FIRST),
+    ("echo", lambda place: lost(place, FIRST), FIRST),
+    ("reba", lambda place: lost(place, "1_ReBAPooling/config.json"), "1_ReBAPooling/config.json"),
+    ("echo", lambda place: lost(place, "1_Pooling/config.json"), "1_Pooling/config.json"),
+    ("reba", lambda place: unpooled(place, [0]), "modules.json"),
+    ("reba", lambda place: unpooled(place, [0, 2]), "modules.json"),
+    ("echo", (CONFIG, "num_hidden_layers", 2), CONFIG),
+    ("echo", (CONFIG, "num_hidden_layers", 7), CONFIG),
+    ("echo", (CONFIG, "num_hidden_layers", 1000), CONFIG),
+    ("echo", (CONFIG, "num_hidden_layers", 10**6), "num_hidden_layers=1000000"),
+    ("echo", (CONFIG, "vocab_size", 10**8), CONFIG),
+    ("echo", (CONFIG, "vocab_size", 10**13), CONFIG),
+    ("echo", (CONFIG, "hidden_size", 192 * 10**5), CONFIG),
+    ("echo", (CONFIG, "intermediate_size", 10**9), CONFIG),
+    ("filtered", ("3_Dense/config.json", "out_features", 20_000_000), "out_features=20000000"),
+    ("filtered", ("3_Dense/config.json", "in_features", 10**12), "in_features=1000000000000"),
+    ("reba", cut, "model.safetensors"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BROKEN)), ids=[f"{kind}-{word}" for kind, _, word in BROKEN])
+def test_incomplete_or_too_large(repository: Copy, number: int) -> None:
+    kind, damage, word = BROKEN[number]
+    place = broken(repository, number)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    for route in (load, SentenceTransformer):
+        with pytest.raises(ValueError) as error:
+            route(str(place), device="cpu")
+        assert word in str(error.value), str(error.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000 and time.monotonic() - began < 20
+
+
+def broken(repository: Copy, number: int) -> Path:
+    kind, damage, _ = BROKEN[number]
+    if isinstance(damage, tuple):
+        file, name, value = damage
+        return repository(kind, file, **{name: value})
+    place = repository(kind)
+    damage(place)
+    return place
+
+
+WITHOUT_IMPORT = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+for folder, word in json.loads(sys.argv[1]):
+    try:
+        SentenceTransformer(folder, trust_remote_code=True, device="cpu")
+    except ValueError as error:
+        assert word in str(error), (folder, word, error)
+    else:
+        raise AssertionError((folder, word))
+assert "st_reba" not in sys.modules
+"""
+
+
+def test_incomplete_without_the_package(repository: Copy, tmp_path: Path) -> None:
+    """The code that travels with a repository refuses the same."""
+    places = []
+    for number in (0, 2, 3, 4, 6, 8, 14):
+        place = shutil.move(broken(repository, number), tmp_path / str(number))
+        places.append((str(place), BROKEN[number][2]))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", WITHOUT_IMPORT, json.dumps(places)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 # Numbers and texts
 
 
-NUMBERS = [
-    ("reba", FIRST, "repeats"),
-    ("chunked", "1_ChunkedReBAPooling/config.json", "repeats"),
-    ("chunked", "1_ChunkedReBAPooling/config.json", "chunk"),
-    ("chunked", "1_ChunkedReBAPooling/config.json", "embedding_dimension"),
-    ("reba", "1_ReBAPooling/config.json", "embedding_dimension"),
-    ("nosink", FIRST, "k"),
-    ("nosink", FIRST, "k0"),
-    ("nosink", FIRST, "m"),
-    ("reba", "config_sentence_transformers.json", "truncate_dim"),
+def stage(**fields: Any) -> dict[str, Any]:
+    return {"stages": [fields]}
+
+
+WILD: list[tuple[str, str, dict[str, Any], str]] = [
+    *(("chunked", "1_ChunkedReBAPooling/config.json", {"chunk": value}, "chunk=") for value in (HUGE, -1, 2.5, True, "2")),
+    ("reba", "1_ReBAPooling/config.json", {"embedding_dimension": HUGE}, "embedding_dimension=1000000000"),
+    ("reba", "1_ReBAPooling/config.json", {"pooling": "first"}, "pooling='first'"),
+    ("reba", "1_ReBAPooling/config.json", {"unknown": 1}, "unknown"),
+    ("reba", "config_sentence_transformers.json", {"truncate_dim": HUGE}, "truncate_dim=1000000000"),
+    ("reba", "config_sentence_transformers.json", {"prompts": {"query": "x" * 10**6}}, "prompt"),
+    ("reba", "config_sentence_transformers.json", {"prompts": {"query": 3}}, "prompt=3"),
+    ("reba", "config_sentence_transformers.json", {"prompts": ["x"]}, "prompts="),
+    ("reba", "config_sentence_transformers.json", {"prompts": {str(i): "" for i in range(300)}}, "prompts="),
+    *(("reba", FIRST, {"max_seq_length": value}, "max_seq_length=") for value in (0, -1, True, "1024", 1.5)),
+    ("reba", "tokenizer_config.json", {"model_max_length": 0}, "model_max_length=0"),
+    ("reba", FIRST, {"layout": {"repeats": HUGE}}, "repeats=1000000000"),
+    ("echo", FIRST, {"layout": {"template": "x" * 10**6 + "{text}"}}, "template"),
+    ("echo", FIRST, {"layout": {"template": "{text}" * 10**5}}, "600,000 characters"),
+    ("echo", FIRST, {"layout": {"template": ["{text}"] * 10**5}}, "template="),
+    ("echo", FIRST, {"layout": {"template": 3}}, "template=3"),
+    ("echo", FIRST, {"layout": {"span": "x" * 10**6}}, "span"),
+    ("echo", FIRST, {"layout": {"compute_matched": 1}}, "compute_matched=1"),
+    ("reba", FIRST, stage(layers={"layers": {"backward": list(range(10**5))}}), "backward="),
+    ("reba", FIRST, stage(layers={"architecture": "extend", "k": HUGE}), "k=1000000000"),
+    ("reba", FIRST, stage(read={"layers": HUGE}), "layers=1000000000"),
+    ("reba", FIRST, stage(evil={}), "evil"),
+    ("reba", FIRST, {"stages": [{"prepend": {}}] * 10**5}, "stages"),
+    ("nosink", FIRST, stage(nosink={"setting": "x" * 10**6}), "setting"),
+    ("nosink", FIRST, stage(nosink={"setting": "mask0-bidir", "k": 2, "m": -1}), "m=-1"),
+    ("reba", FIRST, {"surprise": 1}, "surprise"),
+    ("reba", FIRST, {"tokenizer_name_or_path": "/etc"}, "tokenizer_name_or_path"),
+    ("reba", FIRST, {"model_kwargs": {"weights_only": False}}, "weights_only"),
+    ("reba", FIRST, {"model_args": {"proxies": {"https": "evil"}}}, "proxies"),
+    ("reba", FIRST, {"model_kwargs": {"attn_implementation": "evil/kernel"}}, "evil/kernel"),
+    ("reba", FIRST, {"config_kwargs": {"code_revision": "x"}}, "code_revision"),
+    ("reba", FIRST, {"model_kwargs": [1]}, "model_kwargs"),
+    ("reba", CONFIG, {"_attn_implementation": "evil/kernel"}, "evil/kernel"),
+    ("plain", FIRST, {"model_kwargs": {"weights_only": False}}, "weights_only"),
+    ("plain", FIRST, {"model_args": {"use_safetensors": False}}, "use_safetensors"),
+    ("plain", FIRST, {"model_kwargs": {"attn_implementation": "evil/kernel"}}, "evil/kernel"),
+    ("plain", FIRST, {"tokenizer_args": 3}, "tokenizer_args"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "file", "name"), NUMBERS)
-def test_wild_numbers(repository: Callable[..., Path], kind: str, file: str, name: str) -> None:
-    place = repository(kind)
-    sound = (place / file).read_text(encoding="utf-8")
-    for value in WHOLE:
-        (place / file).write_text(json.dumps({**json.loads(sound), name: value}), encoding="utf-8")
-        with pytest.raises(RepositoryRefused) as error:
-            check_repository(place)
-        assert file in str(error.value) and f"{name}=" in str(error.value)
-    # More digits than Python reads.
-    (place / file).write_text(sound.replace("{", '{"' + name + '": ' + "9" * 5000 + ",", 1), encoding="utf-8")
-    with pytest.raises(RepositoryRefused, match=file):
-        check_repository(place)
-
-
-def test_wild_length(repository: Callable[..., Path]) -> None:
-    place = repository("reba")
-    for file, key in ((FIRST, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        sound = (place / file).read_text(encoding="utf-8")
-        for value in (0, -1, True, "1024", 1.5):
-            (place / file).write_text(json.dumps({**json.loads(sound), key: value}), encoding="utf-8")
-            with pytest.raises(RepositoryRefused, match=rf"{file}.*{key}="):
-                check_repository(place)
-        for value in (1, 512, 512.0, 10**30, 1e30, None):
-            (place / file).write_text(json.dumps({**json.loads(sound), key: value}), encoding="utf-8")
-            check_repository(place)
-        (place / file).write_text(sound, encoding="utf-8")
-
-
-TEXTS: list[tuple[str, str, Any, str]] = [
-    ("reba", "separator", "x" * 10**6, "separator="),
-    ("reba", "separator", 3, "separator=3"),
-    ("echo", "instruction", "x" * 10**6, "instruction="),
-    ("echo", "template", "x" * 10**6 + "{text}", "template="),
-    ("echo", "template", "{text}" * 10**5, "600000 characters"),
-    ("echo", "template", "{text}" * 65, "65 {text} slots"),
-    ("echo", "template", {"query": "{text}" * 10**5, "document": "{text}"}, "template="),
-    ("echo", "template", ["{text}"] * 10**5, "template="),
-    ("echo", "template", "{text.__class__}", "text.__class__"),
-    ("echo", "span", "x" * 10**6, "span="),
-    ("echo", "span", ["all"], "span="),
-    ("echo", "compute_matched", 1, "compute_matched=1"),
-    ("reba", "layers", {"layers": {"backward": list(range(10**5))}}, "layers="),
-    ("reba", "layers", {"layers": {"backward": [10**9]}}, "layer"),
-    ("reba", "layers", {"architecture": "extend", "k": HUGE}, "k="),
-    ("reba", "layers", [1] * 10**5, "layers="),
-    ("nosink", "setting", "x" * 10**6, "setting="),
-    ("reba", "surprise", 1, "surprise"),
-    ("reba", "tokenizer_name_or_path", "/etc", "tokenizer_name_or_path"),
-    ("reba", "model_kwargs", {"weights_only": False}, "weights_only"),
-    ("reba", "model_args", {"proxies": {"https": "evil"}}, "proxies"),
-    ("reba", "model_kwargs", {"attn_implementation": "evil/kernel"}, "evil/kernel"),
-    ("reba", "config_kwargs", {"code_revision": "x"}, "code_revision"),
-    ("reba", "model_kwargs", [1], "model_kwargs"),
-    ("plain", "model_kwargs", {"weights_only": False}, "weights_only"),
-    ("plain", "model_args", {"use_safetensors": False}, "use_safetensors"),
-    ("plain", "model_kwargs", {"attn_implementation": "evil/kernel"}, "evil/kernel"),
-    ("plain", "tokenizer_args", 3, "tokenizer_args"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "value", "word"), TEXTS, ids=[f"{c[0]}-{c[1]}-{c[3]}" for c in TEXTS])
-def test_wild_settings(repository: Callable[..., Path], kind: str, name: str, value: Any, word: str) -> None:
-    refused(repository(kind, FIRST, **{name: value}), FIRST, word)
-
-
-@pytest.mark.parametrize("value", [{"query": "x" * 10**6}, {"query": 3}, ["x"], {str(i): "" for i in range(300)}])
-def test_wild_prompts(repository: Callable[..., Path], value: Any) -> None:
-    refused(repository("reba", "config_sentence_transformers.json", prompts=value), "prompt")
-
-
-def test_plain_sentence_transformers_is_protected_too(repository: Callable[..., Path]) -> None:
-    """Without this package's loading: the modules themselves refuse."""
-    for file, changes, word in (
-        (FIRST, {"repeats": HUGE}, "repeats=1000000000 is too large"),
-        (FIRST, {"model_kwargs": {"weights_only": False}}, "weights_only"),
-        (FIRST, {"tokenizer_name_or_path": "/etc"}, "tokenizer_name_or_path"),
-        ("1_ReBAPooling/config.json", {"embedding_dimension": HUGE}, "embedding_dimension=1000000000 is too large"),
-    ):
-        place = repository("reba", file, **changes)
-        with pytest.raises(ValueError, match=word):
+@pytest.mark.parametrize(("kind", "file", "changes", "word"), WILD, ids=[f"{c[0]}-{c[3]}" for c in WILD])
+def test_wild_settings(repository: Copy, kind: str, file: str, changes: dict[str, Any], word: str) -> None:
+    place = repository(kind, file, **changes)
+    refused(place, file, word)
+    if kind != "plain" and file in (FIRST, "1_ReBAPooling/config.json") and "max_seq_length" not in changes:
+        # Without this package's loading the modules themselves refuse.
+        with pytest.raises((ValueError, TypeError)) as error:
             SentenceTransformer(str(place), device="cpu")
-        shutil.rmtree(place)
+        assert len(str(error.value)) < 1500
 
 
-def test_build_keeps_to_the_same_limits() -> None:
-    for options, word in (
-        ({"repeats": 65}, "repeats=65"),
-        ({"template": "{text}" * 65}, "65 {text} slots"),
-        ({"separator": "x" * 70000}, "70000 characters"),
-        ({"chunk": HUGE}, "chunk=1000000000"),
-        ({"layers": {"architecture": "extend", "k": 1025}}, "k=1025"),
-    ):
-        with pytest.raises(ValueError) as error:
-            st_reba.build("mini", **options)  # type: ignore[arg-type]
-        assert word in str(error.value) and len(str(error.value)) < 500
-
-
-def test_largest_that_is_allowed() -> None:
-    assert st_reba.build("mini", "echo", repeats=64, check=False).encode("hi").shape == (192,)
-
-
-def test_shown() -> None:
-    assert shown("a" * 150) == repr("a" * 150)
-    assert shown({"a": 1}) == "{'a': 1}"
-    for value in ("a" * 10**6, ["a" * 1000] * 1000, {"a": "b" * 10**6}, 10**6000, list(range(201))):
-        assert len(shown(value)) < 100
+def test_lengths_that_mean_none(repository: Copy) -> None:
+    for value in (1, 512.0, 10**30, 1e30, None):
+        check_repository(repository("reba", "tokenizer_config.json", model_max_length=value))
 
 
 # Modules and paths
 
-
 TYPES = [
-    "os.system",
-    "evil.Module",
-    "builtins.exec",
-    "st_reba.Evil",
-    "st_reba.LayerPlan",
+    *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.LayerPlan", "", "x" * 10**6),
     "sentence_transformers.util.import_from_string",
     "sentence_transformers.base.model.torch",
     "sentence_transformers.SentenceTransformer",
-    "sentence_transformers.models.Nothing",
     "sentence_transformers..models.Pooling",
-    "sentence_transformers",
-    "",
-    "x" * 10**6,
 ]
 
 
 @pytest.mark.parametrize("type_", TYPES, ids=[each[:50] for each in TYPES])
-def test_unknown_types(
-    repository: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str
-) -> None:
+def test_unknown_types(repository: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str) -> None:
     place = repository("reba")
     plant(place)
     plant(tmp_path / "path")
@@ -308,12 +323,13 @@ def test_unknown_types(
     change(place, type=type_)
     message = refused(place, "modules.json", "type=")
     assert ("trust_remote_code=True" in message) != type_.startswith("sentence_transformers.")
+    if type_.startswith("sentence_transformers."):
+        # Trust in a repository's code opens nothing there.
+        refused(place, "is no module of sentence-transformers", trust=True)
     assert "evil" not in sys.modules
-    with pytest.raises(ValueError):
-        describe(place)
 
 
-def test_trusted_code_is_taken(repository: Callable[..., Path], marker: Path) -> None:
+def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
     """The planted module does run where it is trusted: the other tests would see it."""
     place = repository("reba")
     plant(place)
@@ -321,27 +337,20 @@ def test_trusted_code_is_taken(repository: Callable[..., Path], marker: Path) ->
     check_repository(place, trust_remote_code=True)
     with pytest.raises(ValueError, match="could not be loaded"):
         load(place, trust_remote_code=True)
-    assert marker.exists()
     marker.unlink()
-
-
-def test_trust_does_not_open_sentence_transformers(repository: Callable[..., Path]) -> None:
-    place = repository("reba")
-    change(place, type="sentence_transformers.util.import_from_string")
-    refused(place, "is no module of sentence-transformers", trust=True)
 
 
 PATHS = ["../../etc", "/etc", "a/../../b", "..\\..\\etc", "C:\\x", "\\\\server\\share", "a\0b", "/", "x/../..", 3, None]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=map(repr, PATHS))
-def test_paths_that_leave(repository: Callable[..., Path], path: Any) -> None:
+def test_paths_that_leave(repository: Copy, path: Any) -> None:
     place = repository("reba")
     change(place, path=path)
     refused(place, "modules.json", "path=")
 
 
-def test_links_that_leave(repository: Callable[..., Path], models: dict[str, Path]) -> None:
+def test_links_that_leave(repository: Copy, models: dict[str, Path]) -> None:
     place = repository("reba")
     shutil.rmtree(place / "1_ReBAPooling")
     (place / "1_ReBAPooling").symlink_to(models["reba"] / "1_ReBAPooling")
@@ -358,12 +367,11 @@ def test_links_that_leave(repository: Callable[..., Path], models: dict[str, Pat
         ([0, 0, 1], "RepeatTransformer is module 1"),
         ([1, 0], "ReBAPooling is module 0"),
         ([0, 1, 1], "ReBAPooling is module 2"),
-        ([1], "ReBAPooling is module 0"),
         ([], "0 modules"),
         ([0] + [2] * 100, "101 modules"),
     ],
 )
-def test_modules_in_another_order(repository: Callable[..., Path], order: list[int], word: str) -> None:
+def test_modules_in_another_order(repository: Copy, order: list[int], word: str) -> None:
     place = repository("reba")
     modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
     value = [{**modules[old], "idx": new, "name": str(new)} for new, old in enumerate(order)]
@@ -371,13 +379,7 @@ def test_modules_in_another_order(repository: Callable[..., Path], order: list[i
     refused(place, "modules.json", word)
 
 
-def test_two_of_one_name(repository: Callable[..., Path]) -> None:
-    place = repository("reba")
-    change(place, name="1")
-    refused(place, "modules.json", "two modules have the name '1'")
-
-
-def test_inside_a_router(repository: Callable[..., Path]) -> None:
+def test_inside_a_router(repository: Copy) -> None:
     """A Router names types and folders of its own."""
     place = repository("plain")
     plant(place)
@@ -397,15 +399,26 @@ def test_inside_a_router(repository: Callable[..., Path]) -> None:
 # Pickles
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pkl", "weights.pt", "last.ckpt", "MODEL.PTH"])
-def test_pickle_in_place_of_safetensors(repository: Callable[..., Path], name: str) -> None:
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pkl", "MODEL.PTH"])
+def test_pickle_in_place_of_safetensors(repository: Copy, name: str) -> None:
     place = repository("reba")
     (place / "model.safetensors").unlink()
     (place / name).write_bytes(pickle.dumps(Planted()))
     refused(place, name, "safetensors")
 
 
-def test_pickle_beside_safetensors(repository: Callable[..., Path]) -> None:
+def test_pickles_of_other_modules(repository: Copy) -> None:
+    place = repository("plain")
+    (place / "adapter_model.bin").write_bytes(pickle.dumps(Planted()))
+    refused(place, "adapter_model.bin")
+    save_file({"a": torch.zeros(1)}, place / "adapter_model.safetensors")
+    check_repository(place)
+    (place / "2_Dense" / "model.safetensors").unlink()
+    (place / "2_Dense" / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
+    refused(place, "2_Dense/pytorch_model.bin")
+
+
+def test_pickle_beside_safetensors(repository: Copy) -> None:
     """It is never opened."""
     place = repository("reba")
     for name in ("pytorch_model.bin", "model.pkl", "optimizer.pt"):
@@ -422,43 +435,22 @@ def test_pickles_are_not_asked_for(models: dict[str, Path], monkeypatch: pytest.
     assert [each["model_kwargs"]["use_safetensors"] for each in asked] == [True, False]
 
 
-def test_pickle_of_a_later_module(repository: Callable[..., Path]) -> None:
-    place = repository("plain")
-    file = place / "2_Dense" / "model.safetensors"
-    file.unlink()
-    (place / "2_Dense" / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
-    refused(place, "2_Dense/pytorch_model.bin")
-
-
-def test_pickle_of_an_adapter(repository: Callable[..., Path]) -> None:
-    place = repository("plain")
-    (place / "adapter_model.bin").write_bytes(pickle.dumps(Planted()))
-    refused(place, "adapter_model.bin")
-    save_file({"a": torch.zeros(1)}, place / "adapter_model.safetensors")
-    check_repository(place)
-
-
-def test_pickle_of_the_base(repository: Callable[..., Path], tmp_path: Path) -> None:
-    """Weights that a recipe-only repository takes from elsewhere, by the module's own rule."""
+def test_pickle_of_the_base(repository: Copy, tmp_path: Path, marker: Path) -> None:
+    """Weights that a repository without any takes from elsewhere, by the module's own rule."""
     base = tmp_path / "base"
     shutil.copytree(MINI, base)
     (base / "model.safetensors").unlink()
     (base / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
     place = repository("recipe", FIRST, base_model=str(base))
-    for route in (load, lambda folder: SentenceTransformer(str(folder), device="cpu")):
+    for route in (load, SentenceTransformer):
         with pytest.raises((OSError, ValueError), match="safetensors"):
-            route(place)
-
-
-def test_a_pickle_would_run(tmp_path: Path, marker: Path) -> None:
-    """The planted pickle does what the other tests look for."""
-    (tmp_path / "planted").write_bytes(pickle.dumps(Planted()))
-    pickle.loads((tmp_path / "planted").read_bytes())
+            route(str(place), device="cpu")
+    # The planted pickle does what all these tests look for.
+    pickle.loads((base / "pytorch_model.bin").read_bytes())
     marker.unlink()
 
 
 # JSON
-
 
 JSON: list[tuple[str, bytes]] = [
     ("deep", b"[" * 200_000 + b"]" * 200_000),
@@ -466,143 +458,48 @@ JSON: list[tuple[str, bytes]] = [
     ("not UTF-8", b'{"a": "\xff\xfe"}'),
     ("NaN", b'{"repeats": NaN}'),
     ("infinity", b'{"repeats": -Infinity}'),
-    ("empty", b""),
+    ("digits", b'{"repeats": ' + b"9" * 5000 + b"}"),
     ("a list", b"[1]"),
     ("cut", b'{"a": '),
-    ("a number", b"3"),
 ]
 
 
 @pytest.mark.parametrize("file", ["modules.json", FIRST, "1_ReBAPooling/config.json"])
 @pytest.mark.parametrize(("what", "content"), JSON, ids=[each[0] for each in JSON])
-def test_json(repository: Callable[..., Path], file: str, what: str, content: bytes) -> None:
+def test_json(repository: Copy, file: str, what: str, content: bytes) -> None:
     place = repository("reba")
     (place / file).write_bytes(content)
     refused(place, file)
-    with pytest.raises(ValueError) as error:
-        describe(place)
-    assert file in str(error.value)
 
 
-def test_no_plain_file(repository: Callable[..., Path]) -> None:
+def test_no_plain_file(repository: Copy, models: dict[str, Path]) -> None:
     place = repository("reba")
     (place / FIRST).unlink()
     (place / FIRST).mkdir()
     refused(place, FIRST, "no plain file")
-
-
-def test_reading(models: dict[str, Path]) -> None:
     assert read_json(str(models["reba"]), "nothing.json") is None
     with pytest.raises(RepositoryRefused, match="leads out"):
         read_json(str(models["reba"]), "../reba/modules.json")
 
 
-# The base of a recipe-only repository
-
+# The base of a repository without weights
 
 BASES: list[tuple[Any, Any, str]] = [
-    ("/etc", None, "base_model='/etc'"),
-    ("/etc/passwd", None, "base_model='/etc/passwd'"),
-    ("../other", None, "base_model="),
-    ("./other", None, "base_model="),
-    (f"{MINI}/../mini", None, "base_model="),
-    ("C:\\models", None, "base_model="),
-    ("https://example.org/model", None, "base_model="),
-    ("file:///etc", None, "base_model="),
-    ("a/b/c", None, "base_model="),
-    ("~/model", None, "base_model="),
-    ("org/..", None, "base_model="),
-    ("", None, "base_model=''"),
-    (3, None, "base_model=3"),
-    (None, None, "base_model=None"),
-    ("org/model", "../../x", "base_revision="),
-    ("org/model", "https://example.org", "base_revision="),
-    ("org/model", "--upload-pack=x", "base_revision="),
-    ("org/model", "a\nb", "base_revision="),
-    ("org/model", "main\n", "base_revision="),
-    ("org/model", 7, "base_revision=7"),
-    ("org/model", "x" * 1000, "base_revision="),
+    *((base, None, "base_model=") for base in ("/etc", "../other", f"{MINI}/../mini", "C:\\models", "file:///etc")),
+    *((base, None, "base_model=") for base in ("https://example.org/model", "a/b/c", "~/model", "org/..", "", 3, None)),
+    *(("org/model", name, "base_revision=") for name in ("../../x", "https://example.org", "--upload-pack=x", "main\n")),
+    *(("org/model", name, "base_revision=") for name in (7, "x" * 1000)),
 ]
 
 
 @pytest.mark.parametrize(("base", "revision", "word"), BASES)
-def test_base_that_is_refused(repository: Callable[..., Path], base: Any, revision: Any, word: str) -> None:
+def test_base_that_is_refused(repository: Copy, base: Any, revision: Any, word: str) -> None:
     place = repository("recipe", FIRST, base_model=base, base_revision=revision)
     refused(place, FIRST, word)
     with pytest.raises(ValueError, match="base_"):
         SentenceTransformer(str(place), device="cpu")
 
 
-@pytest.mark.parametrize("revision", [None, "main", "v1.0", "refs/pr/3", "feature/a-b_c", "0" * 40])
-def test_base_that_is_allowed(repository: Callable[..., Path], revision: str | None) -> None:
-    check_repository(repository("recipe", FIRST, base_model="org/model-1.5_b", base_revision=revision))
-
-
-def test_path_from_the_hub() -> None:
-    """A folder of this machine is nothing that a repository from elsewhere may name."""
-    config = {"from_base": True, "base_model": MINI}
-    st_reba.RepeatTransformer.check_config(config, here=True)
-    with pytest.raises(ValueError, match="base_model=.*no Hub id"):
-        st_reba.RepeatTransformer.check_config(config, here=False)
-
-
-# What travels beside the model
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"texts": [{"text": "a", "vector": [10**400]}], "dimension": 1},
-        {"texts": [{"text": "a", "vector": [1e39]}], "dimension": 1},
-        {"texts": [{"text": "a" * 70000, "vector": [1]}], "dimension": 1},
-        {"texts": [{"text": "a", "vector": [1]}] * 1001, "dimension": 1},
-        {"fields": {"instruction": "x" * 70000}},
-    ],
-)
-def test_wild_golden_vectors(tmp_path: Path, change: dict[str, Any]) -> None:
-    value = {
-        "format": 1,
-        "dimension": 1,
-        "dtype": "float32",
-        "device": "cpu",
-        "fields": {},
-        "versions": {},
-        "tolerance": {"difference": 1e-5},
-        "texts": [{"text": "a", "vector": [1]}],
-    }
-    file = tmp_path / "golden.json"
-    file.write_text(json.dumps(value), encoding="utf-8")
-    assert read_golden(file) == value
-    file.write_text(json.dumps({**value, **change}), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"'{next(iter(change))}' is missing or not as written"):
-        read_golden(file)
-
-
-def test_huge_golden_file(tmp_path: Path) -> None:
-    file = tmp_path / "golden.json"
-    with open(file, "wb") as stream:
-        stream.truncate((1 << 26) + 1)
-    with pytest.raises(ValueError, match="67108865 bytes"):
-        read_golden(file)
-
-
-def test_state_of_the_code(repository: Callable[..., Path]) -> None:
-    place = repository("reba")
-    assert code_of(place).state == "same" and st_reba.__version__ in str(code_of(place))
-    plan = place / "st_reba_plan.py"
-    plan.write_bytes(plan.read_bytes().replace(b"\n", b"\r\n"))
-    (place / "modeling_other.py").write_text("", encoding="utf-8")
-    assert code_of(place).state == "same"
-    plan.write_bytes(plan.read_bytes() + b"# more\n")
-    (place / "st_reba_extra.py").write_text("", encoding="utf-8")
-    (place / "st_reba_masks.py").unlink()
-    found = code_of(place)
-    assert (found.state, found.version) == ("differs", st_reba.__version__)
-    assert found.files == ("st_reba_extra.py", "st_reba_masks.py", "st_reba_plan.py")
-    assert "differs" in str(found) and "st_reba_plan.py" in str(found)
-    texts = (TextResult("a", 1.0, 0.0, True),)
-    shown_lines = [str(Report(texts, {"difference": 1e-5}, {}, code)) for code in (None, Code("same"), found)]
-    assert shown_lines[0] == shown_lines[1] and str(found) in shown_lines[2].splitlines()
-    assert Report(texts, {}, {}, found).ok
-    (place / "st_reba.py").unlink()
-    assert code_of(place).state == "absent" and "none" in str(code_of(place))
+def test_base_that_is_allowed(repository: Copy) -> None:
+    for revision in (None, "main", "v1.0", "refs/pr/3", "0" * 40):
+        check_repository(repository("recipe", FIRST, base_model="org/model-1.5_b", base_revision=revision))

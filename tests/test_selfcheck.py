@@ -133,8 +133,8 @@ def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match="LlamaModel: hidden states change by .*% when attention is captured"):
             st_reba.build("mini")
 
-    def ahead(query: Any, key: Any, value: Any, mask: Any, **keywords: Any) -> Any:
-        return real(query, key, value, mask, **{**keywords, "causal": False})
+    def ahead(scores: Any, *arguments: Any) -> Any:
+        return real(replace(scores, causal=False), *arguments)
 
     monkeypatch.setattr(attention, "attention_with_totals", ahead)
     with pytest.raises(ValueError, match="LlamaModel looks both ways .its last token changes what stands before"):

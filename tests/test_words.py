@@ -114,10 +114,10 @@ def test_what_stands_around(base: Base, case: str, prompt: str | None) -> None:
     wanted = []
     for one in ITEMS:
         where, hidden, fused, found = oracle_of(path, one, pieces)
-        is_reba = method == "reba"
-        wanted.append(
-            reference.reba_word(hidden, fused, where, found, **given) if is_reba else reference.echo_word(hidden, where, found)
-        )
+        if method == "reba":
+            wanted.append(reference.reba_word(hidden, fused, where, found, **given))
+        else:
+            wanted.append(reference.echo_word(hidden, where, found))
     model = st_reba.build(path, method, prompts={"query": "Query: "}, **options)
     check(model, ITEMS, wanted, prompt=prompt)
     if prompt:
@@ -135,8 +135,8 @@ def test_the_cut(base: Base, method: str) -> None:
     model = st_reba.build(path, method, max_seq_length=22)
     where, hidden, fused, found = oracle_of(path, item(text, "river"), (None, None), 22)
     assert where.n == 10
-    wanted = reference.echo_word(hidden, where, found)
-    check(model, [item(text, "river")], [reference.reba_word(hidden, fused, where, found) if method == "reba" else wanted])
+    reba, echo = reference.reba_word(hidden, fused, where, found), reference.echo_word(hidden, where, found)
+    check(model, [item(text, "river")], [reba if method == "reba" else echo])
     end = model[0].content([text], offsets=True)["offset_mapping"][0][9][1]
     for span in ((text.index("sea"), len(text) - 1), (end, end + 1), (4, end + 1)):
         for batch_size in (1, 32):
@@ -177,7 +177,7 @@ def test_the_word_itself(base: Base) -> None:
     for word, message in (
         ("shop", r"^Item 1: the word 'shop' does not stand in its text 'a bank on the bank'"),
         ("", r"^Item 1: the word '' does not stand in its text"),
-        ("bank", r"^Item 1: the word 'bank' stands in its text .* at 2 and again at 14. Say which is meant, as \(2, 6\)"),
+        ("bank", r"^Item 1: the word 'bank' stands in its text .* at 2 and again at 14. Say which .* \(2, 6\)"),
     ):
         for call in (encode_words, unseen_words):
             with pytest.raises(ValueError, match=message):
@@ -197,11 +197,11 @@ GOOD = ("The river bank", (4, 9))
         (("The river bank", (-1, 3)), r"span \(-1, 3\) is empty or outside"),
         (("The river bank", (10, 15)), r"span \(10, 15\) is empty or outside"),
         (("", (0, 1)), "empty or outside its text of 0 characters"),
-        ("The river bank", "must be"),
-        (None, "must be"),
-        (("The river bank",), "must be"),
-        (("The river bank", (4, 9, 11)), "must be"),
-        (("The river bank", None), "must be"),
+        ("The river bank", "give .text, word."),
+        (None, "give .text, word."),
+        (("The river bank",), "give .text, word."),
+        (("The river bank", (4, 9, 11)), "give .text, word."),
+        (("The river bank", None), "give .text, word."),
         (("The river bank", (4.0, 9.0)), "in characters"),
         (("The river bank", ("4", "9")), "in characters"),
         ((b"The river bank", (4, 9)), "in characters"),

@@ -153,10 +153,10 @@ def values_of(
         "from_base": from_base,
         "spec": spec,
         "method": spec.method,
+        "pooling": getattr(spec.method, "pooling", None),
         "chunk": getattr(spec.method, "chunk", None),
         "parts": [_part(part) for part in parts],
         "recipe": recipe,
-        "about": about,
         "sections": sections,
         "licence": licence.get("license"),
         "licence_link": licence.get("license_link"),
@@ -164,6 +164,7 @@ def values_of(
         "dimension": model.get_embedding_dimension(),
         "modules": [type(module).__name__ for module in model],
         "architecture": type(first.model).__name__,
+        "parameters": first.model.num_parameters(),
         "depth": first.depth,
         "runs": first.runs,
         "stack": first.stack,
@@ -271,7 +272,6 @@ def _part(part: Any) -> dict[str, Any]:
     return {
         "name": type(part).__name__,
         "stage": isinstance(part, Stage),
-        "about": about,
         "source": getattr(part, "source", ""),
         "options": rows,
     }

@@ -117,17 +117,23 @@ def push(
     Example:
         >>> pushed = push("my_model", "org/my-model", dry_run=True)  # doctest: +SKIP
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, get_token
 
     check_name(repo_id, revision, create_pr=create_pr)
     files, left_out = _contents(Path(folder), repo_id)
     for name in left_out:
         say(f"Left out: {name}")
     # A public repository can be read without a token.
-    api = HfApi(token=token if dry_run else access_token(token), library_name="st_reba")
+    api = HfApi(token=(token or get_token() or False) if dry_run else access_token(token), library_name="st_reba")
     branch = revision or "main"
-    with _explained(repo_id, "Nothing was sent."):
-        place = _look(api, repo_id, branch)
+    try:
+        with _explained(repo_id, "Nothing was sent."):
+            place = _look(api, repo_id, branch)
+    except HubError as error:
+        if not dry_run:
+            raise
+        say(f"What {repo_id} holds is not known. {error}")
+        place = _Place()
     _check_place(place, files, repo_id, branch, private=private, create_pr=create_pr)
     gone = sorted({path for path in place.files if path in place.ours or _OURS.fullmatch(path)} - set(files))
     new = "" if place.branch_exists else ", new"
@@ -297,7 +303,7 @@ def _look(api: HfApi, repo_id: str, branch: str) -> _Place:
     except RevisionNotFoundError:
         there, branch_exists = api.model_info(repo_id), False
     except RepositoryNotFoundError as error:
-        if error.response.status_code != 404:
+        if error.response.status_code != 404 and api.token:
             raise
         return _Place()
     files = [each.rfilename for each in there.siblings or ()]
@@ -383,7 +389,10 @@ def _explained(repo_id: str, afterwards: str) -> Iterator[None]:
     """Turn what huggingface_hub raises into one line that says what to do, and how things are now."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except ValueError:
+        raise
+    # Its releases use different HTTP libraries, whose errors have no base in common.
+    except Exception as error:
         # What went wrong with an upload stands behind a message of its own.
         cause: Any = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         status = int(getattr(getattr(cause, "response", None), "status_code", 0))

@@ -23,6 +23,7 @@ from .attention import looks_both_ways, show
 from .backbone import is_trained
 from .scores import Scores, is_fake, pick, slices
 from .stages import Bound, Pass, Place
+from .vendoring import extra
 
 AnchorRows = Literal["last", "copy", "end", "half"]
 
@@ -151,9 +152,7 @@ class Capture(_Watch):
         """Observe the pass; with a gradient where there are weights to learn."""
         kind: type[AnchorObserver] = BackwardAttention
         if torch.is_grad_enabled() and is_trained(run.decoder.model):
-            from .differentiable import DifferentiableAttention
-
-            kind = DifferentiableAttention
+            kind = extra("differentiable").DifferentiableAttention
         observe(run, kind(self.spec, run.places, run.length, run.real.device))
 
     def features(self, run: Pass) -> dict[str, Any]:

@@ -229,11 +229,15 @@ class DecoderTransformer(Transformer):
             hidden = hidden.masked_fill(~run.real[:, :, None], 0.0)
         # A sum is finite where all of its numbers are; one flag a text, which the host reads once, after the batch.
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
+        flags = [flag.to(hidden.device) for flag, _ in run.doubts] + ([] if self.zeros else [finite.all()])
+        if flags and not on_host(torch.stack(flags).all()):
+            for flag, message in run.doubts:
+                if not bool(flag):
+                    raise ValueError(message)
+            self._check_finite(hidden, features)
         if self.zeros:
             hidden = hidden.masked_fill(~finite[:, None, None], 0.0)
             added = {n: v.masked_fill(~finite[:, None, None], 0.0) if isinstance(v, Tensor) else v for n, v in added.items()}
-        elif not on_host(finite.all()):
-            self._check_finite(hidden, features)
         return {**features, "places": places, "token_embeddings": hidden, **added}
 
     def _run(self, run: Pass, input_ids: Tensor) -> tuple[Tensor, dict[str, Any]]:

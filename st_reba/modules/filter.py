@@ -66,7 +66,7 @@ class Filter(Stage):
                 )
             return
         if self.kind is None:
-            raise ValueError("filter: kind is missing: give kind='center', 'abtt', 'standardize' or 'whiten'; or file=….")
+            raise ValueError("filter: kind is missing: give 'center', 'abtt', 'standardize' or 'whiten'; or file=….")
         for name, kinds in _OF.items():
             if name in self.to_dict() and self.kind not in kinds:
                 raise ValueError(

@@ -149,17 +149,15 @@ class PassMasks:
     Args:
         run: The pass.
         m: Number of sink tokens that nosink kinds hide.
-        trusted: Whether an earlier pass has shown that the backbone's masks can be converted: only then no number of
-            a mask is read on the host.
     """
 
     kind = staticmethod(kind_of)
 
-    def __init__(self, run: Pass, m: int, *, trusted: bool = False) -> None:
+    def __init__(self, run: Pass, m: int) -> None:
         self.m = m
+        self._run = run
         self._real = run.real
         self._padded = run.padded
-        self._trusted = trusted
         # Each own mask is kept beside what was made of it, so that its identity stays its own.
         self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor]] = {}
 
@@ -173,10 +171,11 @@ class PassMasks:
             dense: Whether a mask is wanted where the kind's fast way could do without.
 
         Returns:
-            [B or 1, 1, T, T], boolean, or the own one as it is; None: there is neither padding nor a window.
+            [B or 1, 1, T, T], boolean, or the own one as it is; None: there is neither padding nor a window. What is
+            doubtful of the own mask is left with the pass.
 
         Raises:
-            ValueError: An unknown kind, or the own mask is not one of visible and hidden keys.
+            ValueError: An unknown kind, or the own mask is of another shape.
         """
         from .scores import identity
 
@@ -196,8 +195,6 @@ class PassMasks:
         """The own mask as booleans [B or 1, 1, T, T]."""
         import torch
 
-        from .scores import is_fake
-
         length = real.shape[1]
         if own is None:
             seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
@@ -208,16 +205,18 @@ class PassMasks:
                 "converted: pass use_cache=False, and merge adapters with a learned prefix first."
             )
         seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
-        if self._trusted or is_fake(own):
-            return seen
-        if own is not seen and bool((own.masked_fill(~seen, 0) != 0).any()):
-            raise ValueError(
-                "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, "
-                "and its layers cannot be converted. Drop the plan."
-            )
-        if not bool((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all()):
-            raise ValueError(
-                "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so "
-                "that it cannot be converted. Drop the plan."
-            )
+        if own is not seen:
+            self._run.doubts.append(((own.masked_fill(~seen, 0) == 0).all(), _BIASED))
+        self._run.doubts.append(((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all(), _INDEXED))
         return seen
+
+
+# What is wrong with a backbone's own mask, where it cannot be converted.
+_BIASED = (
+    "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, and its layers "
+    "cannot be converted. Drop the plan."
+)
+_INDEXED = (
+    "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so that it cannot be "
+    "converted. Drop the plan."
+)

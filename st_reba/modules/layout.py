@@ -86,9 +86,6 @@ class TextTemplate:
         """
         if len(template) > MOST_CHARACTERS:
             raise ValueError(f"template={shown(template)} has {len(template)} characters: the most is {MOST_CHARACTERS}.")
-        # Counted before it is parsed; a doubled brace makes no slot.
-        if (slots := template.count("{text}")) > MOST_COPIES:
-            raise ValueError(f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some.")
         try:
             parsed = list(string.Formatter().parse(template))
         except ValueError as error:
@@ -101,8 +98,11 @@ class TextTemplate:
                 )
             if name in _RESERVED:
                 raise ValueError(f"template={shown(template)}: {{{name}}} is an argument of encode. Rename the field.")
-        if not any(name == "text" for _, name, _, _ in parsed):
+        slots = sum(name == "text" for _, name, _, _ in parsed)
+        if not slots:
             raise ValueError(f"template={shown(template)} has no {{text}} slot: name at least one place for the text.")
+        if slots > MOST_COPIES:
+            raise ValueError(f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some.")
         return cls(tuple((literal, name) for literal, name, _, _ in parsed))
 
     @property

@@ -369,8 +369,6 @@ class PlannedLayers(Bound):
 
     def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
         self.stage, self.stack = stage, stack
-        # Whether a pass has shown that the backbone's masks can be converted.
-        self.trusted = False
         if stack.is_plain:
             return
         from .attention import switch_on
@@ -421,7 +419,6 @@ class PlannedLayers(Bound):
                 f"{attention!r} ({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model "
                 "anew, or use another plan."
             )
-        self.trusted = True
         if stack.side_by_side:
             hidden = hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0)
         return hidden
@@ -437,7 +434,7 @@ class PlannedPass:
 
     def __init__(self, planned: PlannedLayers, run: Pass) -> None:
         self.stack = planned.stack
-        self.masks = PassMasks(run, planned.stack.m, trusted=planned.trusted)
+        self.masks = PassMasks(run, planned.stack.m)
         # The attention module that ran last and what it saw, and further passes that ran; for checks.
         self.last: tuple[nn.Module, str] | None = None
         self.ran = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .attention import show
 from .capture import Capture, CaptureSpec
-from .decoder import DecoderTransformer
 from .options import Options, option
 from .poolings import POOLINGS
+from .repeat import RepeatTransformer
 from .vendoring import leave_code, published
 
 MOST_DIMENSIONS = 1 << 20
@@ -69,6 +69,11 @@ class LazyFeatures(dict[str, Any]):
         """As of any mapping."""
         self._whole()
         return super().items()
+
+    def values(self) -> ValuesView[Any]:
+        """As of any mapping."""
+        self._whole()
+        return super().values()
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class ReBAPooling(Module):
         self.include_special = include_special
         self.normalize_weights = normalize_weights
         # In a tuple, so that torch does not take the neighbour for a submodule.
-        self._source: tuple[DecoderTransformer, ...] = ()
+        self._source: tuple[RepeatTransformer, ...] = ()
 
     @property
     def capture(self) -> CaptureSpec:
@@ -158,7 +163,7 @@ class ReBAPooling(Module):
     def on_model_ready(self, model: Any) -> None:
         """Ask the module in front for the rows."""
         source = model[0]
-        if not isinstance(source, DecoderTransformer):
+        if not isinstance(source, RepeatTransformer):
             raise ValueError(
                 f"{type(self).__name__} needs the attention of a repeated input, but the pipeline starts with "
                 f"{type(source).__name__}. Put st_reba.RepeatTransformer in front."

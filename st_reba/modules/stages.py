@@ -127,6 +127,8 @@ class Pass:
         self.kinds: Any = None
         # Observes every layer's attention, set by a capture.
         self.observer: Any = None
+        # What has to hold, as flags on the device, and the error where it does not: the host reads them after the pass.
+        self.doubts: list[tuple[Tensor, str]] = []
         # What bound stages keep for the length of the pass.
         self.kept: dict[Bound, Any] = {}
 

@@ -64,7 +64,10 @@ def extra(name: str) -> Any:
     try:
         return import_module(_module(name))
     except ModuleNotFoundError as error:
-        raise ImportError(f"This model's own code has no {name}. Install the package st-reba, and import st_reba first.") from error
+        raise ImportError(
+            f"The code that came with this model has no {name}, which is for training. Install the package st-reba and "
+            "import it first; to embed only, call encode, or run inside torch.inference_mode()."
+        ) from error
 
 
 def code(*classes: type, files: Collection[str] = ()) -> dict[str, bytes]:

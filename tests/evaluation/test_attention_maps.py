@@ -29,7 +29,7 @@ from st_reba.evaluation.attention import sink as attention_sink
 from st_reba.evaluation.attention.figure import draw
 from st_reba.evaluation.attention.maps import LayerMap, Maps, attention_maps
 from st_reba.evaluation.attention.sink import SinkShare, markdown_table, report, sink_shares, sink_table
-from st_reba.modules import DecoderTransformer, blocked
+from st_reba.modules import DecoderTransformer, scores
 
 Base = Callable[..., str]
 # More than two of the smallest blocks long.
@@ -83,7 +83,7 @@ def test_any_block_size(base: Base, setting: str, numbers: int, monkeypatch: pyt
     k = None if setting == "baseline" else 1
     model = st_reba.build(base("llama"), "nosink", setting=setting, k=k, device="cpu")
     whole = attention_maps(model, TEXT)
-    monkeypatch.setattr(blocked, "BLOCK_NUMBERS", numbers)
+    monkeypatch.setattr(scores, "BLOCK_NUMBERS", numbers)
     assert len(whole.tokens) > 32
     for one, other in zip(whole.layers, attention_maps(model, TEXT).layers, strict=True):
         np.testing.assert_allclose(one.matrix, other.matrix, atol=1e-6)

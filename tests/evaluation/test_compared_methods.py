@@ -80,9 +80,7 @@ def test_what_is_no_method_is_named(words: str, told: str) -> None:
         read_methods(words)
 
 
-@pytest.mark.parametrize(
-    "word", ["classical:pooling=mean+read:layers=3", "reba-3", "nosink:setting=mask0-bidir,k=2"]
-)
+@pytest.mark.parametrize("word", ["classical:pooling=mean+read:layers=3", "reba-3", "nosink:setting=mask0-bidir,k=2"])
 def test_methods_build_what_build_does(word: str) -> None:
     (method,) = read_methods(word)
     wanted = st_reba.build("mini", **method.arguments).encode(TEXTS)

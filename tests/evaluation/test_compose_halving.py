@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from st_reba.evaluation import Filter, Space
-from st_reba.evaluation.composing.costs import Costs, layout_of
+from st_reba.evaluation.composing.costs import Costs
 from st_reba.evaluation.composing.halving import RATE, Halving, best_of, papers_of, rung_sizes
 from st_reba.evaluation.composing.heldout import reported
 from st_reba.evaluation.composing.reading import part_of
@@ -29,7 +29,7 @@ SPACE = Space(
 )
 ARMS = SPACE.arms(DEPTH)
 PAIRS = part_of("pairs", [(f"a{n}", f"b{n}", float(n % 6)) for n in range(900)])
-COSTS = Costs({layout_of(arm): dict.fromkeys(PAIRS.texts, 3 + 10 * arm.copies) for arm in ARMS}, DEPTH)
+COSTS = Costs({arm.layout: dict.fromkeys(PAIRS.texts, 3 + 10 * arm.copies) for arm in ARMS}, DEPTH)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import st_reba
 from st_reba import zoo
 from st_reba.evaluation import reporting
 from st_reba.evaluation.benchmark import suites
-from st_reba.evaluation.methods import Method
+from st_reba.evaluation.methods import name_of
 from st_reba.evaluation.reporting import PaperScore, make_report, paper_scores
 from st_reba.evaluation.reporting.aliases import KINDS, METRICS, SUITES, TASKS, metric_names, task_name
 from st_reba.evaluation.reporting.papers import averaged_over, paper_rows
@@ -47,7 +47,7 @@ def columns() -> dict[tuple[Any, ...], dict[tuple[str, str], PaperScore]]:
 
 def test_the_file_is_well_formed_and_packed() -> None:
     assert list(FILE) == ["averages", "rows"]
-    bases = {zoo.load(name).arguments["base"] for name in zoo.names()}
+    bases = {zoo.load(name).base for name in zoo.names()}
     for row in FILE["rows"]:
         keys = ("paper", "table", "base", "fine_tuned", "arguments", "scores", "disputed", "note")
         assert list(row) == [key for key in keys if key in row]
@@ -64,7 +64,7 @@ def test_the_file_is_well_formed_and_packed() -> None:
 
 def test_recipes_are_not_repeated() -> None:
     from_zoo = [
-        (recipe.about.paper, score.table, recipe.arguments["base"], score.task, score.metric, score.value)
+        (recipe.about.paper, score["table"], recipe.base, score["task"], score["metric"], score["value"])
         for recipe in map(zoo.load, zoo.names())
         for score in recipe.about.scores
     ]
@@ -232,9 +232,8 @@ def sts(words: str = "reba", base: str = GPT2, **values: Any) -> list[Any]:
 
 def test_beside_a_recipe(tmp_path: Path) -> None:
     made = sts()
-    printed = {
-        s.task: s.value for s in zoo.load("gpt2-chinese-reba-last").about.scores if s.metric == "cos_sim_pearson"
-    }
+    scores = zoo.load("gpt2-chinese-reba-last").about.scores
+    printed = {score["task"]: score["value"] for score in scores if score["metric"] == "cos_sim_pearson"}
     assert len(printed) == 7
     own, paper = rows_of(write(tmp_path / "r", *made))
     assert (own["method"], paper["method"]) == ("reba-2 last", "paper: reba-2 last (ReBA, Table 3)")

@@ -284,8 +284,14 @@ class Answer(BaseHTTPRequestHandler):
                 raise Refused(400, f"{key}: this server does not know it")
         if not changed:
             raise Refused(400, "An empty commit")
+        answer = {}
+        if self.query.get("create_pr") == ["1"]:
+            number = 1 + sum(name.startswith("refs/pr/") for name in found.branches)
+            revision, before = f"refs/pr/{number}", found.branches[revision]
+            found.branches[revision] = before
+            answer = {"pullRequestUrl": f"{self.hub.endpoint}/{repo}/discussions/{number}"}
         oid = found.commit(revision, files, message)
-        return {"success": True, "commitOid": oid, "commitUrl": f"{self.hub.endpoint}/{repo}/commit/{oid}"}
+        return {"success": True, "commitOid": oid, "commitUrl": f"{self.hub.endpoint}/{repo}/commit/{oid}", **answer}
 
     def on_branch(self, repo: str, revision: str) -> Any:
         found = self.hub.repos[repo]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from server import Hub
-
-from st_reba.hub import zoo_cards
-from st_reba.hub.verify import verify
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = "minicpm4-0.5b-echo"
@@ -32,7 +28,7 @@ def run(
     script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
     """``run(argument, …)``: the status and what was printed; golden vectors are checked by other tests."""
-    monkeypatch.setattr("st_reba.hub.push.check_vectors", lambda folder, **options: None)
+    monkeypatch.setattr("st_reba.hub.push.verify_fresh", lambda folder: None)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -45,7 +41,7 @@ def run(
 def rows(printed: str) -> dict[str, list[str]]:
     """Of the table at the end: name → what became of it, split at wide spaces."""
     lines = printed.splitlines()
-    start = max(index for index, line in enumerate(lines) if line.startswith(("[", "  ", "Published", "Unchanged")))
+    start = max(index for index, line in enumerate(lines) if line.startswith(("[", "  ", "Published", "Unchanged", "Nothing")))
     found = [line.split("  ") for line in lines[start + 1 : -1]]
     return {name.strip(): [word.strip() for word in words if word.strip()] for name, *words in found}
 
@@ -84,8 +80,6 @@ def test_what_cannot_be_meant_is_refused_first(
         ("mini-echo",): "--org",
         ("--org", "org"): "name recipes, or give --all-ready",
         ("mini-echo", "--all-ready", "--org", "org"): "name recipes, or give --all-ready",
-        ("--check",): "--check goes with --cards",
-        ("--cards", "mini-echo"): "--cards writes every recipe's card",
     }
     monkeypatch.delenv("HF_TOKEN")
     for arguments, message in {**refused, ("mini-echo", "--org", "org"): "there is no token"}.items():
@@ -95,37 +89,10 @@ def test_what_cannot_be_meant_is_refused_first(
     assert hub.seen == []
 
 
-def test_a_dry_run_goes_on_where_it_ended(
-    hub: Hub, run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_dry_run_sends_nothing(
+    hub: Hub, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    out = tmp_path / "uploads"
-    status, printed, _ = run("mini-echo", "--org", "org", "--dry-run", str(out))
-    (written,) = rows(printed)["mini-echo"]
-    assert status == 0 and written.startswith("written: ") and written.endswith(" MB")
-    assert verify(out / "mini-echo", device="cpu").ok
-    before = (out / "mini-echo" / "README.md").stat().st_mtime_ns
-    status, printed, _ = run("mini-echo", "--org", "org", "--dry-run", str(out))
-    assert status == 0 and "mini-echo  skipped: written before\n" in printed
-    assert (out / "mini-echo" / "README.md").stat().st_mtime_ns == before and hub.repos == {}
-
-
-def test_cards(
-    script: ModuleType, run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["llama2-chinese-reba", BLOCKED]
-    monkeypatch.setattr(zoo_cards.zoo, "names", lambda: names)
-    monkeypatch.setattr(script, "ROOT", tmp_path)
-    kept = tmp_path / "model_cards"
-    kept.mkdir()
-    for name in names:
-        shutil.copy(ROOT / "model_cards" / f"{name}.md", kept)
-    assert run("--cards", "--check")[:2] == (0, "0 of the zoo's cards are stale\n")
-    stale = kept / f"{BLOCKED}.md"
-    wanted = stale.read_bytes()
-    stale.write_bytes(wanted + b"by hand")
-    told = f"stale: model_cards/{BLOCKED}.md\n1 of the zoo's cards are stale\n"
-    assert run("--cards", "--check")[:2] == (1, told)
-    assert stale.read_bytes() != wanted
-    assert run("--cards")[:2] == (0, f"renewed: model_cards/{BLOCKED}.md\n1 of the zoo's cards were stale\n")
-    assert stale.read_bytes() == wanted
+    status, printed, _ = run("mini-echo", "--org", "org", "--dry-run")
+    assert status == 0 and rows(printed) == {"mini-echo": ["not sent"]}
+    assert hub.repos == {}

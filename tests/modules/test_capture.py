@@ -12,7 +12,7 @@ from stubs import fake_gpu, new_pass
 from torch import Tensor
 
 from st_reba.modules import capture as capturing
-from st_reba.modules.capture import BackwardAttention, Blocks, Capture, CaptureSpec
+from st_reba.modules.capture import BackwardAttention, Blocks, CaptureSpec
 from st_reba.modules.differentiable import DifferentiableAttention
 from st_reba.modules.scores import Scores
 
@@ -110,14 +110,13 @@ def test_one_observer_a_pass() -> None:
     run.observer = BackwardAttention(CaptureSpec("last"), PLACES, LENGTH, CPU)
     with pytest.raises(ValueError, match="both want to observe one pass"), torch.no_grad():
         capturing.observe(run, BackwardAttention(CaptureSpec("copy"), PLACES, LENGTH, CPU))
-    assert Capture(CaptureSpec("last")).spec.rows == "last"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
-def test_without_numbers(rows: Any, both_ways: bool, dtype: torch.dtype) -> None:
+def test_without_numbers(rows: Any, both_ways: bool) -> None:
     """No number is read on the way, and all is made on the device."""
+    dtype = torch.bfloat16
     with fake_gpu() as device:
         observer = BackwardAttention(CaptureSpec(rows, both=True), PLACES, LENGTH, torch.device(device))
         query = torch.randn(len(PLACES), HEADS, LENGTH, 8, device=device, dtype=dtype)

@@ -138,17 +138,6 @@ def test_gpu(gpu: list[str], heads: int, groups: int, width: int, dtype: torch.d
     assert gpu == ["flash" if suits else "efficient"] * 3
 
 
-def test_sinks_take_their_share(gpu: list[str]) -> None:
-    query, key, value = (each.detach() for each in make(4, 2, 12, torch.float32))
-    sinks = torch.linspace(-1, 2, 4)
-    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    got = attention_with_totals(Scores(query, key, None, True, 0.3), value, sinks)
-    wanted = by_hand(query.double(), key.double(), value.double(), visible, sinks.double())
-    assert got is not None and gpu
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(("groups", "width", "length"), [(8, 64, 64), (2, 20, 40), (1, 64, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])

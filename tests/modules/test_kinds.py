@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from stubs import fake_gpu, new_pass
+from stubs import new_pass
 from torch import Tensor
 
 from st_reba.modules.kinds import KINDS, PassMasks
@@ -139,12 +139,3 @@ def test_made_once() -> None:
     assert made.mask("bidirectional", wide[..., :4], causal=True) is first
     assert made.mask("backward", wide[..., :4], causal=True) is not first
     assert made.mask("bidirectional", triangle(4), causal=True) is not first
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_numbers(kind: str) -> None:
-    with fake_gpu() as device:
-        run = new_pass([(0, 4, 4), (0, 3, 3)], device=device)
-        for own in (None, torch.zeros(2, 1, 4, 4, device=device)):
-            made = PassMasks(run, 1).mask(kind, own, causal=True)
-            assert made is own or (made.dtype == torch.bool and str(made.device) == device)

@@ -11,9 +11,9 @@ from pipelines import pipeline
 
 from st_reba.modules import Layout
 from st_reba.modules.layout import TASKS, TEMPLATES, Frame, TextTemplate, TokenLayout, special_ids, task_templates
+from st_reba.modules.options import shown
 
 Base = Callable[..., str]
-CLASSICAL = "echo-classical"
 
 
 def test_named_templates() -> None:
@@ -39,6 +39,7 @@ def test_named_templates() -> None:
         ("a {text} b", {}, "", ["a ", None, " b"]),
         ("{text:}", {}, "", [None]),
         ("{{text}} {text} {{}}", {}, "", ["{text} ", None, " {}"]),
+        ("{{text}}" * 65 + "{text}", {}, "", ["{text}" * 65, None]),
         ("{text}", {}, "Query: ", ["Query: ", None]),
         ("a {text}", {}, "Query: ", ["Query: a ", None]),
         ("{x}{text}{y}{x}{text}", {"x": "1", "y": "2"}, "", ["1", None, "21", None]),
@@ -81,17 +82,14 @@ def test_parse_and_fill(template: str, values: dict[str, str], prefix: str, fill
         # A field by the name of one of encode's own arguments could never get a value.
         *((f"{{{name}}} {{text}}", f"{{{name}}} is an argument of encode") for name in ("prompt", "task", "batch_size")),
         ("{text}" * 65, "has 65 {text} slots: the most is 64"),
+        ("{text:}" * 5_000, "has 5000 {text} slots: the most is 64"),
         ("x" * 70_000 + "{text}", "70006 characters"),
-        ("{x}" * 20_000 + "{text}", "60006|no field"),
     ],
 )
 def test_bad_templates(template: str, message: str) -> None:
-    if "60006" in message:
-        assert len(TextTemplate.parse(template).fields) == 1
-        return
     with pytest.raises(ValueError, match=message) as caught:
         TextTemplate.parse(template)
-    assert template[:60] in str(caught.value).encode().decode("unicode_escape", "ignore") and len(str(caught.value)) < 500
+    assert f"template={shown(template)}" in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_task_templates() -> None:

@@ -192,8 +192,8 @@ def _of_recipes() -> Iterator[PaperScore]:
         recipe = zoo.load(name)
         for score in recipe.about.scores:
             assert recipe.about.paper is not None
-            values = {"task": score.task, "metric": score.metric, "value": score.value}
-            yield _score(recipe.about.paper, score.table, recipe.arguments, recipe.arguments["base"], values)
+            values = {name: score[name] for name in ("task", "metric", "value")}
+            yield _score(recipe.about.paper, score["table"], recipe.values, recipe.base, values)
 
 
 def _of_file() -> Iterator[PaperScore]:

@@ -1,0 +1,192 @@
+"""Every method and stage on a GPU without numbers: one device, the right kernels, and one number read a pass, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from fake_device import FakeDevice, Living, Reading, fake_device
+from pipelines import pipeline
+from sentence_transformers import SentenceTransformer
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from st_reba import Ensemble, LayerPlan, NoSink, Prepend, ReadLayers
+from st_reba.modules.decoder import DecoderTransformer
+from st_reba.modules.kernels import KERNELS
+from st_reba.modules.stages import Bound
+
+TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
+Case = tuple[str, list[Any], dict[str, Any]]
+# Method, stages and fields; bases have two layers at least.
+CASES: dict[str, Case] = {
+    "classical": ("classical", [], {}),
+    "classical cls": ("classical", [], {"pooling": "cls"}),
+    "prompteol": ("prompteol", [], {}),
+    "echo": ("echo", [], {}),
+    "echo end mean": ("echo", [], {"span": "last_copy_and_end", "pooling": "mean"}),
+    "reba last": ("reba", [], {}),
+    "reba mean": ("reba", [], {"pooling": "mean", "normalize_weights": True}),
+    "published last": ("reba", [], {"variant": "published"}),
+    "published mean": ("reba", [], {"variant": "published", "pooling": "mean"}),
+    "chunk last": ("reba", [], {"chunk": 4}),
+    "chunk mean": ("reba", [], {"chunk": 4, "pooling": "mean"}),
+    "mask0": ("nosink", [NoSink("mask0-bidir", k=2)], {}),
+    "back": ("nosink", [NoSink("inplace-back", k=1)], {}),
+    "inter": ("nosink", [NoSink("inter-bidir", k=1)], {}),
+    "extra": ("nosink", [NoSink("extra-bidir", k=1)], {}),
+    "extend": ("nosink", [NoSink("extend-bidir", k=1)], {}),
+    "rerouted": ("echo", [LayerPlan(kind="rerouted", k=2)], {}),
+    "reba and mask0": ("reba", [NoSink("mask0-bidir", k=2)], {"pooling": "mean"}),
+    "chunk and inter": ("reba", [NoSink("inter-bidir", k=1)], {"chunk": 4}),
+    "read": ("echo", [ReadLayers([0, 1], join="concat")], {}),
+    "prepend": ("classical", [Prepend(1)], {}),
+    "ensemble": ("prompteol", [Ensemble("contrastive")], {}),
+}
+SHORT = ("echo", "reba mean", "published last", "mask0", "reba and mask0")
+# Windows, soft caps and grouped heads; and half as many bits.
+PASSES = [
+    *(("mini", name, torch.float32) for name in CASES),
+    *(("mini", name, torch.bfloat16) for name in ("echo", "reba mean", "chunk mean", "reba and mask0")),
+    *((base, name, torch.float32) for base in ("gemma2", "mistral", "llama") for name in SHORT),
+    *(("gemma2", name, torch.bfloat16) for name in ("echo", "reba mean")),
+]
+
+
+def made(base: str, name: str, dtype: torch.dtype = torch.float32) -> SentenceTransformer:
+    method, stages, fields = CASES[name]
+    return pipeline(base, method, stages, normalize=True, dtype=str(dtype).removeprefix("torch."), **fields)
+
+
+def vectors(model: SentenceTransformer, features: dict[str, Any]) -> torch.Tensor:
+    found: torch.Tensor = model(features)["sentence_embedding"]
+    return found
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """A list with one entry for each pass through a decoder."""
+    passes: list[str] = []
+    forward: Any = DecoderTransformer.forward
+
+    def counting(self: DecoderTransformer, features: Any, **given: Any) -> Any:
+        passes.append(self.backbone.name)
+        return forward(self, features, **given)
+
+    with patch.object(DecoderTransformer, "forward", counting):
+        yield passes
+
+
+@pytest.mark.parametrize(("name", "dtype", "of"), [(n, d, b) for b, n, d in PASSES])
+def test_a_pass(base: Callable[..., str], name: str, dtype: torch.dtype, of: str) -> None:
+    model = made(base(of), name, dtype)
+    first: Any = model[0]
+    features = first.preprocess(TEXTS)
+    flags = "published" not in name
+    with torch.inference_mode(), counted() as passes, Reading(first.backbone.layers()[0]) as reading:
+        wanted = vectors(model, features)
+    assert len(passes) == (2 if "chunk" in name else 1)
+    assert reading.read == ["is_nonzero"] * flags * len(passes), "the host waited for something inside the pass"
+    with fake_device() as device:
+        device.take(model)
+        found = vectors(model, device.features(features))
+    assert device.reads == flags * len(passes)
+    # transformers' own attention has a mask read before the first layer, ours none.
+    assert device.mask_reads == (first.backbone.attention == "sdpa" and of != "mistral")
+    assert (found.shape, found.dtype, found.device.type) == (wanted.shape, dtype, device.name)
+
+
+def of_length(first: Any, length: int, device: FakeDevice) -> dict[str, Any]:
+    """Features of a text that makes a row of about so many positions, on a device."""
+    frames = first.frames()
+    copies = len([piece for piece in frames[0].pieces if piece is None]) if hasattr(frames[0], "pieces") else first.repeats
+    return device.features(first.place([[5] * ((length - 8) // copies)], *frames))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_matrix_of_all_heads(name: str) -> None:
+    """At 4,096 positions all that lives at one time is less than one layer's T × T numbers of every head."""
+    assert_small("mini", name)
+
+
+@pytest.mark.parametrize("name", ["reba mean", "mask0"])
+@pytest.mark.parametrize("of", ["gemma2", "mistral"])
+def test_no_matrix_of_all_heads_of_others(base: Callable[..., str], of: str, name: str) -> None:
+    assert_small(base(of), name)
+
+
+def assert_small(base: str, name: str, length: int = 4096) -> None:
+    model = made(base, name)
+    first: Any = model[0]
+    with fake_device() as device:
+        device.take(model)
+        features = of_length(first, length, device)
+        positions = features["input_ids"].shape[1]
+        assert positions > 0.9 * length
+        with Living(model, features) as living:
+            vectors(model, features)
+    heads = first.backbone.text_config.num_attention_heads
+    assert 0 < living.largest <= living.peak < 4 * heads * positions**2, f"{living.peak / 2**20:.0f} MiB"
+
+
+class Planted(Bound):
+    """Does something behind the second layer."""
+
+    def __init__(self, what: Callable[[torch.Tensor], Any]) -> None:
+        self.what = what
+
+    def after_layer(self, run: Any, call: Any) -> torch.Tensor:
+        if call.index == 1:
+            self.what(call.hidden)
+        return call.hidden
+
+
+def test_what_reads_is_found() -> None:
+    """The tests above see what the host waits for, and what lies on another device."""
+    reads: Sequence[Callable[[torch.Tensor], Any]] = [
+        lambda hidden: float(hidden.sum()),
+        lambda hidden: hidden.sum().tolist(),
+        lambda hidden: bool((hidden > 0).any()),
+        lambda hidden: hidden[hidden > 0],
+        lambda hidden: hidden.nonzero(),
+        lambda hidden: torch.equal(hidden, hidden),
+    ]
+    for what in reads:
+        model = made("mini", "reba last")
+        first: Any = model[0]
+        first.backbone.layers()
+        first.watchers.append(Planted(what))
+        features = first.preprocess(TEXTS)
+        with torch.inference_mode(), Reading(first.backbone.layers()[0]) as reading:
+            vectors(model, features)
+        assert len(reading.read) > 1
+        with fake_device() as device, pytest.raises(Exception, match="(?i)data.dependent|nonzero") as error:
+            device.take(model)
+            vectors(model, device.features(features))
+        assert type(error.value).__module__.startswith("torch._subclasses") or isinstance(
+            error.value, DataDependentOutputException
+        )
+
+
+def test_what_lies_elsewhere_is_found() -> None:
+    model = made("mini", "reba last")
+    first: Any = model[0]
+    first.backbone.layers()
+    first.watchers.append(Planted(lambda hidden: hidden + torch.ones(hidden.shape[-1])))
+    features = first.preprocess(TEXTS)
+    with fake_device() as device, pytest.raises(RuntimeError, match="device"):
+        device.take(model)
+        vectors(model, device.features(features))
+
+
+def test_what_holds_a_matrix_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without kernels, and in blocks as long as the text, all heads' numbers would live at once."""
+    from st_reba.modules import scores
+
+    monkeypatch.setitem(KERNELS, "cuda", ())
+    monkeypatch.setattr(scores, "BLOCK_NUMBERS", 1 << 40)
+    with pytest.raises(AssertionError, match="MiB"):
+        assert_small("mini", "reba last")
