@@ -3,7 +3,7 @@
     python scripts/filter_gain.py ../shared/data
 
 Ten pipelines are whitened on two samples each: 4,000 sentences, and 900 to 1,000 short ones that are much alike. For
-each bound: Spearman's correlation on STS pairs (dev and test), the mean over all twenty, and the largest difference of a
+each bound: Spearman correlation on STS pairs (dev and test), the mean over all twenty, and the largest difference of a
 text's vector alone and in batches of others.
 """
 

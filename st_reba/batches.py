@@ -69,12 +69,6 @@ def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
         batch_tokens: Positions a batch, as for :func:`token_batches`; None: ``DEFAULT_BATCH_TOKENS``, unless
             ``batch_size`` is given.
 
-    Returns:
-        Indices into ``lengths``, each once, a list a batch.
-
-    Raises:
-        ValueError: See :func:`check_sizes`.
-
     Example:
         >>> sized_batches([5, 40, 6], batch_size=2, batch_tokens=None)
         [[1, 2], [0]]
@@ -88,10 +82,6 @@ def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
 
 def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
     """Refuse sizes that are no sizes, and two at once.
-
-    Args:
-        batch_size: Texts a batch, or None.
-        batch_tokens: Positions a batch, or None.
 
     Raises:
         ValueError: One is no whole number from 1 on, or both are given.
@@ -117,16 +107,7 @@ def copied_positions(
     """How many positions each text takes: all its copies as cut to the budget, the template and special tokens.
 
     In an ensemble of templates, whose rows are padded to one length, it is the longest row's positions times the rows.
-
-    Args:
-        transformer: The module that places the copies.
-        texts: The texts.
-        prompt: As its ``preprocess`` takes it.
-        task: As its ``preprocess`` takes it.
-        **fields: Values of the template's fields.
-
-    Returns:
-        One number a text.
+    The arguments are those of the module's ``preprocess``.
 
     Example:
         >>> import st_reba

@@ -26,7 +26,7 @@ from .bases import (
 )
 from .checks import check_device, check_length, check_prompts, check_vocabulary, locate_tokenizer
 from .filters import with_postfilter
-from .modules import Filter, Method, ReBA, Stage
+from .modules import Filter, Method, NoSink, ReBA, Stage
 from .modules.capture import Capture, CaptureSpec
 from .modules.chunked import ChunkedReBAPooling
 from .modules.ensemble import Ensemble
@@ -93,19 +93,31 @@ def build(
     if isinstance(base, str) and base.startswith("zoo:"):
         from .zoo import recipe_named
 
-        recipe = recipe_named(base.removeprefix("zoo:"), loading)
+        recipe = recipe_named(base.removeprefix("zoo:"), {**loading, **fields, "stages": stages})
     elif is_recipe(base):
         recipe = read_recipe(base)
     if recipe is not None:
-        base, loading = recipe.base, {**recipe.loading, **loading}
-        tokenizer = loading.pop("tokenizer", None) if tokenizer is None else tokenizer
-        loading.pop("tokenizer", None)
-        if method is None or isinstance(method, str) and ":" not in method:
-            values = {**recipe.values, **fields, **({} if method is None else {"method": method})}
-            method, recipe_stages = values.pop("method", None), values.pop("stages", None)
-            fields, stages = values, recipe_stages if stages is None else stages
+        base, loading, values = recipe.base, {**recipe.loading, **loading}, dict(recipe.values)
+        borrowed = loading.pop("tokenizer", None)
+        tokenizer = borrowed if tokenizer is None else tokenizer
+        recipe_stages = values.pop("stages", None)
+        stages = recipe_stages if stages is None else stages
+        if method is None or (isinstance(method, str) and ":" not in method):
+            named = values.pop("method", None)
+            method, fields = named if method is None else method, {**values, **fields}
+    if method == "nosink" and _converts_all(base, fields, loading):
+        fields["k"] = "all"
     spec = Spec.make(method, stages, fields)
     return _Build(base, spec, loading, tokenizer, dtype, check).run(pooling_given="pooling" in fields)
+
+
+def _converts_all(base: Any, fields: Mapping[str, Any], loading: Mapping[str, Any]) -> bool:
+    """Whether a sentence-transformers model is converted without a number of layers: then all are, as in the paper."""
+    named = str(fields.get("setting", "baseline")).lower()
+    if {"k", "pooling"} & set(fields) or named.startswith(("baseline", "extend")):
+        return False
+    hub = {name: loading[name] for name in _HUB if loading.get(name) is not None}
+    return load_file_path(locate(base)[0], "modules.json", **hub) is not None
 
 
 @cache
@@ -172,13 +184,11 @@ class _Build:
 
     def _kept(self, spec: Spec) -> SentenceTransformer:
         """A sentence-transformers model with its own input and pooling, its layers converted."""
-        default = Spec.make("classical", None, {"pooling": "mean"}).method
-        if spec.method != default or self.tokenizer is not None or len(spec.stages) > 1:
-            option = "tokenizer" if self.tokenizer is not None else next(
-                iter({**replace(spec, stages=spec.stages[1:]).to_dict(), "method": 0} | {}), "stages"
-            )
+        others = {stage.name: stage for stage in spec.stages if stage.order != NoSink.order}
+        given = {**spec.method.to_dict(), "pooling": None, "tokenizer": self.tokenizer, **others}
+        if option := next((name for name, value in given.items() if value is not None), None):
             raise ValueError(
-                f"{option}: the base is a sentence-transformers model, whose own input and pooling are kept. Drop the "
+                f"{option}={shown(given[option])}: the base is a sentence-transformers model, whose own input and pooling are kept. Drop the "
                 "option, or give pooling=… to use its backbone alone."
             )
         kept = convert_repository(

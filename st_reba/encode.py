@@ -91,13 +91,9 @@ def encode_texts(
     """Encode one chunk of texts, those of like length together.
 
     Args:
-        model: Any SentenceTransformer.
+        model: Any SentenceTransformer; what is not named here is as for :func:`encode_stream`.
         texts: One text or more.
-        task: As for :func:`encode_stream`.
-        batch_size: As for :func:`encode_stream`.
-        batch_tokens: As for :func:`encode_stream`.
         progress: Called with the number of texts that have just been encoded.
-        **kwargs: As for :func:`encode_stream`.
 
     Returns:
         [texts, d] float32, in the order of the texts.
@@ -151,15 +147,7 @@ def planned_batches(
     batch_tokens: int | None = None,
     **kwargs: Any,
 ) -> tuple[list[list[int]], list[int] | None]:
-    """Which texts run together, the longest first, and how many positions each takes.
-
-    Args:
-        model: Any SentenceTransformer.
-        texts: The texts.
-        task: As for :func:`encode_stream`.
-        batch_size: As for :func:`encode_stream`.
-        batch_tokens: As for :func:`encode_stream`.
-        **kwargs: As for :func:`encode_stream`.
+    """Which texts run together, the longest first, and how many positions each takes; for :func:`encode_texts`.
 
     Returns:
         Indices into the texts, a list a batch; and the positions, or None of a model that pads nothing.
@@ -187,12 +175,7 @@ def encode_batch(
 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """The vectors of batches, [texts, d], in the order of the texts.
-
-    Args:
-        rows: The vectors of each batch.
-        batches: The indices of its texts.
-    """
+    """The vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
     places = np.argsort([index for batch in batches for index in batch])
     vectors: NDArray[np.float32] = np.concatenate(rows)[places]
     return vectors

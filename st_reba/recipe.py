@@ -21,6 +21,7 @@ _OWN = ("base", "revision", "tokenizer", "prompts", "about")
 # Far more than any recipe needs; a file from elsewhere becomes memory and time.
 _MOST_BYTES = 1 << 20
 _MOST_LEVELS = 16
+_MOST_VALUES = 10_000
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,12 @@ def read_yaml(stream: IO[str], file: str) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            if twice := [key for key in keys if keys.count(key) > 1]:
-                # YAML's own reader would take the last one and say nothing.
-                raise ValueError(f"{file!r}: the key {shown(twice[0])} stands twice. Keep one.")
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if str(key.value) in seen:
+                    # YAML's own reader would take the last one and say nothing.
+                    raise ValueError(f"{file!r}: the key {shown(key.value)} stands twice. Keep one.")
+                seen.add(str(key.value))
             return super().construct_mapping(node, deep)
 
     try:
@@ -180,13 +183,16 @@ def read_yaml(stream: IO[str], file: str) -> Any:
         if len(text) > _MOST_BYTES:
             raise ValueError(f"{file!r} is larger than {_MOST_BYTES:,} characters: it is no file of ours.")
         level = 0
-        for event in yaml.parse(text, Loader):
+        for number, event in enumerate(yaml.parse(text, Loader)):
             if isinstance(event, yaml.AliasEvent):
                 # A few lines of these can stand for gigabytes.
                 raise ValueError(f"{file!r} uses the alias *{event.anchor}: write the value out.")
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if level > _MOST_LEVELS:
-                raise ValueError(f"{file!r} is nested more than {_MOST_LEVELS} levels deep: it is no file of ours.")
+            if level > _MOST_LEVELS or number > 2 * _MOST_VALUES:
+                raise ValueError(
+                    f"{file!r} is nested more than {_MOST_LEVELS} levels deep, or holds more than {_MOST_VALUES:,} values: "
+                    "it is no file of ours."
+                )
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file!r} is not YAML: {str(error)[:500]}") from error

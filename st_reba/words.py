@@ -99,18 +99,13 @@ def encode_word_layers(
     ones. ReBA's weights are the same for all: maxima over all layers.
 
     Args:
-        model: As for :func:`encode_words`; with other layers than the last, no chunked ReBA.
-        items: As for :func:`encode_words`.
+        model: With other layers than the last, no chunked ReBA. What is not named here is as for :func:`encode_words`.
+        items: As there.
         layers: Numbers of layers: 0: the embeddings that enter the first layer; l: what layer l puts out; L, or
             ``"last"``: the last hidden states, which alone have passed the final norm. Negative ones count from the
             end: −1 is L. ``"all"``: 0 to L.
-        normalize: As for :func:`encode_words`.
-        batch_size: As for :func:`encode_words`.
-        batch_tokens: As for :func:`encode_words`. (Each layer asked for is held until a batch is done.)
-        prompt: As for :func:`encode_words`.
-        task: As for :func:`encode_words`.
+        batch_tokens: As there. (Each layer that is asked for is held until a batch is done.)
         progress: Called with the number of words that have just been embedded.
-        **fields: As for :func:`encode_words`.
 
     Returns:
         [layers, items, d] float32.

@@ -1,7 +1,7 @@
 """A GPU without numbers: tensors have shapes, number types and a device there, and nothing is computed.
 
 A pass runs as it would on a GPU, by the same kernels. Whatever reads a number is an error, and so is whatever mixes
-devices. Nothing takes memory, so that a model of any size fits.
+devices, or copies what the host would wait for. Nothing takes memory, so that a model of any size fits.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def fake_device() -> Iterator[FakeDevice]:
         each.start()
     try:
         # What the host makes, it makes of real numbers; moved to the device they are none.
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(False), torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(False), torch.no_grad(), _Copies():
             yield device
     finally:
         for each in reversed(replaced):
@@ -105,6 +105,19 @@ def _name() -> str:
         backend_registration._setup_privateuseone_for_python_backend("fakegpu", backend_module=module, hook=hook)
         return "fakegpu"
     return "cuda"
+
+
+class _Copies(TorchDispatchMode):
+    """Refuses copies between devices for which the host would wait."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        name = operator.overloadpacket.__name__
+        if name in ("_to_copy", "copy_"):
+            source, target = args[name == "copy_"].device.type, result.device.type
+            unwaited = (kwargs or {}).get("non_blocking") or args[2:3] == (True,)
+            assert source == target or (source == "cpu" and unwaited), f"copied from {source} to {target}"
+        return result
 
 
 class _Module(backend_registration._DummyBackendModule):

@@ -45,7 +45,7 @@ REFUSALS: dict[str, str] = {
     r"no single stack of layers": "is no single stack of layers",
     r"when a text is padded": "sees padding",
     r"chooses its keys by an indexer": "selects keys in a way of its own",
-    r"cannot run <LayerPlan": "cannot run with a mask of another shape",
+    r"cannot run <LayerPlan|cannot run NoSink": "cannot run with a mask of another shape",
     r"did not run it": "shows no softmax attention",
     r"token \d+ sees token": "mixes tokens beside its attention",
     r"adds position biases to its mask": "adds position biases to its mask",
@@ -216,18 +216,15 @@ class Sweep:
 
     def echo(self) -> float:
         errors = []
-        for pooling, side in (("mean", "right"), ("last", "left")):
-            vectors = _encode(self.build("echo", pooling=pooling, padding_side=side))
+        for pooling in ("mean", "last"):
+            vectors = _encode(self.build("echo", pooling=pooling))
             for (each, hidden, _), got in zip(self.repeated(), vectors, strict=True):
                 errors.append(_error(got, reference.echo(hidden, each, pooling)))
         return max(errors)
 
     def reba(self) -> float:
         errors = []
-        models = [
-            (pooling, self.build("reba", pooling=pooling, padding_side=side))
-            for pooling, side in (("mean", "right"), ("last", "left"))
-        ]
+        models = [(pooling, self.build("reba", pooling=pooling)) for pooling in ("mean", "last")]
         texts = self.repeated()
         self.outcome.unfit += unfit(*texts[-1])
         for pooling, model in models:
@@ -245,7 +242,7 @@ class Sweep:
         layers = sorted({int(index) for index, _ in plain[0][1].seen if index is not None}) if plain else []
         if not layers or layers[0] < 0:
             # What st_reba says to any plan.
-            self.build("nosink", layers=LayerPlan(kind="nosink-bidirectional", k=1))
+            self.build("nosink", stages=[LayerPlan(kind="nosink-bidirectional", k=1)])
             raise AssertionError("converts layers that the oracle cannot")
         *below, top = layers
         last: dict[Any, list[int]] = {"backward": [top], "nosink-forward": below} if below else {"backward": [top]}
@@ -255,9 +252,9 @@ class Sweep:
             LayerPlan(layers=last, m=2 if below else 0),
         )
         errors = []
-        model = self.build("nosink", layers=plans[0], pooling="mean")
+        model = self.build("nosink", stages=[plans[0]], pooling="mean")
         for plan in plans:
-            model[0].layers = plan
+            model[0].rebind([plan])
             kinds = {index: model[0].stack.kinds[index] for index in layers}
             moved = []
             for each, (before, _), got in zip(placed, plain, _encode(model), strict=True):
@@ -291,16 +288,13 @@ def sweep(model_type: str, folder: Path) -> Outcome:
 def encoder_error(model_type: str, folder: Path) -> float:
     """The error of an encoder's mean vectors, in a padded batch; 0 where it is refused."""
     one = Sweep(model_type, folder, decoder=False)
-    errors = []
-    for side in ("right", "left"):
-        try:
-            model = one.build("classical", pooling="mean", padding_side=side)
-        except ValueError as error:
-            assert _reason(error).startswith("refused"), error
-            return 0.0
-        for each, got in zip(one.placed(1), _encode(model), strict=True):
-            errors.append(_error(got, reference.classical(eager_run(one.double, each.ids)[0], each, "mean")))
-    return max(errors)
+    try:
+        model = one.build("classical", pooling="mean")
+    except ValueError as error:
+        assert _reason(error).startswith("refused"), error
+        return 0.0
+    placed = zip(one.placed(1), _encode(model), strict=True)
+    return max(_error(got, reference.classical(eager_run(one.double, each.ids)[0], each, "mean")) for each, got in placed)
 
 
 def _encode(model: SentenceTransformer) -> list[Tensor]:

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 
 import st_reba
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi"]
 FIND = "{instruction}: {text} Again: {text}"

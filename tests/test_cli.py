@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba import cli
-from st_reba.build import EMBEDDED, VARIANTS, weights_dtype
+from st_reba.bases import EMBEDDED, VARIANTS, weights_dtype
 from st_reba.encode import Task
 from st_reba.filtered import postfilter_of
 from st_reba.index import Index

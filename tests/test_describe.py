@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import AutoTokenizer
 
 import st_reba
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 from st_reba.describe import describe
 from st_reba.hub.saving import save
 

@@ -247,7 +247,10 @@ def stage(**fields: Any) -> dict[str, Any]:
 
 
 WILD: list[tuple[str, str, dict[str, Any], str]] = [
-    *(("chunked", "1_ChunkedReBAPooling/config.json", {"chunk": value}, "chunk=") for value in (HUGE, -1, 2.5, True, "2")),
+    *(
+        ("chunked", "1_ChunkedReBAPooling/config.json", {"chunk": value}, "chunk=")
+        for value in (HUGE, -1, 2.5, True, "2")
+    ),
     ("reba", "1_ReBAPooling/config.json", {"embedding_dimension": HUGE}, "embedding_dimension=1000000000"),
     ("reba", "1_ReBAPooling/config.json", {"pooling": "first"}, "pooling='first'"),
     ("reba", "1_ReBAPooling/config.json", {"unknown": 1}, "unknown"),
@@ -487,7 +490,10 @@ def test_no_plain_file(repository: Copy, models: dict[str, Path]) -> None:
 BASES: list[tuple[Any, Any, str]] = [
     *((base, None, "base_model=") for base in ("/etc", "../other", f"{MINI}/../mini", "C:\\models", "file:///etc")),
     *((base, None, "base_model=") for base in ("https://example.org/model", "a/b/c", "~/model", "org/..", "", 3, None)),
-    *(("org/model", name, "base_revision=") for name in ("../../x", "https://example.org", "--upload-pack=x", "main\n")),
+    *(
+        ("org/model", name, "base_revision=")
+        for name in ("../../x", "https://example.org", "--upload-pack=x", "main\n")
+    ),
     *(("org/model", name, "base_revision=") for name in (7, "x" * 1000)),
 ]
 

@@ -30,7 +30,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 import st_reba
 from st_reba import LayerPlan
-from st_reba.modules.hooks import decoder_layers
+from st_reba.modules.backbone import Backbone
 
 DEPTH = 3
 WINDOW = 6
@@ -271,22 +271,20 @@ def vectors(model: SentenceTransformer) -> list[Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_methods(base: Base, name: str) -> None:
     path = base(name)
-    for side in ("left", "right"):
-        options: dict[str, Any] = {"normalize": False, "padding_side": side}
-        classical = vectors(st_reba.build(path, "classical", pooling="mean", **options))
-        prompteol = vectors(st_reba.build(path, "prompteol", **options))
-        echo = vectors(st_reba.build(path, "echo", **options))
-        last, mean = (vectors(st_reba.build(path, "reba", pooling=pooling, **options)) for pooling in ("last", "mean"))
-        for row, text in enumerate(TEXTS):
-            placed, hidden, _ = run(path, text, None)
-            assert_close(classical[row], reference.classical(hidden, placed, "mean"))
-            _, hidden, _ = run(path, text, 'This sentence: "', None, '" means in one word:"')
-            assert_close(prompteol[row], reference.very_last(hidden))
-            placed, hidden, attention = run(path, text, None, None)
-            assert_close(echo[row], reference.echo(hidden, placed))
-            fused = reference.symmetrized_max(attention)
-            assert_close(last[row], reference.reba(hidden, fused, placed, "last"))
-            assert_close(mean[row], reference.reba(hidden, fused, placed, "mean"))
+    classical = vectors(st_reba.build(path, "classical", pooling="mean", normalize=False))
+    prompteol = vectors(st_reba.build(path, "prompteol", normalize=False))
+    echo = vectors(st_reba.build(path, "echo", normalize=False))
+    last, mean = (vectors(st_reba.build(path, pooling=pooling, normalize=False)) for pooling in ("last", "mean"))
+    for row, text in enumerate(TEXTS):
+        placed, hidden, _ = run(path, text, None)
+        assert_close(classical[row], reference.classical(hidden, placed, "mean"))
+        _, hidden, _ = run(path, text, 'This sentence: "', None, '" means in one word:"')
+        assert_close(prompteol[row], reference.very_last(hidden))
+        placed, hidden, attention = run(path, text, None, None)
+        assert_close(echo[row], reference.echo(hidden, placed))
+        fused = reference.symmetrized_max(attention)
+        assert_close(last[row], reference.reba(hidden, fused, placed, "last"))
+        assert_close(mean[row], reference.reba(hidden, fused, placed, "mean"))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -297,9 +295,9 @@ def test_plans(base: Base, name: str) -> None:
     types = getattr(config, "layer_types", None) or ["full_attention"] * DEPTH
     everywhere = name == "mistral3"
     windows = [WINDOW if everywhere or kind == "sliding_attention" else None for kind in types]
-    model = st_reba.build(path, "nosink", layers=PLAN, normalize=False)
+    model = st_reba.build(path, "nosink", stages=[PLAN], normalize=False)
     for architecture in ("inplace", "inter", "extra", "extend"):
-        model[0].layers = LayerPlan(architecture=architecture, k=2, k0=1)  # type: ignore[assignment, arg-type]
+        model[0].rebind([LayerPlan(architecture=architecture, k=2, k0=1)])  # type: ignore[arg-type]
         wanted = plan(DEPTH, architecture, "bidirectional", 2, 1)  # type: ignore[arg-type]
         for text, got in zip(TEXTS, vectors(model), strict=True):
             placed = layout(path, text, (None,))
@@ -316,7 +314,7 @@ def test_vision_layers_that_know_their_index(base: Base) -> None:
     assert len(vision) == DEPTH
     for index, layer in enumerate(vision):
         layer.layer_idx = index
-    assert list(decoder_layers(model, DEPTH)) == list(model.language_model.layers)
+    assert list(Backbone(model).layers()) == list(model.language_model.layers)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "idefics3", "llava"])
@@ -351,7 +349,7 @@ def test_a_decoder_without_the_interface(base: Base) -> None:
         placed, hidden, attention = run(path, text, None, None)
         assert_close(got, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
     with pytest.raises(ValueError, match="FalconModel does not call transformers' attention interface"):
-        st_reba.build(path, "nosink", layers=PLAN)
+        st_reba.build(path, "nosink", stages=[PLAN])
 
 
 @pytest.mark.parametrize(
@@ -387,7 +385,7 @@ def test_layers_that_only_images_run(base: Base) -> None:
     with pytest.raises(ValueError, match="handed out the attention of 2 of its 3 attention layers"):
         st_reba.build(path)
     with pytest.raises(ValueError, match="Layer 1 ran as bidirectional 0 times in place of 1"):
-        st_reba.build(path, "nosink", layers=PLAN)
+        st_reba.build(path, "nosink", stages=[PLAN])
     with pytest.raises(ValueError, match="layers were replaced or left out.*use another plan"):
         st_reba.build(path, "nosink", setting="inter-bidir", k=2, check=False).encode("hi")
 
@@ -417,7 +415,7 @@ def test_a_prefix_model(base: Base) -> None:
     with pytest.raises(ValueError, match="looks both ways"):
         st_reba.build(path)
     with pytest.raises(ValueError, match="GemmaModel looks both ways already"):
-        st_reba.build(path, "nosink", layers=PLAN)
+        st_reba.build(path, "nosink", stages=[PLAN])
 
 
 def test_a_processor_without_a_tokenizer(tmp_path: Path) -> None:

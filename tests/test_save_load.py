@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 import st_reba
-from st_reba.build import EMBEDDED
+from st_reba.bases import EMBEDDED
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 110]
 PROMPTS = {"query": "Query: ", "document": "Text: "}
@@ -71,15 +71,21 @@ def saved(model: SentenceTransformer, name: str, tmp_path_factory: pytest.TempPa
     return path
 
 
+def load(folder: Path, name: str) -> SentenceTransformer:
+    """As the model was built: without a dtype it runs in float32 here, however it is stored."""
+    dtype = {"model_kwargs": {"dtype": MODELS[name]["dtype"]}} if "dtype" in MODELS[name] else {}
+    return SentenceTransformer(str(folder), device="cpu", **dtype)
+
+
 @pytest.fixture
 def loaded(saved: Path, name: str) -> SentenceTransformer:
-    return SentenceTransformer(str(saved), device="cpu", model_kwargs={"dtype": MODELS[name].get("dtype", "float32")})
+    return load(saved, name)
 
 
 def test_three_rounds(model: SentenceTransformer, saved: Path, name: str, tmp_path: Path) -> None:
     wanted, folder = encoded(model), saved
     for number in range(3):
-        again = SentenceTransformer(str(folder), device="cpu")
+        again = load(folder, name)
         assert [type(module) for module in again] == [type(module) for module in model]
         assert np.array_equal(encoded(again), wanted)
         folder = tmp_path / str(number)
@@ -131,13 +137,29 @@ def test_tokens_survive(model: SentenceTransformer, loaded: SentenceTransformer)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_length_set_later_survives(loaded: SentenceTransformer, tmp_path: Path) -> None:
+def test_length_set_later_survives(loaded: SentenceTransformer, name: str, tmp_path: Path) -> None:
     loaded.max_seq_length = 100
     wanted = loaded.encode(TEXTS)
     loaded.save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path), device="cpu")
+    again = load(tmp_path, name)
     assert again.max_seq_length == 100
     assert np.array_equal(again.encode(TEXTS), wanted)
+
+
+def test_weights_keep_the_bases_number_type(model: SentenceTransformer, saved: Path, name: str) -> None:
+    """mini's are bfloat16; they run in float32 here, and are neither rounded nor doubled by a save."""
+    assert (saved / "model.safetensors").stat().st_size < 1.1 * (EMBEDDED["mini"] / "model.safetensors").stat().st_size
+    assert cast(Any, SentenceTransformer(str(saved), device="cpu")[0]).model.dtype == torch.float32
+    assert cast(Any, model[0]).model.dtype == getattr(torch, MODELS[name].get("dtype", "float32"))
+
+
+def test_trained_weights_are_not_rounded(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "echo")
+    with torch.no_grad():
+        next(iter(cast(Any, model[0]).model.parameters())).add_(1e-6)
+    wanted = model.encode(TEXTS)
+    model.save_pretrained(str(tmp_path))
+    assert np.array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), wanted)
 
 
 def test_plain_transformers_loads_the_folder(saved: Path, name: str) -> None:

@@ -120,8 +120,8 @@ def values_of(
     place = None if folder is None else Path(folder)
     base, revision, from_base = _base(first, place)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
-    configuration = {"base": base, "revision": revision, **spec.to_dict(), "prompts": prompts}
-    given = {option: value for option, value in configuration.items() if value}
+    pinned = {"revision": revision} if revision else {}
+    given = {"base": base, **pinned, **spec.to_dict(), **({"prompts": prompts} if prompts else {})}
     recipe = yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120)
     trained = _training(model)
     earlier = _Earlier(model, recipe, trained is not None or about is not None)
@@ -272,6 +272,7 @@ def _part(part: Any) -> dict[str, Any]:
     return {
         "name": type(part).__name__,
         "stage": isinstance(part, Stage),
+        "about": about,
         "source": getattr(part, "source", ""),
         "options": rows,
     }

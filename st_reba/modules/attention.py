@@ -118,7 +118,7 @@ def _begin(observer: Any, module: nn.Module, query: Tensor, key: Tensor, *, defi
     """Tell an observer of a layer, if it can be captured."""
     # Backward attention of a base that looks both ways by itself is not defined; under a plan it is.
     if observer.needs_causal and not defined:
-        raise looks_both_ways(type(module).__name__)
+        raise ValueError(looks_both_ways(type(module).__name__))
     if query.shape[2] != key.shape[2]:
         raise ValueError(
             f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix): its attention "
@@ -166,9 +166,9 @@ def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
     return numbers
 
 
-def looks_both_ways(module: str) -> ValueError:
+def looks_both_ways(module: str) -> str:
     """The error for attention that backward attention is not defined on."""
-    return ValueError(
+    return (
         f"{module} looks both ways, but backward attention is defined on a causal decoder. Use a decoder-only base "
         "model, or method='classical'."
     )
@@ -245,9 +245,8 @@ def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) ->
         if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
             run.observer.begin_layer()
             if run.observer.needs_causal:
-                # Whether a query looks ahead is read after the pass.
                 ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * run.real
-                run.observer.ahead.append((type(module).__name__, ahead.amax()))
+                run.doubts.append((~(ahead > 1e-6).any(), looks_both_ways(type(module).__name__)))
             run.observer.update(value, 0)
             run.observer.end_layer()
             kept.append(None)

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from .attention import looks_both_ways, show
+from .attention import show
 from .backbone import is_trained
-from .scores import Scores, is_fake, pick, slices
+from .scores import Scores, pick, slices
 from .stages import Bound, Pass, Place
 from .vendoring import extra
 
@@ -85,8 +85,6 @@ class Observer(ABC):
 
     def __init__(self) -> None:
         self.layers = 0
-        # Modules whose eager attention came through a hook, and how far they look ahead, read after the pass.
-        self.ahead: list[tuple[str, Tensor]] = []
 
     def begin_layer(self) -> None:
         """A layer begins."""
@@ -122,9 +120,6 @@ class _Watch(Bound):
                 "backward attention cannot be computed. Use a decoder whose every layer computes softmax attention, "
                 "or method='classical' or 'echo', which need none."
             )
-        for module, ahead in observer.ahead:
-            if not is_fake(ahead) and float(ahead) > 1e-6:
-                raise looks_both_ways(module)
         return hidden
 
 

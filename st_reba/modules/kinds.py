@@ -136,6 +136,17 @@ KINDS: dict[str, Kind] = {
 }
 
 
+# What is wrong with a backbone's own mask, where it cannot be converted.
+_BIASED = (
+    "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, and its "
+    "layers cannot be converted. Drop the plan."
+)
+_INDEXED = (
+    "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so that it cannot "
+    "be converted. Drop the plan."
+)
+
+
 def kind_of(name: str) -> Kind:
     """A kind by its name; an unknown one is an error, never another kind."""
     if name not in KINDS:
@@ -209,14 +220,3 @@ class PassMasks:
             self._run.doubts.append(((own.masked_fill(~seen, 0) == 0).all(), _BIASED))
         self._run.doubts.append(((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all(), _INDEXED))
         return seen
-
-
-# What is wrong with a backbone's own mask, where it cannot be converted.
-_BIASED = (
-    "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, and its layers "
-    "cannot be converted. Drop the plan."
-)
-_INDEXED = (
-    "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so that it cannot be "
-    "converted. Drop the plan."
-)

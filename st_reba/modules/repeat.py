@@ -75,6 +75,12 @@ class RepeatTransformer(DecoderTransformer):
         own = next((found for stage in stages if (found := stage.rows()) is not None), None)
         if own is not None and self.layout.template not in (None, "prompteol"):
             raise ValueError(f"template={shown(self.layout.template)} and the templates of an ensemble exclude each other.")
+        copies = None if own is None else own[0]["document"].copies
+        if copies is not None and self.layout.repeats not in (None, copies):
+            raise ValueError(
+                f"repeats={self.layout.repeats} does not fit the ensemble's templates, which have {copies} {{text}} slots. "
+                "Write as many slots, or use a method that repeats the text so often."
+            )
         super().rebind(stages, model)
         self.token_layout = TokenLayout(self.text_tokenizer, self.layout, own)
         self._warned_of_cut = False

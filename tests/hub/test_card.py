@@ -29,17 +29,28 @@ from st_reba.spec import Spec
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MAX = "A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"
-QUERY = {"query": "{topic}: {text} {text}", "document": "{text} / {text}"}
+FIELDS = {"query": "{topic}: {text} {text}", "document": "{text} / {text}"}
 # Of each model: build's arguments, and lines of its card.
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reba": (
         {"max_seq_length": 101},
-        [MAX, "over the content positions t ≥ p(i) of all copies", "text  = e_n", "2·n + 1 positions", "| copies of the text | 2 |"],
+        [
+            MAX,
+            "the content positions t ≥ p(i) of all copies",
+            "text  = e_n",
+            "2·n + 1 positions",
+            "| copies of the text | 2 |",
+        ],
     ),
     "reba-options": (
         {"pooling": "mean", "repeats": 3, "include_special": True, "normalize_weights": True, "normalize": False},
-        ["over all positions t ≥ p(i)", "the weights of each e_i divided", "text  = (1/n) Σ_i e_i", "| not scaled |".split(" |")[0],
-         "| include_special | `true` | sum over template and special tokens too |"],
+        [
+            "over all positions t ≥ p(i)",
+            "the weights of each e_i divided",
+            "text  = (1/n) Σ_i e_i",
+            "| length of a vector | not scaled |",
+            "| include_special | `true` | sum over template and special tokens too |",
+        ],
     ),
     "reba-published": ({"variant": "published", "pooling": "mean"}, ["first half of the rows i, those up to t"]),
     "reba-chunk": (
@@ -63,12 +74,12 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ],
     ),
     "echo-fields": (
-        {"method": "echo", "pooling": "mean", "template": QUERY, "prompts": {"query": "Q: ", "document": "D: ", "other": "O"}},
-        ['- Prompt `other`: `"O"`.', 'question, topic="…"', "text  = the average of v over the content of copy 2"],
+        {"method": "echo", "pooling": "mean", "template": FIELDS, "prompts": {"query": "Q: ", "document": "D: "}},
+        ['- Prompt `document`: `"D: "`.', 'question, topic="…"', "text  = the average of v over the content of copy 2"],
     ),
     "classical-layers": (
         {"method": "classical", "pooling": "cls", "stages": [ReadLayers([2, 3], join="concat")]},
-        ["v at the first position", "| layers that run | 3 of 6 (`LlamaModel`) |", "A position passes 3 layers, where the base has 6."],
+        ["v at the first position", "| layers that run | 3 of 6 ", "passes 3 layers, where the base has 6."],
     ),
     "ensemble": (
         {"method": "prompteol", "stages": [Ensemble(["{text} is", "so {text} means"])]},
@@ -76,13 +87,13 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "nosink": (
         {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
-        ["2 forward → 2 bidirectional → 2 nosink-bidirectional", "- A layer that is nosink-bidirectional: ", "lin2025look"],
+        ["2 forward → 2 bidirectional → 2 nosink-bidirectional", "- A layer that is bidirectional: ", "lin2025look"],
     ),
     "reba-plan": (
         {"pooling": "mean", "stages": [LayerPlan(architecture="extend", k=2)]},
         ["A position passes 8 layers, where the base has 6.", "lin2025look", "| stage | LayerPlan: "],
     ),
-}  # fmt: skip
+}
 
 
 def text_of(folder: Path) -> str:
@@ -199,8 +210,8 @@ def test_a_local_base_brings_its_metadata(base: Callable[..., str], tmp_path: Pa
     ):
         (place / "README.md").write_text(card, encoding="utf-8")
         assert not {"license", "language", "base_model"} & set(metadata(card_of(model)))
-    own = "---\nlicense: other\nlicense_name: own\nlicense_link: https://x.org\nlanguage: zh\nbase_model: org/base\n---\n# It\n"
-    (place / "README.md").write_text(own, encoding="utf-8")
+    own = "license: other\nlicense_name: own\nlicense_link: https://x.org\nlanguage: zh\nbase_model: org/base"
+    (place / "README.md").write_text(f"---\n{own}\n---\n# It\n", encoding="utf-8")
     data, text = metadata(card_of(model)), card_of(model)
     assert (data["license"], data["license_name"], data["license_link"]) == ("other", "own", "https://x.org")
     assert (data["language"], data["base_model"]) == ("zh", "org/base") and "base_model_relation" not in data

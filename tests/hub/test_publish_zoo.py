@@ -41,7 +41,9 @@ def run(
 def rows(printed: str) -> dict[str, list[str]]:
     """Of the table at the end: name → what became of it, split at wide spaces."""
     lines = printed.splitlines()
-    start = max(index for index, line in enumerate(lines) if line.startswith(("[", "  ", "Published", "Unchanged", "Nothing")))
+    start = max(
+        index for index, line in enumerate(lines) if line.startswith(("[", "  ", "Published", "Unchanged", "Nothing"))
+    )
     found = [line.split("  ") for line in lines[start + 1 : -1]]
     return {name.strip(): [word.strip() for word in words if word.strip()] for name, *words in found}
 

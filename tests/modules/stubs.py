@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from st_reba.modules.backbone import Backbone
 from st_reba.modules.stages import Bound, Pass, Place, running
@@ -45,6 +45,13 @@ def new_pass(places: Sequence[Place], *bound: Bound, decoder: Any = None, device
     return Pass(decoder, real, places, bound)
 
 
+def check(state: Pass) -> None:
+    """What a decoder does with a pass's doubts, where there are numbers."""
+    for flag, message in state.doubts:
+        if not isinstance(flag, FakeTensor) and not flag:
+            raise ValueError(message)
+
+
 def run(model: Any, ids: Tensor, places: Sequence[Place], *bound: Bound) -> tuple[Tensor, dict[str, Any]]:
     """Hidden states, and what the bound stages add, as a decoder's forward pass computes them."""
     state = new_pass(places, *bound, decoder=Decoder(model), device=str(ids.device))
@@ -58,6 +65,7 @@ def run(model: Any, ids: Tensor, places: Sequence[Place], *bound: Bound) -> tupl
     for each in bound:
         hidden = each.finish(state, hidden)
         added |= each.features(state)
+    check(state)
     return hidden, added
 
 

@@ -182,7 +182,7 @@ def test_learning(base: Base, name: str) -> None:
     model.requires_grad_(False)
     fast = run(model, *given, Capture(EVERYTHING))[1]["backward_attention"]
     assert learnt.requires_grad and not fast.requires_grad
-    torch.testing.assert_close(learnt.detach(), fast, atol=1e-6, rtol=0)
+    torch.testing.assert_close(learnt.detach(), fast, atol=5e-6, rtol=0)
 
 
 def test_masks_are_made_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from stubs import new_pass
+from stubs import check, new_pass
 from torch import Tensor
 
 from st_reba.modules.kinds import KINDS, PassMasks
@@ -16,8 +14,8 @@ def written(mask: Tensor) -> list[str]:
     return ["".join("x" if seen else "." for seen in row) for row in mask.tolist()]
 
 
-def masks(lengths: tuple[int, ...] = (4,), m: int = 1, **options: Any) -> PassMasks:
-    return PassMasks(new_pass([(0, length, length) for length in lengths]), m, **options)
+def masks(lengths: tuple[int, ...] = (4,), m: int = 1) -> PassMasks:
+    return PassMasks(new_pass([(0, length, length) for length in lengths]), m)
 
 
 def triangle(length: int) -> Tensor:
@@ -119,16 +117,17 @@ def test_unknown_kind() -> None:
 
 
 def test_masks_that_cannot_be_converted() -> None:
-    """Told in a backbone's first pass; later ones read no number."""
-    biased, blind = torch.full((1, 1, 4, 4), -0.5), triangle(4) & ~torch.eye(4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="adds position biases to its mask"):
-        masks().mask("bidirectional", biased, causal=True)
-    with pytest.raises(ValueError, match="every token see itself"):
-        masks().mask("bidirectional", blind, causal=True)
+    """Told after the pass: before, no number of a mask is read."""
+    for own, error in (
+        (torch.full((1, 1, 4, 4), -0.5), "adds position biases to its mask"),
+        (triangle(4) & ~torch.eye(4, dtype=torch.bool), "every token see itself"),
+    ):
+        run = new_pass([(0, 4, 4)])
+        assert PassMasks(run, 1).mask("bidirectional", own, causal=True) is not None
+        with pytest.raises(ValueError, match=error):
+            check(run)
     with pytest.raises(ValueError, match=r"\(1, 1, 4, 6\) for 4 tokens"):
         masks().mask("bidirectional", torch.ones(1, 1, 4, 6, dtype=torch.bool), causal=True)
-    for own in (biased, blind):
-        assert masks(trusted=True).mask("bidirectional", own, causal=True) is not None
 
 
 def test_made_once() -> None:

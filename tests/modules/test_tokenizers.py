@@ -258,7 +258,7 @@ def test_special_tokens_that_change_later(base: Base) -> None:
     before = first.preprocess(["hi"])["input_ids"]
     first.text_tokenizer.backend_tokenizer.post_processor = TOKENIZERS["bos"]().backend_tokenizer.post_processor
     assert first.preprocess(["hi"])["input_ids"].shape[1] == before.shape[1] - 1
-    first.tokenizer = other
+    first.processor = other
     first.rebind(first.stages)
     ids = first.preprocess(["hi"])["input_ids"][0].tolist()
     assert other.convert_ids_to_tokens([ids[0], ids[-1]]) == ["[CLS]", "[SEP]"]

@@ -19,11 +19,11 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
     "reba-mean": {"pooling": "mean"},
-    "reba-weights": {"pooling": "mean", "normalize_weights": True, "include_special": True, "separator": " / "},
+    "reba-weights": {"pooling": "mean", "normalize_weights": True, "include_special": True, "template": "{text} / {text}"},
     "reba-published": {"variant": "published"},
     "reba-published-mean": {"variant": "published", "pooling": "mean", "repeats": 3},
-    "reba-nosink": {"pooling": "mean", "setting": "mask0-bidir", "k": 1},
-    "reba-backward": {"setting": "inplace-back", "k": 1, "normalize": False},
+    "reba-nosink": {"pooling": "mean", "stages": [st_reba.NoSink("mask0-bidir", k=1)]},
+    "reba-backward": {"stages": [st_reba.NoSink("inplace-back", k=1)], "normalize": False},
     "echo": {"method": "echo"},
     "echo-mean": {"method": "echo", "pooling": "mean", "template": "Say: {text} Again: {text}!", "max_seq_length": 70},
     "echo-repeats": {"method": "echo", "pooling": "mean", "repeats": 3, "span": "repeats"},
@@ -138,7 +138,7 @@ def test_token_vectors(base: Callable[..., str], name: str) -> None:
 
 
 def test_zeros(base: Callable[..., str]) -> None:
-    model = build(base("gpt2", "bos"), pooling="mean", normalize=False, non_finite="zeros")
+    model = build(base("gpt2", "bos"), pooling="mean", normalize=False, variant="published")
     first: Any = model[0]
     with torch.no_grad():
         first.model.wte.weight[9] = float("nan")

@@ -13,6 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import st_reba
+from st_reba import NoSink, Prepend, ReadLayers
 from st_reba.hub import onnx as exporting
 from st_reba.hub.onnx.attention import graph_attention
 from st_reba.hub.onnx.graph import EmbeddingGraph
@@ -26,8 +27,8 @@ logging.getLogger("torch.__trace").propagate = False
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old mill under the bridge. " * 9, "x"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "truncated": ("mini", {"method": "reba", "pooling": "mean", "layer": 3, "setting": "mask0-bidir", "k": 1}),
-    "whole": ("gemma2", {"method": "reba", "layer": [0, 2], "final_norm": False}),
+    "truncated": ("mini", {"pooling": "mean", "stages": [ReadLayers(3), NoSink("mask0-bidir", k=1)]}),
+    "whole": ("gemma2", {"stages": [ReadLayers([0, 2], final_norm=False)]}),
 }
 
 
@@ -41,8 +42,8 @@ def test_what_is_traced(base: Callable[..., str], name: str, layer: Any) -> None
     """The module that becomes a graph, run by torch."""
     method = "echo" if name == "bloom" else "reba"
     for final_norm, join in ((True, "mean"), (False, "mean"), (True, "concat")):
-        options = {"layer": layer, "final_norm": final_norm, "join": join}
-        model = st_reba.build(base(name), method, pooling="mean", normalize=False, **options)
+        stages = [ReadLayers(layer, join, final_norm)]
+        model = st_reba.build(base(name), method, pooling="mean", normalize=False, stages=stages)
         first: Any = model[0]
         rows = [model.tokenizer(text)["input_ids"][:90] for text in TEXTS]
         for ids in rows:
@@ -77,7 +78,7 @@ def test_exported(base: Callable[..., str], tmp_path: Path, name: str) -> None:
     assert difference(runner.encode(TEXTS), wanted) < 1e-5
     assert difference(np.concatenate([runner.encode([text]) for text in TEXTS]), wanted) < 1e-5
     graph = tmp_path / name / "onnx" / "model.onnx"
-    runs = model[0].reading.runs
+    runs = model[0].runs
     matrices = [weight.numel() for weight in model[0].model.parameters() if weight.ndim > 1]
     of_layers = [weight.numel() for weight in model[0].model.layers[0].parameters() if weight.ndim > 1]
     above = (model[0].depth - runs) * sum(of_layers)
@@ -88,6 +89,6 @@ def test_exported(base: Callable[..., str], tmp_path: Path, name: str) -> None:
 
 
 def test_prepended_placeholders_are_refused() -> None:
-    model = st_reba.build("mini", "echo", layer=3, prepend=1)
-    with pytest.raises(ValueError, match="prepend=1"):
+    model = st_reba.build("mini", "echo", stages=[Prepend(1)])
+    with pytest.raises(ValueError, match="prepend: a token that is replaced"):
         method_of(model)
