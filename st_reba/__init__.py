@@ -67,7 +67,7 @@ _HOMES = {
 }
 _PARTS = ("index", "zoo")
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOMES)]
 
 register()
 

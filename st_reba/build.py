@@ -27,18 +27,17 @@ from .bases import (
 from .checks import check_device, check_length, check_prompts, check_vocabulary, locate_tokenizer
 from .filters import with_postfilter
 from .modules import Filter, Method, NoSink, ReBA, Stage
-from .modules.capture import Capture, CaptureSpec
 from .modules.chunked import ChunkedReBAPooling
 from .modules.ensemble import Ensemble
+from .modules.nosink import NoSinkTransformer
 from .modules.options import shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
 from .modules.repeat import RepeatTransformer
-from .modules.nosink import NoSinkTransformer
 from .recipe import is_recipe, read_recipe
 from .repository import convert_repository
 from .selfcheck import check_capture, check_plan, hidden_states
-from .spec import METHODS, Spec
+from .spec import Spec
 
 _POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 # Where a model is found, in sentence-transformers' words and in transformers'.
@@ -130,9 +129,7 @@ def _constructor() -> frozenset[str]:
 class _Build:
     """One call of ``build``, its arguments looked through."""
 
-    def __init__(
-        self, base: Any, spec: Spec, loading: dict[str, Any], tokenizer: Any, dtype: Any, check: bool
-    ) -> None:
+    def __init__(self, base: Any, spec: Spec, loading: dict[str, Any], tokenizer: Any, dtype: Any, check: bool) -> None:
         self.given, self.spec, self.loading, self.tokenizer, self.check = base, spec, loading, tokenizer, check
         check_prompts(loading.get("prompts"))
         check_device(loading.get("device"))
@@ -164,10 +161,11 @@ class _Build:
         taken = {n: v for n, v in self.loading.items() if n not in _NOT_AGAIN}
         model = SentenceTransformer(modules=modules, **taken)
         check_length(transformer, modules[1])
-        if transformer.rows > 1 and not model.encode("A short text, 一段短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
+        embed: Any = model.encode
+        if transformer.rows > 1 and not embed("A text, 短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
             raise ValueError(
                 "ensemble: the weighted vectors of a text add up to zero: templates that differ behind the text alone "
-                "give the same vectors where only the text's tokens are pooled. Change the templates, the weights or the span."
+                "give the same vectors where only the text's tokens are pooled. Change templates or weights."
             )
         return self._filtered(model)
 
@@ -175,7 +173,11 @@ class _Build:
         from .inspection import read_json
 
         modules = read_json(self.path, "modules.json", **self.hub)
-        kinds = [str(each.get("type", "")) for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
+        kinds = (
+            [str(each.get("type", "")) for each in modules if isinstance(each, dict)]
+            if isinstance(modules, list)
+            else []
+        )
         if kinds and kinds[0].startswith("st_reba."):
             raise ValueError(
                 f"base={str(self.given)!r} is a saved embedder, whose method and pooling would be lost. Load it with "
@@ -188,7 +190,8 @@ class _Build:
         given = {**spec.method.to_dict(), "pooling": None, "tokenizer": self.tokenizer, **others}
         if option := next((name for name, value in given.items() if value is not None), None):
             raise ValueError(
-                f"{option}={shown(given[option])}: the base is a sentence-transformers model, whose own input and pooling are kept. Drop the "
+                f"{option}={shown(given[option])}: the base is a sentence-transformers model, whose own "
+                f"input and pooling are kept. Drop the "
                 "option, or give pooling=… to use its backbone alone."
             )
         kept = convert_repository(
@@ -206,11 +209,13 @@ class _Build:
         adapted = adapted_model(self.path, self.name, self.files)
         hub = {**self.files, "trust_remote_code": self.trusted}
         processor_kwargs = {**hub, **(self.loading.get("processor_kwargs") or {})}
-        length = spec.method.max_seq_length  # type: ignore[attr-defined]
+        length = spec.method.max_seq_length
         if length is not None:
             processor_kwargs["model_max_length"] = length
         if self.tokenizer is not None:
-            borrowed = {"tokenizer_name_or_path": locate_tokenizer(self.tokenizer, {**hub, "revision": None})}
+            borrowed: dict[str, Any] = {
+                "tokenizer_name_or_path": locate_tokenizer(self.tokenizer, {**hub, "revision": None})
+            }
         else:
             borrowed = tokenizer_of_adapted(self.path, adapted, self.hub)
         if borrowed:
@@ -234,7 +239,9 @@ class _Build:
                 raise
             raise explained from error
         if spec.method.layout.instruction and "instruction" not in transformer.forward_kwargs:
-            raise ValueError(f"instruction={spec.method.layout.instruction!r}: the template has no {{instruction}}. Add it.")
+            raise ValueError(
+                f"instruction={spec.method.layout.instruction!r}: the template has no {{instruction}}. Add it."
+            )
         if spec.method.name in ("classical", "prompteol") and transformer.repeats > 1:
             raise ValueError(
                 f"The template has {transformer.repeats} {{text}} slots, but method={spec.name!r} runs the text once. "
@@ -268,11 +275,11 @@ class _Build:
             weights = (method.include_special, method.normalize_weights)
             modules.append(ReBAPooling(width, method.pooling, method.variant, *weights))
         else:
-            modules.append(Pooling(width, _POOLING_MODES[method.pooling]))  # type: ignore[attr-defined]
+            modules.append(Pooling(width, _POOLING_MODES[getattr(method, "pooling")]))  # noqa: B009
         ensemble = next((stage for stage in spec.stages if isinstance(stage, Ensemble)), None)
         if ensemble is not None:
             modules.append(PromptEnsemble(ensemble.summed, ensemble.equal_norms))
-        if method.normalize:  # type: ignore[attr-defined]
+        if method.normalize:
             modules.append(Normalize())
         return modules
 
@@ -281,7 +288,9 @@ class _Build:
         if self.filter is None:
             return model
         if self.filter.file is None:
-            raise ValueError("filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter.")
+            raise ValueError(
+                "filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter."
+            )
         return with_postfilter(model, self.filter.file)
 
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 from .inspection import check_repository, read_json
 from .modules import Ensemble, Layout, ReadLayers, ReBA
 from .modules.layout import NO_LIMIT, TokenLayout
-from .modules.methods import method_of
+from .modules.methods import ByHand, method_of
 from .modules.plan import LayerPlan
 from .modules.stages import Stage, stages_of
 from .spec import Spec
@@ -101,7 +101,7 @@ def describe(
     backbone = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     # A sentence-transformers model that was converted keeps its own input: the text once.
     layout = Layout.of(first["layout"]) if "layout" in first else Layout(repeats=1)
-    spec = Spec(layout if first.get("method") is None else method_of(first["method"]), stages_of(first["stages"]))
+    spec = Spec(method_of(first["method"]) if first.get("method") else ByHand(), stages_of(first["stages"]))
     rows = next((stage.rows() for stage in spec.stages if isinstance(stage, Ensemble)), None)
     tokens = TokenLayout(_tokenizer(path, first, revision, trust_remote_code), layout, rows)
     text = backbone.get_text_config()

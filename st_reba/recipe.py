@@ -21,7 +21,7 @@ _OWN = ("base", "revision", "tokenizer", "prompts", "about")
 # Far more than any recipe needs; a file from elsewhere becomes memory and time.
 _MOST_BYTES = 1 << 20
 _MOST_LEVELS = 16
-_MOST_VALUES = 10_000
+_MOST_VALUES = 5_000
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def read_yaml(stream: IO[str], file: str) -> Any:
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if level > _MOST_LEVELS or number > 2 * _MOST_VALUES:
                 raise ValueError(
-                    f"{file!r} is nested more than {_MOST_LEVELS} levels deep, or holds more than {_MOST_VALUES:,} values: "
-                    "it is no file of ours."
+                    f"{file!r} is nested more than {_MOST_LEVELS} levels deep, or holds more than {_MOST_VALUES:,} "
+                    "values: it is no file of ours."
                 )
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

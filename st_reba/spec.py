@@ -1,4 +1,4 @@
-"""What a pipeline computes: one method and its stages. YAML, the short form, cards and the command line derive from it."""
+"""What a pipeline computes: one method and its stages. YAML, short form, cards and options derive from it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .modules import Classical, Echo, Layout, Method, NoSink, PromptEOL, ReBA, Stage
-from .modules.methods import method_of
+from .modules import Classical, Echo, Method, NoSink, PromptEOL, ReBA, Stage
+from .modules.methods import ByHand, method_of
 from .modules.options import Options, shown, unknown
 from .modules.stages import as_stored, stage_kind, stages_of
 from .short import cut, read_fields, read_options, write_options
@@ -40,14 +40,14 @@ class Spec:
         (4, 'echo:pooling=mean+nosink:setting=mask0-bidir,k=4')
     """
 
-    method: Method | Layout
+    method: Method
     stages: tuple[Stage, ...] = ()
 
     @classmethod
     def make(
         cls,
         method: str | Method | None = None,
-        stages: Sequence[Stage | Mapping[str, Any] | str] | None = None,
+        stages: Any = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Spec:
         """A spec from what ``build`` is given.
@@ -66,10 +66,14 @@ class Spec:
         if isinstance(method, Method):
             if fields:
                 name = next(iter(fields))
-                raise ValueError(f"{name}={shown(fields[name])} belongs into {type(method).__name__}({name}=…), which is given.")
+                raise ValueError(
+                    f"{name}={shown(fields[name])} belongs into {type(method).__name__}({name}=…), which is given."
+                )
             return cls(method, stages_of(stages))
         if method is not None and not isinstance(method, str):
-            raise ValueError(f"method={shown(method)} must be one of {list(METHODS)}, or a method such as st_reba.Echo().")
+            raise ValueError(
+                f"method={shown(method)} must be one of {list(METHODS)}, or a method such as st_reba.Echo()."
+            )
         name, _, text = (method or "reba").partition(":")
         if text:
             parsed = cls.parse(method or "")
@@ -90,10 +94,14 @@ class Spec:
             if parts[1]:
                 if "setting" not in parts[1]:
                     field = next(iter(parts[1]))
-                    raise ValueError(f"nosink: {field}={shown(parts[1][field])} needs setting=…: add setting='mask0-bidir'.")
+                    raise ValueError(
+                        f"nosink: {field}={shown(parts[1][field])} needs setting=…: add setting='mask0-bidir'."
+                    )
                 found.append(NoSink.of(parts[1]))
             elif not any(stage.order == NoSink.order for stage in found):
-                raise ValueError("nosink: give setting=… with k=…, as setting='mask0-bidir', k=2; or stages=[LayerPlan(…)].")
+                raise ValueError(
+                    "nosink: give setting=… with k=…, as setting='mask0-bidir', k=2; or stages=[LayerPlan(…)]."
+                )
         chosen = kinds[0].of(parts[0])
         assert isinstance(chosen, Method)
         return cls(chosen, stages_of(found))
@@ -136,8 +144,8 @@ def spec_of(model: SentenceTransformer) -> Spec:
     """What a model computes, as it was built and as its configuration stores it.
 
     Args:
-        model: A model from :func:`st_reba.build`, or one loaded. Of modules put together by hand, the method is the
-            input's :class:`Layout` alone.
+        model: A model from :func:`st_reba.build`, or one loaded. Of modules put together by hand, the method is
+            not known.
 
     Raises:
         ValueError: It does not begin with a module of st_reba.
@@ -147,11 +155,13 @@ def spec_of(model: SentenceTransformer) -> Spec:
         >>> str(st_reba.spec_of(st_reba.build("mini", "echo", pooling="mean")))
         'echo:pooling=mean'
     """
-    first = model[0]
+    first: Any = model[0]
     if not hasattr(first, "stages"):
-        raise ValueError(f"the model begins with {type(first).__name__}, which no st_reba built. Build it with st_reba.build.")
+        raise ValueError(
+            f"the model begins with {type(first).__name__}, which no st_reba built. Build it with st_reba.build."
+        )
     if first.method is None:
-        return Spec(getattr(first, "layout", Layout()), first.stages)
+        return Spec(ByHand(), first.stages)
     return Spec(method_of(first.method), first.stages)
 
 

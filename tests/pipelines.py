@@ -67,7 +67,12 @@ def checkpoint(path: str, dtype: str = "float32", experts: str | None = None) ->
 
 
 def transformer(
-    base: str, method: str | Method | None = None, stages: Sequence[Stage] = (), *, dtype: str = "float32", **fields: Any
+    base: str,
+    method: str | Method | None = None,
+    stages: Sequence[Stage] = (),
+    *,
+    dtype: str = "float32",
+    **fields: Any,
 ) -> RepeatTransformer:
     """The input module of a method."""
     experts, limit = fields.pop("experts", None), fields.get("max_seq_length")
@@ -92,7 +97,9 @@ def pipeline(
     """What ``st_reba.build`` makes, without its checks, and not normalized unless that is asked for."""
     first = transformer(base, method, stages, **fields)
     width = width or first.get_embedding_dimension()
-    given: Any = Spec.make(method, stages, {name: value for name, value in fields.items() if name not in ("dtype", "experts")}).method
+    given: Any = Spec.make(
+        method, stages, {name: value for name, value in fields.items() if name not in ("dtype", "experts")}
+    ).method
     modules: list[torch.nn.Module] = [first]
     if not isinstance(given, ReBA):
         modules.append(Pooling(width, _MODES[given.pooling]))

@@ -294,7 +294,9 @@ def encoder_error(model_type: str, folder: Path) -> float:
         assert _reason(error).startswith("refused"), error
         return 0.0
     placed = zip(one.placed(1), _encode(model), strict=True)
-    return max(_error(got, reference.classical(eager_run(one.double, each.ids)[0], each, "mean")) for each, got in placed)
+    return max(
+        _error(got, reference.classical(eager_run(one.double, each.ids)[0], each, "mean")) for each, got in placed
+    )
 
 
 def _encode(model: SentenceTransformer) -> list[Tensor]:

@@ -321,7 +321,9 @@ def test_token_embeddings(options: dict[str, Any]) -> None:
         assert torch.allclose(alone, tokens, atol=1e-4 * float(tokens.abs().max()))
     everything = cast(Any, model.encode(TEXTS[0], output_value=None))
     assert same(everything["sentence_embedding"], model.encode(TEXTS[0]))
-    assert torch.equal(everything["token_embeddings"][: counts[0]], cast(Any, model.encode(TEXTS[0], output_value="token_embeddings")))
+    assert torch.equal(
+        everything["token_embeddings"][: counts[0]], cast(Any, model.encode(TEXTS[0], output_value="token_embeddings"))
+    )
 
 
 def test_mean_is_the_mean_of_the_tokens() -> None:

@@ -16,12 +16,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from st_reba.filtered import postfilter_of
 
 import st_reba
 from st_reba import cli
 from st_reba.bases import EMBEDDED, VARIANTS, weights_dtype
 from st_reba.encode import Task
-from st_reba.filtered import postfilter_of
 from st_reba.index import Index
 from st_reba.modules.repeat import Span
 

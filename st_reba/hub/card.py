@@ -17,7 +17,6 @@ from sentence_transformers.base.modules import Normalize
 from ..bases import EMBEDDED
 from ..files import whole_file
 from ..modules.decoder import has_adapter
-from ..modules.layout import Layout
 from ..modules.stages import Stage
 from ..recipe import About
 from ..spec import Spec, spec_of
@@ -142,7 +141,7 @@ def values_of(
         datasets=_datasets(model),
         results=list(results) or earlier.results,
     )
-    parts = [part for part in (spec.method, *spec.stages) if not isinstance(part, Layout)]
+    parts = [part for part in (spec.method, *spec.stages) if part.name != "by-hand"]
     return {
         **_input(model, spec.method, prompts),
         "metadata": data,

@@ -98,7 +98,9 @@ class Backbone:
             elif parameter.kind is parameter.VAR_POSITIONAL or parameter.default is not parameter.empty:
                 continue
             elif name not in _GIVEN:
-                raise ValueError(f"{self.name} needs {name!r} beside a text, and st_reba embeds text only. {TEXT_TOWER}")
+                raise ValueError(
+                    f"{self.name} needs {name!r} beside a text, and st_reba embeds text only. {TEXT_TOWER}"
+                )
         return frozenset(names)
 
     @property
@@ -142,7 +144,11 @@ class Backbone:
         """
         # A tower beside the decoder may be as deep, and its layers may say their layer_idx too.
         for module in self.decoder.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == self.depth and all(map(_is_layer, module, range(self.depth))):
+            if (
+                isinstance(module, nn.ModuleList)
+                and len(module) == self.depth
+                and all(map(_is_layer, module, range(self.depth)))
+            ):
                 for index, layer in enumerate(module):
                     if not any(isinstance(hook, AfterLayer) for hook in layer._forward_hooks.values()):
                         layer.register_forward_hook(AfterLayer(index), with_kwargs=True)

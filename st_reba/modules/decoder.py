@@ -1,4 +1,4 @@
-"""The base of st_reba's input modules: sentence-transformers' Transformer around a decoder, and stages around its layers."""
+"""The base of st_reba's input modules: a Transformer around a decoder, and stages around its layers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ class DecoderTransformer(Transformer):
     def _bind(self, stages: tuple[Stage, ...]) -> None:
         self.backbone = Backbone(self.model)
         self.backbone.parameters  # noqa: B018 - a backbone that needs more than a text is refused now
-        if getattr(self.backbone.text_config, "attn_logit_softcapping", None) and not any(s.name == "attention" for s in stages):
+        if getattr(self.backbone.text_config, "attn_logit_softcapping", None) and not any(
+            s.name == "attention" for s in stages
+        ):
             # Some versions of transformers run these models with SDPA, which drops the soft cap.
             stages = stages_of([*stages, Stage.registry["attention"]()])
         self.stages = stages
@@ -199,7 +201,9 @@ class DecoderTransformer(Transformer):
         features: dict[str, Any] = super().preprocess(*args, **kwargs)
         return {**features, "places": places_of(features)}
 
-    def forward(self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Run the backbone.
 
         Args:
@@ -237,7 +241,9 @@ class DecoderTransformer(Transformer):
             self._check_finite(hidden, features)
         if self.zeros:
             hidden = hidden.masked_fill(~finite[:, None, None], 0.0)
-            added = {n: v.masked_fill(~finite[:, None, None], 0.0) if isinstance(v, Tensor) else v for n, v in added.items()}
+            added = {
+                n: v.masked_fill(~finite[:, None, None], 0.0) if isinstance(v, Tensor) else v for n, v in added.items()
+            }
         return {**features, "places": places, "token_embeddings": hidden, **added}
 
     def _run(self, run: Pass, input_ids: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -247,7 +253,9 @@ class DecoderTransformer(Transformer):
         # Where nothing looks ahead, padding behind a text need not be masked, and attention without a mask is fastest.
         # What looks ahead by a plan gets its mask from the plan.
         unmasked = self.backbone.looks_back and not any(each.sees_all for each in run.bound)
-        inputs: dict[str, Any] = self.backbone.inputs(input_ids, torch.ones_like(input_ids) if unmasked else run.real.long())
+        inputs: dict[str, Any] = self.backbone.inputs(
+            input_ids, torch.ones_like(input_ids) if unmasked else run.real.long()
+        )
         if run.observer is not None and self.backbone.attention == "eager":
             inputs["output_attentions"] = True
         run.unmasked = unmasked
@@ -286,7 +294,7 @@ class DecoderTransformer(Transformer):
         behind = {type(module).__name__ for module in list(model)[1:]}
         if isinstance(model, SentenceTransformer) and model[0] is self and behind <= _UNPOOLED:
             raise ValueError(
-                f"modules.json: no pooling follows {type(self).__name__}. Copy all of the model's files, or add one, such as "
+                f"modules.json: no pooling follows {type(self).__name__}. Copy all of the files, or add one, as "
                 "sentence_transformers' Pooling."
             )
 
@@ -304,13 +312,15 @@ class DecoderTransformer(Transformer):
         return config
 
     @classmethod
-    def load(cls, model_name_or_path: str, **kwargs: Any) -> DecoderTransformer:
+    def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> DecoderTransformer:
         """Load a saved module.
 
         Raises:
             ValueError: Files are missing, or the weights do not fill the configuration.
         """
-        hub = {name: kwargs[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in kwargs}
+        hub = {
+            name: kwargs[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in kwargs
+        }
         with limited(check_sizes(model_name_or_path, kwargs.get("subfolder") or "", **hub)):
             loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
         if loaded.loading is not None and not has_adapter(loaded.model):
@@ -367,7 +377,9 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def _record(method: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if method is not None and not (isinstance(method, Mapping) and all(isinstance(v, Mapping) for v in method.values())):
+    if method is not None and not (
+        isinstance(method, Mapping) and all(isinstance(v, Mapping) for v in method.values())
+    ):
         raise ValueError(f"method={shown(method)} must be a mapping of a method's name to its options.")
     return method
 
@@ -380,7 +392,9 @@ def places_of(features: Mapping[str, Any]) -> list[Place]:
     """
     mask = features["attention_mask"].cpu()
     if not bool(mask[:, 0].all()):
-        raise ValueError("A batch is padded on the left, and st_reba pads on the right: set tokenizer.padding_side='right'.")
+        raise ValueError(
+            "A batch is padded on the left, and st_reba pads on the right: set tokenizer.padding_side='right'."
+        )
     content = features["copy_ids"].cpu() == 1 if "copy_ids" in features else mask.bool()
     counts = (content.int().argmax(dim=1).tolist(), content.sum(dim=1).tolist(), mask.sum(dim=1).tolist())
     return list(zip(*counts, strict=True))

@@ -80,17 +80,18 @@ class Ensemble(Stage):
             raise ValueError(unknown("ensemble: templates", self.templates, sorted(ENSEMBLES), self.templates))
         listed = self.listed
         if not 2 <= len(listed) <= MOST_PROMPTS:
-            raise ValueError(f"ensemble: templates={shown(self.templates)} are {len(listed)}: give from 2 to {MOST_PROMPTS}.")
+            raise ValueError(
+                f"ensemble: templates={shown(self.templates)} are {len(listed)}: give from 2 to {MOST_PROMPTS}."
+            )
         if len(copies := {each["document"].copies for each in self.rows()}) > 1:
             raise ValueError(
-                f"ensemble: templates={shown(self.templates)} have {sorted(copies)} {{text}} slots, but all must have as "
+                f"ensemble: templates={shown(self.templates)} have {sorted(copies)} {{text}} slots, but need as "
                 "many, as one pooling serves them all."
             )
         check_weights(self.summed)
         if len(self.summed) != len(listed):
             raise ValueError(
-                f"ensemble: weights={shown(self.weights)} are {len(self.summed)} for {len(listed)} templates. Give one a "
-                "template."
+                f"ensemble: {len(self.summed)} weights, {shown(self.weights)}, for {len(listed)} templates. Give one each."
             )
 
     @property
@@ -114,4 +115,6 @@ class Ensemble(Stage):
 def check_weights(weights: tuple[float, ...]) -> None:
     """Raise unless some weight is not zero."""
     if not any(weights):
-        raise ValueError(f"ensemble: weights={shown(weights)} are all 0, so every vector would be. Give one that is not.")
+        raise ValueError(
+            f"ensemble: weights={shown(weights)} are all 0, so every vector would be. Give one that is not."
+        )

@@ -39,8 +39,11 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
 }
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = frozenset(
-    "inputs sentences prompt prompt_name batch_size batch_tokens show_progress_bar output_value precision device task "
-    "convert_to_numpy convert_to_tensor normalize_embeddings truncate_dim pool chunk_size processing_kwargs".split()
+    (
+        *("inputs", "sentences", "prompt", "prompt_name", "batch_size", "batch_tokens", "show_progress_bar", "device"),
+        *("output_value", "precision", "convert_to_numpy", "convert_to_tensor", "normalize_embeddings", "task"),
+        *("truncate_dim", "pool", "chunk_size", "processing_kwargs"),
+    )
 )
 # A fast tokenizer's settings are state that calls with other arguments change: one call at a time.
 _tokenizing = threading.Lock()
@@ -56,7 +59,9 @@ class Layout(Options):
     name: ClassVar[str] = "layout"
 
     template: Template = option(None, TEMPLATE)
-    repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
+    repeats: int | None = option(
+        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
+    )
     instruction: str = option("", INSTRUCTION)
     span: Span = option("last_copy", SPAN)
     compute_matched: bool = option(False, "halve the tokens that a copy may hold, so that two cost what one did")
@@ -85,11 +90,15 @@ class TextTemplate:
             ValueError: No ``{text}`` slot or more than 64, an unbalanced brace, or a field that is not a plain name.
         """
         if len(template) > MOST_CHARACTERS:
-            raise ValueError(f"template={shown(template)} has {len(template)} characters: the most is {MOST_CHARACTERS}.")
+            raise ValueError(
+                f"template={shown(template)} has {len(template)} characters: the most is {MOST_CHARACTERS}."
+            )
         try:
             parsed = list(string.Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(f"template={shown(template)} is malformed ({error}). Double a literal brace: {{{{.") from error
+            raise ValueError(
+                f"template={shown(template)} is malformed ({error}). Double a literal brace: {{{{."
+            ) from error
         for _, name, spec, conversion in parsed:
             if name is not None and (not name.isidentifier() or spec or conversion):
                 raise ValueError(
@@ -102,7 +111,9 @@ class TextTemplate:
         if not slots:
             raise ValueError(f"template={shown(template)} has no {{text}} slot: name at least one place for the text.")
         if slots > MOST_COPIES:
-            raise ValueError(f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some.")
+            raise ValueError(
+                f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some."
+            )
         return cls(tuple((literal, name) for literal, name, _, _ in parsed))
 
     @property
@@ -280,7 +291,9 @@ class TokenLayout:
         task = self._task(prompt, fields) if task is None else task
         known = self.fields(task)
         if extra := sorted(set(fields) - known):
-            raise ValueError(f"{extra[0]}={fields[extra[0]]!r}: this task's template has no such field; it has {sorted(known)}.")
+            raise ValueError(
+                f"{extra[0]}={fields[extra[0]]!r}: this task's template has no such field; it has {sorted(known)}."
+            )
         values = {"instruction": self.layout.instruction, **fields}
         for name, value in {**values, "prompt": prompt or ""}.items():
             if not isinstance(value, str):

@@ -17,6 +17,10 @@ MOST_TOKENS = 1 << 24
 class Method(Options):
     """What every method has. A subclass registers itself by its ``name``."""
 
+    instruction: str = option("", INSTRUCTION)
+    max_seq_length: int | None = option(None, "positions of a sequence, all copies together", least=1, most=10**9)
+    normalize: bool = option(True, "scale vectors to length 1")
+
     # By name.
     registry: ClassVar[dict[str, type[Method]]] = {}
     # What the README's table and a card say of it.
@@ -24,8 +28,7 @@ class Method(Options):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not cls.__name__.startswith("_"):
-            Method.registry[cls.name] = cls
+        Method.registry[cls.name] = cls
 
     @property
     def layout(self) -> Layout:
@@ -35,30 +38,33 @@ class Method(Options):
 
 
 @dataclass(frozen=True)
-class _Embedder(Method):
-    """A whole pipeline."""
+class ByHand(Method):
+    """Modules that were put together by hand: which method they make is not known."""
 
-    instruction: str = option("", INSTRUCTION)
-    max_seq_length: int | None = option(None, "positions of a sequence, all copies together", least=1, most=10**9)
-    normalize: bool = option(True, "scale vectors to length 1")
+    name: ClassVar[str] = "by-hand"
 
 
 @dataclass(frozen=True)
-class ReBA(_Embedder):
+class ReBA(Method):
     """Backward attention over a repeated text."""
 
     name: ClassVar[str] = "reba"
     source: ClassVar[str] = "ReBA, section 3"
 
     pooling: str = option("last", "sentence vector: e_n of the last token, or the mean of all e_i", choices=POOLINGS)
-    repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
+    repeats: int | None = option(
+        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
+    )
     template: Template = option(None, TEMPLATE)
     variant: Literal["paper", "published"] = option("paper", "the paper's formulas, or what the authors' code computes")
     include_special: bool = option(False, "sum over template and special tokens too")
     normalize_weights: bool = option(False, "divide each token's weights by their sum")
     compute_matched: bool = option(False, "halve the tokens that a copy may hold")
     chunk: int | None = option(
-        None, "for long texts: run the text once, and copies only of pieces of so many tokens", least=1, most=MOST_TOKENS
+        None,
+        "for long texts: run the text once, and copies only of pieces of so many tokens",
+        least=1,
+        most=MOST_TOKENS,
     )
 
     def __post_init__(self) -> None:
@@ -78,28 +84,34 @@ class ReBA(_Embedder):
 
 
 @dataclass(frozen=True)
-class Echo(_Embedder):
+class Echo(Method):
     """The last copy of a repeated text."""
 
     name: ClassVar[str] = "echo"
     source: ClassVar[str] = "Echo, section 3"
 
     pooling: Literal["last", "mean"] = option("last", "sentence vector: the last token's, or the mean")
-    repeats: int | None = option(None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES)
+    repeats: int | None = option(
+        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
+    )
     template: Template = option(None, TEMPLATE)
     span: Span = option("last_copy", SPAN)
     compute_matched: bool = option(False, "halve the tokens that a copy may hold")
 
 
 @dataclass(frozen=True)
-class Classical(_Embedder):
+class Classical(Method):
     """The text once."""
 
     name: ClassVar[str] = "classical"
     source: ClassVar[str] = "the baseline of all three papers"
 
-    pooling: Literal["last", "mean", "cls"] = option("last", "sentence vector: the last token's, the mean, or the first's")
-    template: Template = option(None, "text with one {text} slot, a template's name, or a mapping with query and document")
+    pooling: Literal["last", "mean", "cls"] = option(
+        "last", "sentence vector: the last token's, the mean, or the first's"
+    )
+    template: Template = option(
+        None, "text with one {text} slot, a template's name, or a mapping with query and document"
+    )
     span: Span | None = option(None, f"{SPAN}; None: all with cls, else last_copy")
 
     @property
@@ -110,7 +122,7 @@ class Classical(_Embedder):
 
 
 @dataclass(frozen=True)
-class PromptEOL(_Embedder):
+class PromptEOL(Method):
     """The very last position of a prompt that asks for one word."""
 
     name: ClassVar[str] = "prompteol"

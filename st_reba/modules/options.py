@@ -7,7 +7,6 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 # A repository is data from elsewhere, and its numbers become memory and time.
@@ -86,7 +85,9 @@ class Options:
                 raise ValueError(unknown(cls.title(str(name)), name, cls.names(), values[name]))
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         if missing:
-            raise ValueError(f"{cls.title(missing[0])} is missing: {next(h for n, _, _, h in cls.described() if n == missing[0])}")
+            raise ValueError(
+                f"{cls.title(missing[0])} is missing: {next(h for n, _, _, h in cls.described() if n == missing[0])}"
+            )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,10 +96,14 @@ class Options:
         return {name: _plain(value) for name, (value, default) in values.items() if value != default}
 
 
-@cache
 def type_hints(cls: type[Options]) -> dict[str, Any]:
     """The fields' types."""
-    return get_type_hints(cls)
+    if cls not in _hints:
+        _hints[cls] = get_type_hints(cls)
+    return _hints[cls]
+
+
+_hints: dict[type[Options], dict[str, Any]] = {}
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
@@ -121,7 +126,9 @@ def allowed(hint: Any, each: Field[Any]) -> str:
         elif origin is str and each.metadata["choices"] is not None:
             words += map(repr, each.metadata["choices"])
         elif origin is tuple:
-            words.append("a list of " + {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "texts") + bounds)
+            words.append(
+                "a list of " + {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "texts") + bounds
+            )
         else:
             words.append(
                 {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -131,7 +131,9 @@ class LayerPlan(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k == "all" and self.architecture == "extend":
-            raise ValueError("layers: k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number.")
+            raise ValueError(
+                "layers: k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number."
+            )
         if self.k0 and self.kind != "bidirectional":
             raise ValueError(
                 f"layers: k0={self.k0} with kind={self.kind!r}: k0 says how many of the bidirectional layers hide the "
@@ -154,10 +156,14 @@ class LayerPlan(Stage):
         for kind, indices in layers.items():
             if kind not in KINDS:
                 raise ValueError(unknown("layers: the kind", kind, list(KINDS), kind))
-            if not isinstance(indices, (list, tuple)) or not 0 < len(indices) <= MOST_LAYERS or not all(
-                type(index) is int and abs(index) <= MOST_LAYERS for index in indices
+            if (
+                not isinstance(indices, (list, tuple))
+                or not 0 < len(indices) <= MOST_LAYERS
+                or not all(type(index) is int and abs(index) <= MOST_LAYERS for index in indices)
             ):
-                raise ValueError(f"layers: {kind}={shown(indices)} must be a list of up to {MOST_LAYERS} layer indices.")
+                raise ValueError(
+                    f"layers: {kind}={shown(indices)} must be a list of up to {MOST_LAYERS} layer indices."
+                )
         return {kind: list(layers[kind]) for kind in KINDS if kind in layers}
 
     @property
@@ -331,12 +337,16 @@ class NoSink(Stage):
         if setting == "baseline" and k is not None:
             raise ValueError(f"nosink: k={k!r}: setting='baseline' converts no layers. Drop k.")
         if setting != "baseline" and k is None:
-            raise ValueError(f"nosink: setting={setting!r} needs k, the number of converted layers from the top, or 'all'.")
+            raise ValueError(
+                f"nosink: setting={setting!r} needs k, the number of converted layers from the top, or 'all'."
+            )
         takes_k0 = setting in _COMBINED and _COMBINED[setting] is None
         if k0 is not None and not takes_k0:
             raise ValueError(f"nosink: k0={k0!r}: setting={setting!r} takes no k0. Drop it.")
         if k0 is None and takes_k0:
-            raise ValueError(f"nosink: setting={setting!r} needs k0, the number of converted layers that hide the sink.")
+            raise ValueError(
+                f"nosink: setting={setting!r} needs k0, the number of converted layers that hide the sink."
+            )
         if setting == "baseline":
             return LayerPlan()
         assert k is not None
@@ -375,7 +385,8 @@ class PlannedLayers(Bound):
 
         backbone = decoder.backbone
         name = type(backbone.decoder).__name__
-        if stack.second and getattr(backbone.text_config, "num_kv_shared_layers", 0):
+        shared: int = getattr(backbone.text_config, "num_kv_shared_layers", 0)
+        if stack.second and shared:
             raise ValueError(
                 f"{stage}: layers of {name} read the keys and values of layers below, which a second pass through "
                 "those would replace. Use a plan of architecture 'inplace'."
@@ -394,7 +405,9 @@ class PlannedLayers(Bound):
             try:
                 backbone.layers()
             except ValueError as error:
-                raise ValueError(f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'.") from None
+                raise ValueError(
+                    f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'."
+                ) from None
 
     def begin(self, run: Pass) -> None:
         """From here on attention asks this plan what it sees."""

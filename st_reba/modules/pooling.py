@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -34,7 +34,9 @@ class LazyFeatures(dict[str, Any]):
         listed: Whether they are among its keys.
     """
 
-    def __init__(self, features: Any = (), compute: Callable[[], Tensor] | None = None, *, listed: bool = False) -> None:
+    def __init__(
+        self, features: Any = (), compute: Callable[[], Tensor] | None = None, *, listed: bool = False
+    ) -> None:
         super().__init__(features)
         self._compute = compute
         self._listed = listed
@@ -50,7 +52,8 @@ class LazyFeatures(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of any mapping."""
-        return self[key] if key in self else default
+        # Not dict's own get, which knows of nothing that is computed.
+        return self[key] if key in self else default  # noqa: SIM401
 
     def _whole(self) -> None:
         if self._listed and not torch.is_grad_enabled():
@@ -60,17 +63,17 @@ class LazyFeatures(dict[str, Any]):
         self._whole()
         return super().__iter__()
 
-    def keys(self) -> KeysView[str]:
+    def keys(self) -> Any:
         """As of any mapping."""
         self._whole()
         return super().keys()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         """As of any mapping."""
         self._whole()
         return super().items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         """As of any mapping."""
         self._whole()
         return super().values()
@@ -273,7 +276,8 @@ class ReBAPooling(Module):
     def _summed(self, features: dict[str, Any]) -> Tensor:
         """The positions that are summed over, [B, T] bool."""
         everywhere = self.include_special or self.variant == "published"
-        return features["real_mask"].bool() if everywhere else features["copy_ids"] > 0
+        real, copies = cast(Tensor, features["real_mask"]), cast(Tensor, features["copy_ids"])
+        return real.bool() if everywhere else copies > 0
 
     def _rows(self, features: dict[str, Any], *, normalize: bool) -> Tensor:
         """The captured rows of A^new, [B, R, T], restricted to the positions that are summed over."""

@@ -1,4 +1,4 @@
-"""How the rows of A^new become the weights of a sentence vector: a registry, to which a new pooling is one more entry."""
+"""How the rows of A^new become the weights of a sentence vector: a registry; a new pooling is one more entry."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ class Prepend(Stage):
     name: ClassVar[str] = "prepend"
     order: ClassVar[int] = 10
 
-    layers: int = option(4, "layers, from the bottom, behind which the placeholder is replaced", least=1, most=MOST_LAYERS)
+    layers: int = option(
+        4, "layers, from the bottom, behind which the placeholder is replaced", least=1, most=MOST_LAYERS
+    )
 
     def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
         """A frame with the placeholder.
@@ -50,9 +52,7 @@ class Prepend(Stage):
             ValueError: The tokenizer has no token that could be it.
         """
         if (token := layout.stand_in()) is None:
-            raise ValueError(
-                "prepend: the tokenizer has no special token that could be the placeholder. Give it one, or drop the stage."
-            )
+            raise ValueError("prepend: the tokenizer has no special token that could be the placeholder. Give it one.")
         return frame.with_placeholder(token)
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
@@ -113,7 +113,7 @@ class Prepending(Bound):
             return hidden
         if hidden.ndim != 3 or hidden.shape[:2] != run.real.shape:
             raise ValueError(
-                f"prepend: {type(call.module).__name__} passes on hidden states of shape {tuple(hidden.shape)} in place "
+                f"prepend: {type(call.module).__name__} passes on states of shape {tuple(hidden.shape)} in place "
                 f"of {tuple(run.real.shape)} and d, so no token can be replaced between its layers. Drop the stage."
             )
         placeholder, last, ran = run.kept[self]

@@ -50,7 +50,8 @@ class PromptEnsemble(Module):
 
     def __init__(self, weights: Sequence[float], equal_norms: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        settings = _Settings(tuple(weights) if isinstance(weights, (list, tuple)) else weights, equal_norms)
+        given: Any = tuple(weights) if isinstance(weights, (list, tuple)) else weights
+        settings = _Settings(given, equal_norms)
         check_weights(settings.weights)
         if not 2 <= len(settings.weights) <= MOST_PROMPTS:
             raise ValueError(f"weights={list(weights)} has {len(weights)} numbers: give from 2 to {MOST_PROMPTS}.")

@@ -64,7 +64,9 @@ class ReadLayers(Stage):
                 )
         first, last = (number if number >= 0 else depth + 1 + number for number in (ends[0], ends[-1]))
         if first > last:
-            raise ValueError(f"read: layers={shown(self.layers)}: {first} stands above {last}. Give the lower one first.")
+            raise ValueError(
+                f"read: layers={shown(self.layers)}: {first} stands above {last}. Give the lower one first."
+            )
         return Reading(tuple(range(first, last + 1)), self.final_norm, depth, self.join)
 
     def runs(self, depth: int) -> int:

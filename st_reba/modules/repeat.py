@@ -65,8 +65,12 @@ class RepeatTransformer(DecoderTransformer):
     ) -> None:
         given = Layout(template, repeats, instruction, span, compute_matched)
         if layout is not None and given != Layout():
-            raise ValueError(f"layout={shown(layout)} says how texts are laid out, so {given} must not be given beside it.")
-        self.__dict__["layout"] = given if layout is None else layout if isinstance(layout, Layout) else Layout.of(layout)
+            raise ValueError(
+                f"layout={shown(layout)} says how texts are laid out, so {given} must not be given beside it."
+            )
+        self.__dict__["layout"] = (
+            given if layout is None else layout if isinstance(layout, Layout) else Layout.of(layout)
+        )
         super().__init__(model_name_or_path, **kwargs)
 
     def rebind(self, stages: Sequence[Stage], model: Any = None) -> None:
@@ -74,11 +78,13 @@ class RepeatTransformer(DecoderTransformer):
         stages = stages_of(stages)
         own = next((found for stage in stages if (found := stage.rows()) is not None), None)
         if own is not None and self.layout.template not in (None, "prompteol"):
-            raise ValueError(f"template={shown(self.layout.template)} and the templates of an ensemble exclude each other.")
+            raise ValueError(
+                f"template={shown(self.layout.template)} and the templates of an ensemble exclude each other."
+            )
         copies = None if own is None else own[0]["document"].copies
         if copies is not None and self.layout.repeats not in (None, copies):
             raise ValueError(
-                f"repeats={self.layout.repeats} does not fit the ensemble's templates, which have {copies} {{text}} slots. "
+                f"repeats={self.layout.repeats} does not fit the ensemble's templates, which have {copies} slots. "
                 "Write as many slots, or use a method that repeats the text so often."
             )
         super().rebind(stages, model)
@@ -126,7 +132,9 @@ class RepeatTransformer(DecoderTransformer):
         limit = self.token_layout.limit()
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and positions is not None and limit > positions > 0:
-            raise ValueError(f"max_seq_length={limit} is more than the backbone's {positions} positions. Set it to at most that.")
+            raise ValueError(
+                f"max_seq_length={limit} is more than the backbone's {positions} positions. Set it to at most that."
+            )
         if limit is None:
             return None
         budget = min(each.budget(limit) or limit for each in frames)
@@ -224,7 +232,9 @@ class RepeatTransformer(DecoderTransformer):
             "places": places,
         }
 
-    def forward(self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """Run the decoder; see :meth:`DecoderTransformer.forward`.
 
         Returns:
@@ -232,7 +242,11 @@ class RepeatTransformer(DecoderTransformer):
         """
         real = features["attention_mask"]
         result = super().forward(features, watch=watch, **kwargs)
-        return {**result, "real_mask": real, "attention_mask": self._spanned(features["copy_ids"], real, result["places"])}
+        return {
+            **result,
+            "real_mask": real,
+            "attention_mask": self._spanned(features["copy_ids"], real, result["places"]),
+        }
 
     def on_model_ready(self, model: Any) -> None:
         """See that what follows can do with these rows: several a text need a module that makes one vector of them."""
@@ -240,7 +254,7 @@ class RepeatTransformer(DecoderTransformer):
         # By its name: the class may be that of a copy of this code.
         if self.rows > 1 and not any(type(module).__name__ == "PromptEnsemble" for module in model):
             raise ValueError(
-                f"Each text stands in {self.rows} templates, so st_reba.PromptEnsemble has to follow the pooling. Build "
+                f"Each text stands in {self.rows} templates, so PromptEnsemble has to follow the pooling. Build "
                 "with st_reba.build, or add it."
             )
 
@@ -264,6 +278,7 @@ class RepeatTransformer(DecoderTransformer):
         if not self._warned_of_cut:
             self._warned_of_cut = True
             logger.warning(
-                f"A text of {length} tokens was cut to {budget} a copy: max_seq_length={self.token_layout.limit()} holds "
-                f"no more, with repeats={self.repeats}. Longer texts are cut alike from here on, without a further warning."
+                f"A text of {length} tokens was cut to {budget} a copy: "
+                f"max_seq_length={self.token_layout.limit()} holds no more, with repeats={self.repeats}. Longer texts "
+                "are cut alike from here on, without a further warning."
             )

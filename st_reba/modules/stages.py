@@ -112,7 +112,9 @@ class Pass:
         bound: All that acts in the pass.
     """
 
-    def __init__(self, decoder: DecoderTransformer, mask: Tensor, places: Sequence[Place], bound: Sequence[Bound]) -> None:
+    def __init__(
+        self, decoder: DecoderTransformer, mask: Tensor, places: Sequence[Place], bound: Sequence[Bound]
+    ) -> None:
         self.decoder = decoder
         self.real = mask.bool()
         self.places = places

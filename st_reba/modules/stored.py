@@ -63,7 +63,9 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
     attention = {**config.get("model_args", {}), **config.get("model_kwargs", {})}.get("attn_implementation")
     if attention is not None and (not isinstance(attention, str) or not attention.replace("_", "").isalnum()):
         # A name with a slash is downloaded and run.
-        raise ValueError(f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it.")
+        raise ValueError(
+            f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it."
+        )
     if not isinstance(config.get("from_base", False), bool):
         raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
     if config.get("from_base"):

@@ -23,7 +23,7 @@ from .version import __version__
 
 NAME = "st_reba"
 SETTINGS_FILE = "config_sentence_transformers.json"
-# What this code needs at least. Newer versions are not shut out: a model's own check says whether they give its vectors.
+# What this code needs at least. Newer versions are not shut out: `st-reba verify` says whether vectors are the same.
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 _IMPORT = re.compile(r"^(\s*from \.)(\w+)(?= import )", re.MULTILINE)

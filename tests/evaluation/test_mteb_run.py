@@ -221,8 +221,8 @@ def test_a_method_that_cannot_be_built_loses_no_other(tmp_path: Path) -> None:
     with pytest.raises(TasksFailed, match="echo-2 last.*no room") as caught:
         run(tmp_path / "out", [make_task("STS")], "echo,classical", limit=Limit(1))
     assert len(caught.value.failures) >= 1
-    with pytest.raises(TasksFailed, match="chunk") as caught:
-        run(tmp_path / "out", [make_task("STS"), make_task("Clustering")], "echo:chunk=4,classical")
+    with pytest.raises(TasksFailed, match="read: layers=9") as caught:
+        run(tmp_path / "out", [make_task("STS"), make_task("Clustering")], "echo+read:layers=9,classical")
     assert [result.method for result in caught.value.results] == ["classical last"] * 2
     assert len(caught.value.failures) == 1
 

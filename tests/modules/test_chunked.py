@@ -39,7 +39,9 @@ def placed(base: str, text: str, pieces: tuple[str | None, ...] = (None,)) -> La
 
 
 @lru_cache(maxsize=512)
-def wanted(base: str, text: str, chunk: int, k: int = 2, pieces: tuple[str | None, ...] = (None,), **kw: bool) -> Tensor:
+def wanted(
+    base: str, text: str, chunk: int, k: int = 2, pieces: tuple[str | None, ...] = (None,), **kw: bool
+) -> Tensor:
     """The oracle's e_i."""
     runs: Run = partial(run, base)
     return chunked_tokens(runs, placed(base, text, pieces), chunk, k, **kw)
@@ -88,7 +90,9 @@ def test_exact(base: Base, name: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos"])
-@pytest.mark.parametrize("options", [{"k": 1}, {"k": 3}, {"include_special": True}, {"normalize_weights": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"k": 1}, {"k": 3}, {"include_special": True}, {"normalize_weights": True}], ids=str
+)
 def test_options(base: Base, tokenizer: str, options: dict[str, Any]) -> None:
     path = base("llama", tokenizer)
     oracle = [wanted(path, text, 5, **options) for text in ALL]
@@ -249,7 +253,9 @@ def test_copies_of_a_model(base: Base) -> None:
     assert all(each.grad is not None and bool(each.grad.any()) for each in twin.parameters())
     stages = [NoSink("mask0-bidir", k=1)]
     twin.eval()[0].rebind(stages)
-    assert torch.equal(encoded(twin, ALL), encoded(pipeline(base("llama"), stages=stages, pooling="mean", chunk=4), ALL))
+    assert torch.equal(
+        encoded(twin, ALL), encoded(pipeline(base("llama"), stages=stages, pooling="mean", chunk=4), ALL)
+    )
 
 
 # What is refused

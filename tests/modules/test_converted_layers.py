@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import reference
-import reference_nosink
 import torch
 from oracle import TEXTS, assert_close, double, loaded
 from pipelines import DEPTH, FAMILIES, encoded, pipeline, states
@@ -72,7 +71,9 @@ def assert_states(model: Any, expected: list[Tensor], texts: tuple[str, ...] = T
         assert_close(rows, hidden)
 
 
-def assert_reba(path: str, stage: Stage, expected: list[dict[str, Tensor]], texts: tuple[str, ...], **options: Any) -> None:
+def assert_reba(
+    path: str, stage: Stage, expected: list[dict[str, Tensor]], texts: tuple[str, ...], **options: Any
+) -> None:
     for pooling in ("last", "mean"):
         model = model_of(path, stage, "reba", pooling=pooling, **options)
         for vectors, got in zip(expected, encoded(model, texts), strict=True):
@@ -172,7 +173,11 @@ def test_reba_and_further_passes_of_families(deep: Deep, name: str) -> None:
     """Layers that run once more do so with their own window and positions; their attention counts in A_new."""
     path, texts = deep(name), TEXTS[2:4]
     for architecture, variant in READINGS:
-        plans = [("bidirectional", 2, 1, 2)] if architecture != "inplace" else [("backward", 1, 0, 1), ("bidirectional", 3, 1, 1)]
+        plans = (
+            [("bidirectional", 2, 1, 2)]
+            if architecture != "inplace"
+            else [("backward", 1, 0, 1), ("bidirectional", 3, 1, 1)]
+        )
         for kind, k, k0, m in plans:
             stage = LayerPlan(architecture, kind, k, k0, m, variant=variant)
             wanted = plan(DEPTH, architecture, kind, k, k0, m=m, variant=variant)
@@ -186,7 +191,12 @@ def test_reba_and_further_passes_of_families(deep: Deep, name: str) -> None:
 def test_reba(deep: Deep, name: str, architecture: Any, variant: Any) -> None:
     """Every pass of every layer counts in A_new, above the diagonal as well as below."""
     path, texts = deep(name), TEXTS[:3]
-    for kind, k, k0, m in (("backward", 2, 0, 1), ("bidirectional", 2, 1, 1), ("nosink-forward", 1, 0, 2), ("rerouted", 2, 0, 1)):
+    for kind, k, k0, m in (
+        ("backward", 2, 0, 1),
+        ("bidirectional", 2, 1, 1),
+        ("nosink-forward", 1, 0, 2),
+        ("rerouted", 2, 0, 1),
+    ):
         wanted = plan(DEPTH, architecture, kind, k, k0, m=m, variant=variant)
         stage = LayerPlan(architecture, kind, k, k0, m, variant=variant)
         expected = [reba(*by_hand(path, text, wanted, copies=2)) for text in texts]
@@ -280,7 +290,9 @@ def test_short_texts(deep: Deep, name: str, kind: Any) -> None:
 def test_nothing_converted_changes_no_bit(deep: Deep, name: str) -> None:
     path = deep(name)
     stages = [LayerPlan(), NoSink(), NoSink("mask0&bidir", k=0, k0=0), NoSink("mask0-for", k=0)]
-    stages += [NoSink(f"{each}-{kind}", k=0) for each in ("inplace", "inter", "extra", "extend") for kind in ("back", "bidir")]  # type: ignore[arg-type]
+    stages += [
+        NoSink(f"{each}-{kind}", k=0) for each in ("inplace", "inter", "extra", "extend") for kind in ("back", "bidir")
+    ]  # type: ignore[arg-type]
     for pooling in ("mean", "cls"):
         wanted = encoded(pipeline(path, "classical", pooling=pooling))
         for stage in stages:

@@ -46,7 +46,9 @@ def stages_of(templates: Any, weights: Any = None, equal_norms: bool = True, nos
 
 def build(base: str, name: str, *, equal_norms: bool = True, **options: Any) -> Any:
     method, pooling, templates, weights = METHODS[name]
-    return pipeline(base, method, stages_of(templates, weights, equal_norms, name == "nosink"), pooling=pooling, **options)
+    return pipeline(
+        base, method, stages_of(templates, weights, equal_norms, name == "nosink"), pooling=pooling, **options
+    )
 
 
 def pieces(template: str) -> list[str | None]:
@@ -91,7 +93,9 @@ def test_exact(base: Base, architecture: str, name: str) -> None:
 def test_one_weight_is_one_prompt(base: Base) -> None:
     path = base("llama")
     model = pipeline(path, "prompteol", stages_of(ONE, [0, 3, 0]), normalize=True)
-    np.testing.assert_allclose(encoded(model), encoded(pipeline(path, "prompteol", template=ONE[1], normalize=True)), atol=1e-6)
+    np.testing.assert_allclose(
+        encoded(model), encoded(pipeline(path, "prompteol", template=ONE[1], normalize=True)), atol=1e-6
+    )
 
 
 def test_named() -> None:
@@ -99,7 +103,9 @@ def test_named() -> None:
         assert name not in TEMPLATES and len(set(templates)) == len(templates) >= 2
         assert Ensemble(name).summed == _WEIGHTS.get(name, (1 / len(templates),) * len(templates))
     model = pipeline("mini", "prompteol", [Ensemble("contrastive")])
-    assert torch.equal(encoded(model), encoded(pipeline("mini", "prompteol", stages_of(list(ENSEMBLES["contrastive"]), [1, -0.25]))))
+    assert torch.equal(
+        encoded(model), encoded(pipeline("mini", "prompteol", stages_of(list(ENSEMBLES["contrastive"]), [1, -0.25])))
+    )
     assert model[0].rows == 2 and model.get_embedding_dimension() == 192
 
 
@@ -253,7 +259,9 @@ def test_pipelines_that_do_not_fit(base: Base) -> None:
     with pytest.raises(ValueError, match="template='echo' and the templates of an ensemble exclude each other"):
         transformer(path, "echo", stages_of(TWO), template="echo")
     for method, fields in (("echo", {"repeats": 3}), ("classical", {})):
-        with pytest.raises(ValueError, match=r"repeats=[13] does not fit the ensemble's templates, which have 2 \{text\} slots"):
+        with pytest.raises(
+            ValueError, match=r"repeats=[13] does not fit the ensemble's templates, which have 2 \{text\} slots"
+        ):
             transformer(path, method, stages_of(TWO), **fields)
 
 

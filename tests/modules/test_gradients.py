@@ -54,7 +54,9 @@ def on(base: Base, architecture: str, name: str, **options: Any) -> SentenceTran
     method, fields, stages = PIPELINES[name]
     # The grouped kernel of experts knows no float64.
     experts = {"experts": "eager"} if architecture == "gpt_oss" else {}
-    return pipeline(base(architecture), method, PLANNED if stages else [], **{"normalize": True, **fields, **experts, **options})
+    return pipeline(
+        base(architecture), method, PLANNED if stages else [], **{"normalize": True, **fields, **experts, **options}
+    )
 
 
 def tokens(model: SentenceTransformer, features: Features) -> Tensor:
@@ -141,7 +143,9 @@ def test_tokens_and_words(base: Base, name: str, output: Any) -> None:
     check_gradient(build(base("llama", "bos_eos"), name, dtype="float64"), output)
 
 
-@pytest.mark.parametrize(("name", "architecture"), cases(("echo-last", "reba-mean", "published-last", "reba-plan"), BASES))
+@pytest.mark.parametrize(
+    ("name", "architecture"), cases(("echo-last", "reba-mean", "published-last", "reba-plan"), BASES)
+)
 @pytest.mark.usefixtures("in_float64")
 def test_bases(base: Base, architecture: str, name: str) -> None:
     check_gradient(on(base, architecture, name, dtype="float64"), sentences)
@@ -173,7 +177,9 @@ def test_nothing_to_learn(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen backbone runs as fast as without gradients; one weight that is not frozen is enough to learn."""
     model = build(base("llama"), "reba-last")
     model.requires_grad_(False)
-    monkeypatch.setattr(differentiable, "DifferentiableAttention", lambda *arguments, **options: pytest.fail("the twin"))
+    monkeypatch.setattr(
+        differentiable, "DifferentiableAttention", lambda *arguments, **options: pytest.fail("the twin")
+    )
     assert not sentences(model, features_of(model)).requires_grad
     next(model.parameters()).requires_grad_(True)
     with pytest.raises(pytest.fail.Exception, match="the twin"):

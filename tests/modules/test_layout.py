@@ -80,7 +80,10 @@ def test_parse_and_fill(template: str, values: dict[str, str], prefix: str, fill
         ("{Text}", r"no \{text\} slot"),
         ("{{text}}", r"no \{text\} slot"),
         # A field by the name of one of encode's own arguments could never get a value.
-        *((f"{{{name}}} {{text}}", f"{{{name}}} is an argument of encode") for name in ("prompt", "task", "batch_size")),
+        *(
+            (f"{{{name}}} {{text}}", f"{{{name}}} is an argument of encode")
+            for name in ("prompt", "task", "batch_size")
+        ),
         ("{text}" * 65, "has 65 {text} slots: the most is 64"),
         ("{text:}" * 5_000, "has 5000 {text} slots: the most is 64"),
         ("x" * 70_000 + "{text}", "70006 characters"),
@@ -179,7 +182,10 @@ def test_values_of_fields() -> None:
         topic.frames()
     with pytest.raises(ValueError, match=r"place='here': .*no such field; it has \['topic'\]"):
         topic.frames(topic="birds", place="here")
-    instructed, query = TokenLayout(tokenizer, Layout("echo-instruct")), ["Instruct: find {x}\nQuery: ", None, "\nQuery again: ", None]
+    instructed, query = (
+        TokenLayout(tokenizer, Layout("echo-instruct")),
+        ["Instruct: find {x}\nQuery: ", None, "\nQuery again: ", None],
+    )
     built = TokenLayout(tokenizer, Layout("echo-instruct", instruction="find {x}"))
     for layout, given in (
         (instructed, {"task": "query", "prompt": "find {x}"}),

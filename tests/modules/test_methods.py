@@ -77,7 +77,9 @@ def test_copies(base: Base, name: str, k: int) -> None:
         assert_close(got, reference.reba_tokens(hidden, fused, placed))
 
 
-@pytest.mark.parametrize("name", ["reba-last", "reba-mean", "published-mean", "echo-end", "prompteol", "mask0", "chunked-mean"])
+@pytest.mark.parametrize(
+    "name", ["reba-last", "reba-mean", "published-mean", "echo-end", "prompteol", "mask0", "chunked-mean"]
+)
 def test_modules_by_hand_are_what_build_makes(base: Base, name: str) -> None:
     """The tests' own pipelines, too, are bit for bit those of ``build``."""
     path, (method, fields, stages) = base("llama", "bos_eos"), PIPELINES[name]
@@ -136,7 +138,9 @@ def test_echo_spans(base: Base, tokenizer: str, span: Any) -> None:
 def test_spans_beside_template_words(base: Base) -> None:
     """The end is special tokens but no template words; all is everything real."""
     path, template, pieces = base("llama", "bos_eos"), "A {text} B {text} C", ("A ", None, " B ", None, " C")
-    ends, whole = (pipeline(path, "echo", template=template, pooling="mean", span=s) for s in ("last_copy_and_end", "all"))
+    ends, whole = (
+        pipeline(path, "echo", template=template, pooling="mean", span=s) for s in ("last_copy_and_end", "all")
+    )
     end = pipeline(path, "classical", span="end")
     for text, by_ends, by_all, by_end in zip(TEXTS, encoded(ends), encoded(whole), encoded(end), strict=True):
         placed, hidden, _ = oracle(path, text, pieces)

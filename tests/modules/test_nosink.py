@@ -70,7 +70,9 @@ def test_a_plan_that_was_switched_off(plan: LayerPlan) -> None:
 def test_by_hand() -> None:
     path = folder("mini")
     first = NoSinkTransformer(path, "MASK0&BIDIR", k=2, k0=1)
-    assert first.stack == RepeatTransformer(path, stages=[LayerPlan(k=2, k0=1)]).stack == LayerPlan(k=2, k0=1).resolve(6)
+    assert (
+        first.stack == RepeatTransformer(path, stages=[LayerPlan(k=2, k0=1)]).stack == LayerPlan(k=2, k0=1).resolve(6)
+    )
     assert first.repeats == 1 and first.stages == (NoSink("mask0&bidir", k=2, k0=1),)
     given = dict(first.preprocess(["天", "Hello"]))
     other: Any = transformer("mini", "nosink", first.stages)

@@ -193,7 +193,9 @@ LONG = ("的" * 300, "a", "The river runs past the old mill. " * 20, "", "今天
 
 
 @pytest.mark.parametrize("method", ["nosink", "reba"])
-@pytest.mark.parametrize(("name", "texts"), [("opt", TEXTS), ("llama4_text", TEXTS), ("lfm2", TEXTS), ("mistral", LONG)])
+@pytest.mark.parametrize(
+    ("name", "texts"), [("opt", TEXTS), ("llama4_text", TEXTS), ("lfm2", TEXTS), ("mistral", LONG)]
+)
 def test_a_text_alone(family: Family, name: str, texts: tuple[str, ...], method: str) -> None:
     """Projected, chunked, hybrid and windowed backbones: a vector depends on its text alone there too."""
     for plan in (LayerPlan(k=2, k0=1, m=2), LayerPlan("inter", "backward", 2), LayerPlan("extend", k=1)):

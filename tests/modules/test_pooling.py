@@ -162,7 +162,10 @@ HUGE: Any = [0, -1, 10**9, True, 32.0, "32", None, float("inf")]
         *((ChunkedReBAPooling, {"chunk": 8, "repeats": value}, "repeats") for value in (0, 65, 2.0, None)),
         *((ChunkedReBAPooling, {"chunk": 8, "pooling": value}, "pooling") for value in ("cls", None)),
         (ChunkedReBAPooling, {"chunk": 8, "include_special": "yes"}, "include_special"),
-        *((PromptEnsemble, {"weights": value}, "weights") for value in ([], [1], [0, 0], [1, float("nan")], [1, True], "1,2", 3, [1] * 65)),
+        *(
+            (PromptEnsemble, {"weights": value}, "weights")
+            for value in ([], [1], [0, 0], [1, float("nan")], [1, True], "1,2", 3, [1] * 65)
+        ),
         (PromptEnsemble, {"weights": [1, 1], "equal_norms": 1}, "equal_norms"),
     ],
     ids=lambda each: repr(each)[:50],

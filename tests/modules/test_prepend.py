@@ -9,7 +9,7 @@ import pytest
 import reference
 import torch
 from oracle import TEXTS, assert_close, double, loaded
-from pipelines import DEPTH, encoded, enable_checkpointing, features_of, pipeline, sentences, transformer
+from pipelines import DEPTH, enable_checkpointing, encoded, features_of, pipeline, sentences, transformer
 from reference import Layout
 from reference_nosink import plan
 from reference_stages import ensemble, placed_behind, prepended, prepended_by_hooks
@@ -93,7 +93,9 @@ def test_of_an_inner_layer(deep: Deep) -> None:
 def test_ensemble(deep: Deep) -> None:
     """Each row has its placeholder where its own template puts the text."""
     path = deep("llama", "bos_eos")
-    model = pipeline(path, "prompteol", [Ensemble(["Say {text}!", "{text} in one word:"], weights=[1, -0.5]), Prepend(2)])  # type: ignore[arg-type]
+    model = pipeline(
+        path, "prompteol", [Ensemble(["Say {text}!", "{text} in one word:"], weights=[1, -0.5]), Prepend(2)]
+    )  # type: ignore[arg-type]
     tokenizer = loaded(path)[1]
     for text, got in zip(TEXTS, encoded(model), strict=True):
         vectors = []
@@ -105,7 +107,8 @@ def test_ensemble(deep: Deep) -> None:
 
 def test_layout(deep: Deep) -> None:
     with_one, without = (
-        transformer(deep("llama", "bos_eos"), "echo", stages, template="a {text} b {text}") for stages in ([Prepend(1)], [])
+        transformer(deep("llama", "bos_eos"), "echo", stages, template="a {text} b {text}")
+        for stages in ([Prepend(1)], [])
     )
     found, plain = (each.preprocess(["hi"]) for each in (with_one, without))
     ids, copies = found["input_ids"][0].tolist(), found["copy_ids"][0].tolist()

@@ -16,7 +16,17 @@ import reference_nosink
 import torch
 from architectures import ARCHITECTURES, EXTRA, VOCABULARY
 from oracle import TEXTS, assert_close, double, loaded
-from pipelines import SIZES, assert_gradients, enable_checkpointing, encoded, gradients, pipeline, sentences, states, transformer
+from pipelines import (
+    SIZES,
+    assert_gradients,
+    enable_checkpointing,
+    encoded,
+    gradients,
+    pipeline,
+    sentences,
+    states,
+    transformer,
+)
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaModel
 
@@ -117,7 +127,9 @@ def test_an_attention_of_its_own(base: Base) -> None:
 
 def test_beside_a_tower(base: Base) -> None:
     """The layers are the text tower's, though the vision tower has as many."""
-    vision = CLIPVisionConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, image_size=8, patch_size=4)
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, image_size=8, patch_size=4
+    )
     config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES, vocab_size=VOCABULARY))
     torch.manual_seed(0)
     both = LlavaModel._from_config(config, attn_implementation="eager").eval()

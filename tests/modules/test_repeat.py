@@ -195,7 +195,9 @@ def test_cut(base: Base, method: str, caplog: pytest.LogCaptureFixture) -> None:
     assert features["input_ids"].shape[1] <= 90
     for copy in (1, 2):
         assert features["input_ids"][0][features["copy_ids"][0] == copy].tolist() == ids[:budget]
-    assert_same(long, model_of(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False).encode([cut, "hi"]))
+    assert_same(
+        long, model_of(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False).encode([cut, "hi"])
+    )
     assert not caplog.records
 
 
@@ -211,8 +213,12 @@ def poison(model: Any, text: str, value: float) -> None:
         model[0].model.get_input_embeddings().weight[token] = value
 
 
-@pytest.mark.parametrize("method", ["reba last", "reba mean", "published last", "published mean", "chunked", "echo mean", "prompteol"])
-@pytest.mark.parametrize(("name", "value"), [("llama", math.nan), ("bloom", math.inf), ("gpt_oss", math.nan), ("gemma2", math.inf)])
+@pytest.mark.parametrize(
+    "method", ["reba last", "reba mean", "published last", "published mean", "chunked", "echo mean", "prompteol"]
+)
+@pytest.mark.parametrize(
+    ("name", "value"), [("llama", math.nan), ("bloom", math.inf), ("gpt_oss", math.nan), ("gemma2", math.inf)]
+)
 def test_not_finite(base: Base, name: str, method: str, value: float) -> None:
     """One text's NaN is that text's alone: its mates are exact, and it is named, or zero as in the published code."""
     bad = "Zebra Quiz, 斑马 and so on: " * 5
@@ -315,7 +321,9 @@ def test_padding_in_front_is_refused(base: Base, method: str) -> None:
     model = model_of(base, "llama", "bos_eos", method)
     features = features_of(model, ORDINARY)
     turned = {name: value.flip(1) for name, value in features.items() if isinstance(value, Tensor)}
-    with pytest.raises(ValueError, match=r"padded on the left, and st_reba pads on the right: set tokenizer\.padding_side"):
+    with pytest.raises(
+        ValueError, match=r"padded on the left, and st_reba pads on the right: set tokenizer\.padding_side"
+    ):
         model(turned)
     # Without padding there is nothing in front.
     model({name: value[1:2] for name, value in turned.items()})
@@ -353,7 +361,10 @@ HOSTILE: Any = [0, -1, 65, 10**6, 10**400, True, 2.0, "2", float("nan"), [2], {"
     [
         *(("repeats", value, "repeats=") for value in HOSTILE),
         *(("span", value, "span=") for value in ("last", "LAST_COPY", None, 1, ["all"], "x" * 60_000)),
-        *(("template", value, "template") for value in (3, ["{text}"], {"query": "{text}"}, "{text" * 30_000, b"{text}")),
+        *(
+            ("template", value, "template")
+            for value in (3, ["{text}"], {"query": "{text}"}, "{text" * 30_000, b"{text}")
+        ),
         *(("instruction", value, "instruction") for value in (None, 3, "x" * 100_000)),
         *(("compute_matched", value, "compute_matched=") for value in (1, "yes", None)),
         *(("layout", value, "layout: ") for value in ("echo", 3, {"repeat": 2}, {"repeats": 0}, {"pooling": "mean"})),

@@ -199,7 +199,10 @@ def test_budget(path: Callable[[str], str], name: str) -> None:
                     for copy in range(1, k + 1):
                         assert features["input_ids"][features["copy_ids"] == copy].tolist() == content[:room]
             first.max_seq_length = s + k - 1
-            calls: list[Callable[..., Any]] = [first.budget, lambda prompt, each=first: each.preprocess(["hi"], prompt=prompt)]
+            calls: list[Callable[..., Any]] = [
+                first.budget,
+                lambda prompt, each=first: each.preprocess(["hi"], prompt=prompt),
+            ]
             for call in calls:
                 with pytest.raises(ValueError, match=f"max_seq_length={s + k - 1} leaves no room.* {s} positions"):
                     call(prompt=prompt)

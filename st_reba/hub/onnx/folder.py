@@ -129,7 +129,7 @@ def _check_tokenizer(layout: TokenLayout, method: Method, folder: Path) -> None:
         for reader, given in found.items():
             if list(given) != wanted:
                 raise ValueError(
-                    f"{type(layout.tokenizer).__name__}: read by {reader}, its tokenizer.json gives {list(given)[:8]}… for "
+                    f"{type(layout.tokenizer).__name__}: read by {reader}, tokenizer.json gives {list(given)[:8]}… for "
                     f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save the tokenizer as a plain "
                     "PreTrainedTokenizerFast and build anew."
                 )

@@ -39,7 +39,9 @@ class EmbeddingGraph(nn.Module):
         self.method = method
         # Readings of inner layers; a plan is in the attention.
         self._decoder = (transformer,)
-        self._bound = [bound for stage, bound in zip(transformer.stages, transformer.bound, strict=True) if stage.name == "read"]
+        self._bound = [
+            bound for stage, bound in zip(transformer.stages, transformer.bound, strict=True) if stage.name == "read"
+        ]
         self.behind = nn.ModuleList(Affine(each) if isinstance(each, Dense) else each for each in method.behind)
         self._takes = transformer.backbone.parameters
         literals = [token for piece in method.frame.pieces if piece is not None for token in piece]

@@ -181,7 +181,9 @@ def _check_backbone(first: RepeatTransformer) -> None:
             "fix at one length. Use a base without them."
         )
     if first.model.dtype != torch.float32:
-        raise ValueError(f"dtype={first.model.dtype}: a graph is float32. Load the model with model_kwargs={{'dtype': 'float32'}}.")
+        raise ValueError(
+            f"dtype={first.model.dtype}: a graph is float32. Load the model with model_kwargs={{'dtype': 'float32'}}."
+        )
 
 
 def prompt_of(model: SentenceTransformer, task: Task | None) -> tuple[str | None, str | None]:

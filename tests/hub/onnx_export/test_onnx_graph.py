@@ -19,7 +19,12 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
     "reba-mean": {"pooling": "mean"},
-    "reba-weights": {"pooling": "mean", "normalize_weights": True, "include_special": True, "template": "{text} / {text}"},
+    "reba-weights": {
+        "pooling": "mean",
+        "normalize_weights": True,
+        "include_special": True,
+        "template": "{text} / {text}",
+    },
     "reba-published": {"variant": "published"},
     "reba-published-mean": {"variant": "published", "pooling": "mean", "repeats": 3},
     "reba-nosink": {"pooling": "mean", "stages": [st_reba.NoSink("mask0-bidir", k=1)]},

@@ -48,7 +48,9 @@ def exported(
 ) -> tuple[SentenceTransformer, Path, dict[str, Any]]:
     build, options = CASES[request.param]
     # One layer of a tiny model: the filter stands behind the pooling, and tracing takes its time by layers.
-    plain = st_reba.build(base("gpt2"), stages=[st_reba.ReadLayers(1)], dtype="float32", device="cpu", max_seq_length=100, **build)
+    plain = st_reba.build(
+        base("gpt2"), stages=[st_reba.ReadLayers(1)], dtype="float32", device="cpu", max_seq_length=100, **build
+    )
     model = st_reba.fit_postfilter(plain, TEXTS, **options)
     folder = tmp_path_factory.mktemp("onnx") / request.param
     return model, folder, exporting.export_onnx(model, folder, int8=True, texts=TEXTS[:32])
@@ -90,7 +92,9 @@ def test_the_filter_stays_exact_in_8_bits(exported: tuple[SentenceTransformer, P
 
 
 def test_other_layers_behind_the_pooling(base: Callable[..., str], tmp_path: Path) -> None:
-    model = st_reba.build(base("gpt2"), "echo", stages=[st_reba.ReadLayers(1)], dtype="float32", device="cpu", max_seq_length=60)
+    model = st_reba.build(
+        base("gpt2"), "echo", stages=[st_reba.ReadLayers(1)], dtype="float32", device="cpu", max_seq_length=60
+    )
     torch.manual_seed(0)
     tanh = SentenceTransformer(modules=[*model, Dense(32, 8)], device="cpu")
     exporting.export_onnx(tanh, tmp_path / "tanh")

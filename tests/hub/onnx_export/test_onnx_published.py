@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from server import Hub
+from st_reba.hub.fresh import check_vectors
 
 import st_reba
 from st_reba import zoo
 from st_reba.cli import main
 from st_reba.hub import onnx as exporting
-from st_reba.hub.fresh import check_vectors
 from st_reba.hub.push import push
 from st_reba.hub.saving import save
 from st_reba.hub.verify import verify
