@@ -1,10 +1,9 @@
-"""Descriptions of model folders: every field, for every method, without loading weights."""
+"""Descriptions of model folders: what was built is told, without the weights and without a guess."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,164 +17,63 @@ from st_reba.bases import EMBEDDED
 from st_reba.describe import describe
 from st_reba.hub.saving import save
 
+FIRST = "sentence_bert_config.json"
 FIELDED = {"query": "{instruction}: {text} {text}", "document": "{text} {text}"}
 USUAL: dict[str, Any] = {
     "base": "mini",
     "revision": None,
     "architecture": "LlamaModel",
-    "variant": None,
-    "chunk": None,
-    "template": None,
-    "setting": None,
     "layers": "6 forward",
     "reads": None,
-    "postfilter": None,
     "max_seq_length": 1024,
     "dimension": 192,
-    "normalized": True,
-    "dtype": "float32",
     "prompts": {},
 }
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "reba": (
-        {},
-        {"method": "reba", "variant": "paper", "pooling": "last", "copies": 2, "tokens_per_copy": 511},
-    ),
+# How a model is built, and what is not as usual.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "reba": ("reba", {}, {"method": "reba", "copies": 2, "tokens_per_copy": 511}),
     "published": (
-        {
-            "variant": "published",
-            "pooling": "mean",
-            "repeats": 3,
-            "separator": " / ",
-            "normalize": False,
-            "dtype": "bfloat16",
-            "max_seq_length": 128,
-            "compute_matched": True,
-            "prompts": {"query": "Query: "},
-        },
-        {
-            "method": "reba",
-            "variant": "published",
-            "pooling": "mean",
-            "copies": 3,
-            "max_seq_length": 128,
-            "normalized": False,
-            "dtype": "bfloat16",
-            "prompts": {"query": "Query: "},
-        },
+        "reba:repeats=3,pooling=mean,variant=published,normalize=False,max_seq_length=128,compute_matched=True",
+        {"dtype": "bfloat16", "prompts": {"query": "Query: ", "document": ""}},
+        {"method": "reba", "copies": 3, "max_seq_length": 128, "prompts": {"query": "Query: "}},
     ),
-    "chunked": (
-        {"chunk": 200, "repeats": 3, "pooling": "mean"},
-        {"method": "reba", "pooling": "mean", "copies": 3, "chunk": 200, "tokens_per_copy": 1023},
+    "chunked": ("reba:chunk=200,repeats=3,pooling=mean", {}, {"method": "reba", "copies": 3, "tokens_per_copy": 1023}),
+    "template": ("echo:pooling=mean,template=echo", {}, {"method": "echo", "copies": 2}),
+    "cls": ("classical:pooling=cls", {}, {"method": "classical", "copies": 1, "tokens_per_copy": 1023}),
+    "prompteol": ("prompteol", {}, {"method": "prompteol", "copies": 1}),
+    "nosink": (
+        "nosink:setting=mask0&bidir,k=4,k0=1,m=2",
+        {},
+        {"method": "nosink", "layers": "2 forward → 3 bidirectional → 1 nosink-bidirectional(2)", "copies": 1},
     ),
-    "echo": (
-        {"method": "echo", "pooling": "mean", "template": "echo"},
-        {"method": "echo", "pooling": "mean over last_copy", "copies": 2, "template": "echo"},
+    "converted": (
+        "reba+nosink:setting=extend-back,k=2",
+        {},
+        {"method": "reba", "layers": "6 forward → 2 backward (the last layer again)", "copies": 2},
     ),
-    "fielded": (
-        {"method": "echo", "template": FIELDED, "span": "repeats"},
-        {"method": "echo", "pooling": "lasttoken over repeats", "copies": 2, "template": FIELDED},
-    ),
-    "filled": (
-        {"method": "echo", "template": FIELDED["query"], "instruction": "Find what answers the question"},
-        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2, "template": FIELDED["query"]},
-    ),
-    "instruct": (
-        {"method": "echo", "template": "echo-instruct"},
-        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2, "template": "echo-instruct"},
-    ),
-    "classical": (
-        {"method": "classical", "pooling": "cls"},
-        {"method": "classical", "pooling": "cls over all", "copies": 1, "tokens_per_copy": 1023},
-    ),
-    "classical-template": (
-        {"method": "classical", "pooling": "mean", "template": "echo-classical"},
-        {"method": "classical", "pooling": "mean over last_copy", "copies": 1, "template": "echo-classical"},
-    ),
-    "layer": (
-        {"method": "echo", "layer": -3},
-        {
-            "method": "echo",
-            "pooling": "lasttoken over last_copy",
-            "copies": 2,
-            "layers": "4 forward",
-            "reads": "layer 4 of 6, after the final norm; 4 run",
-        },
-    ),
-    "layers": (
-        {"method": "nosink", "setting": "mask0-bidir", "k": 2, "layer": 3, "final_norm": False},
+    "plan of inner layers": (
+        "classical+nosink:setting=mask0-bidir,k=2+read:layers=3,final_norm=False",
+        {},
         {
             "method": "nosink",
-            "setting": "mask0-bidir",
-            "pooling": "mean over last_copy",
-            "copies": 1,
             "layers": "1 forward → 2 nosink-bidirectional",
-            "reads": "layer 3 of 6, before the final norm; 3 run",
-        },
-    ),
-    "range": (
-        {"pooling": "mean", "layer": [0, 2]},
-        {
-            "method": "reba",
-            "variant": "paper",
-            "pooling": "mean",
-            "copies": 2,
-            "layers": "2 forward",
-            "reads": "mean of layers 0 to 2 of 6, after the final norm; 2 run",
+            "reads": "layer 3 of 6, before the final norm",
+            "copies": 1,
         },
     ),
     "side by side": (
-        {"method": "echo", "layer": [2, 3], "join": "concat"},
+        "echo+read:layers=2 3,join=concat",
+        {},
         {
             "method": "echo",
-            "pooling": "lasttoken over last_copy",
-            "copies": 2,
             "layers": "3 forward",
-            "reads": "concatenation of layers 2 to 3 of 6, after the final norm; 3 run",
+            "reads": "concatenation of layers 2 to 3 of 6, after the final norm",
             "dimension": 384,
-        },
-    ),
-    "last layer": (
-        {"method": "echo", "layer": -1},
-        {"method": "echo", "pooling": "lasttoken over last_copy", "copies": 2},
-    ),
-    "prompteol": (
-        {"method": "prompteol"},
-        {"method": "prompteol", "pooling": "lasttoken over end", "copies": 1, "template": "prompteol"},
-    ),
-    "nosink": (
-        {"method": "nosink", "setting": "MASK0&BIDIR", "k": 4, "k0": 1, "m": 2},
-        {
-            "method": "nosink",
-            "setting": "MASK0&BIDIR",
-            "layers": "2 forward → 3 bidirectional → 1 nosink-bidirectional(2)",
-            "pooling": "mean over last_copy",
-            "copies": 1,
-        },
-    ),
-    "plan": (
-        {"method": "nosink", "layers": {"architecture": "inter", "layers": {"backward": [-1, 2]}}, "pooling": "cls"},
-        {
-            "method": "nosink",
-            "layers": "2 forward → 1 forward + backward → 2 forward → 1 forward + backward",
-            "pooling": "cls over all",
-            "copies": 1,
-        },
-    ),
-    "converted reba": (
-        {"setting": "extend-back", "k": 2},
-        {
-            "method": "reba",
-            "variant": "paper",
-            "layers": "6 forward → 2 backward (the last layer again)",
-            "pooling": "last",
             "copies": 2,
         },
     ),
-    "baseline": (
-        {"method": "nosink", "setting": "baseline"},
-        {"method": "nosink", "setting": "baseline", "pooling": "mean over last_copy", "copies": 1},
-    ),
+    "ensemble": ("prompteol+ensemble:templates=contrastive", {}, {"method": "prompteol", "copies": 1}),
+    "prepend": ("classical+prepend:layers=2", {}, {"method": "classical", "copies": 1, "tokens_per_copy": 1022}),
 }
 
 
@@ -185,51 +83,37 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("saved")
-    st_reba.build("mini").save_pretrained(str(path))
-    return path
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_field(name: str, tmp_path: Path) -> None:
-    options, wanted = CASES[name]
-    model = st_reba.build("mini", **options)
+    text, options, wanted = CASES[name]
+    model = st_reba.build("mini", text, check=False, **options)
     model.save_pretrained(str(tmp_path))
-    (tmp_path / "model.safetensors").unlink()
     found = describe(tmp_path)
-    assert asdict(found) == {**USUAL, "tokens_per_copy": cast(Any, model[0]).budget(), **wanted}
+    # The weights are not opened.
+    (tmp_path / "model.safetensors").unlink()
     assert describe(str(tmp_path)) == found
-    lines = str(found).splitlines()
-    assert [line.split()[0] for line in lines] == list(asdict(found))
-    assert f" {found.method}" in lines[list(asdict(found)).index("method")]
-    json.dumps(asdict(found))
+    assert found.spec == st_reba.spec_of(model) == st_reba.Spec.parse(text)
+    told = found.to_json()
+    shown = {"spec": found.spec.to_dict(), "modules": [type(module).__name__ for module in model], "dtype": "bfloat16"}
+    assert told == {**USUAL, **shown, "tokens_per_copy": cast(Any, model[0]).budget(), **wanted}
+    assert json.loads(json.dumps(told)) == told
+    assert [line.split()[0] for line in str(found).splitlines()] == list(vars(found))
+    assert f" {found.spec}" in str(found)
 
 
-def test_path_is_not_told(tmp_path: Path) -> None:
-    st_reba.build(EMBEDDED["mini"]).save_pretrained(str(tmp_path))
-    assert describe(tmp_path).base == "mini"
-    assert str(EMBEDDED["mini"].parent) not in str(describe(tmp_path))
-
-
-def test_an_older_model(tmp_path: Path) -> None:
-    """A folder that was written before there was a layer to name."""
-    st_reba.build("mini", "echo", layers={"k": 2}).save_pretrained(str(tmp_path))
-    wanted = describe(tmp_path)
-    file = tmp_path / "sentence_bert_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    for name in ("layer", "final_norm", "join", "prepend"):
-        settings.pop(name)
-    file.write_text(json.dumps(settings), encoding="utf-8")
-    assert describe(tmp_path) == wanted and wanted.reads is None
-
-
-def test_truncated_model(tmp_path: Path) -> None:
-    model = SentenceTransformer(modules=list(st_reba.build("mini")), truncate_dim=64, device="cpu")
+def test_templates_with_fields(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "echo", template=FIELDED, span="repeats")
     model.save_pretrained(str(tmp_path))
-    again = SentenceTransformer(str(tmp_path), device="cpu")
-    assert describe(tmp_path).dimension == again.encode("hi").shape[0]
+    assert describe(tmp_path).spec.method.to_dict() == {"template": FIELDED, "span": "repeats"}
+    st_reba.build("mini", "echo", template="echo-instruct").save_pretrained(str(tmp_path))
+    assert describe(tmp_path).copies == 2
+
+
+def test_put_together_by_hand(tmp_path: Path) -> None:
+    modules = [st_reba.RepeatTransformer(str(EMBEDDED["mini"]), repeats=3), Pooling(192, "mean")]
+    SentenceTransformer(modules=modules, device="cpu", truncate_dim=64).save_pretrained(str(tmp_path))
+    found = describe(tmp_path)
+    assert (found.spec.name, found.copies, found.base, found.dimension) == ("layout", 3, None, 64)
 
 
 @pytest.fixture
@@ -237,46 +121,33 @@ def recipe(tmp_path: Path) -> Path:
     """A model whose weights and tokenizer stay at its base, with settings of its own."""
     base = tmp_path / "base"
     shutil.copytree(EMBEDDED["mini"], base)
-    model = st_reba.build(base, "echo", max_seq_length=300, template="echo", dtype="bfloat16")
+    model = st_reba.build(base, "echo", max_seq_length=300, template="echo")
     save(model, tmp_path / "recipe", weights=False, golden=False, base=str(base))
     assert not list((tmp_path / "recipe").glob("tokenizer*"))
     return tmp_path / "recipe"
 
 
-def test_tokenizer_of_the_base(recipe: Path, tmp_path: Path) -> None:
-    model = SentenceTransformer(str(recipe), device="cpu")
+def test_tokenizer_of_the_base(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name and revision are those of the configuration, not those of the repository."""
     found = describe(recipe)
-    assert (found.max_seq_length, found.dtype, found.template) == (300, "bfloat16", "echo")
-    assert found.tokens_per_copy == cast(Any, model[0]).budget()
+    model = SentenceTransformer(str(recipe), device="cpu")
+    assert (found.max_seq_length, found.tokens_per_copy) == (300, cast(Any, model[0]).budget())
     assert found.base == str(tmp_path / "base")
-
-
-def test_tokenizer_of_the_base_at_its_revision(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name and revision are those of the configuration, not those of the repository."""
-    file = recipe / "sentence_bert_config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**config, "base_model": "org/base", "base_revision": "v1"}), encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"(?s)takes its tokenizer from 'org/base' at revision 'v1'.*Download"
-    ) as error:
+    config = json.loads((recipe / FIRST).read_text(encoding="utf-8"))
+    (recipe / FIRST).write_text(
+        json.dumps({**config, "base_model": "org/base", "base_revision": "v1"}), encoding="utf-8"
+    )
+    with pytest.raises(ValueError, match=r"(?s)takes its tokenizer from 'org/base' at revision 'v1'.*Download"):
         describe(recipe)
-    assert str(recipe) in str(error.value)
-    asked = {}
+    asked, read = {}, AutoTokenizer.from_pretrained
 
     def from_pretrained(place: str, **kwargs: Any) -> Any:
         asked.update(kwargs, place=place)
         return read(EMBEDDED["mini"], model_max_length=kwargs["model_max_length"])
 
-    read = AutoTokenizer.from_pretrained
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
     assert describe(recipe).max_seq_length == 300
     assert (asked["place"], asked["revision"], asked["trust_remote_code"]) == ("org/base", "v1", False)
-
-
-def test_base_that_is_gone(recipe: Path, tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "base")
-    with pytest.raises(ValueError, match="(?s)takes its tokenizer from .*Download that model"):
-        describe(recipe)
 
 
 def test_other_models(tmp_path: Path) -> None:
@@ -296,26 +167,19 @@ def test_other_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [
-        ("modules.json", "garbage", "modules.json"),
         ("modules.json", '["text"]', "modules.json"),
-        ("modules.json", '{"type": "st_reba.RepeatTransformer"}', "modules.json"),
-        ("modules.json", '[{"type": "st_reba.RepeatTransformer", "path": ""}]', "modules"),
-        ("sentence_bert_config.json", None, "sentence_bert_config.json"),
-        ("sentence_bert_config.json", "garbage", "sentence_bert_config.json"),
-        ("sentence_bert_config.json", "{}", "sentence_bert_config.json"),
+        ("modules.json", '[{"type": "st_reba.RepeatTransformer", "path": "", "name": "0"}]', "modules"),
+        (FIRST, None, FIRST),
+        (FIRST, "garbage", FIRST),
+        (FIRST, "{}", FIRST),
         ("1_ReBAPooling/config.json", None, "1_ReBAPooling"),
-        ("1_ReBAPooling/config.json", "{}", "1_ReBAPooling"),
         ("config.json", "garbage", "config.json"),
         ("tokenizer.json", "garbage", "tokenizer"),
     ],
 )
-def test_damaged_folder(folder: Path, tmp_path: Path, name: str, content: str | None, word: str) -> None:
+def test_damaged_folder(tmp_path: Path, name: str, content: str | None, word: str) -> None:
     """The error names the file, whatever is wrong with it."""
-    for path in folder.rglob("*"):
-        if path.suffix in {".json", ".jinja"}:
-            target = tmp_path / path.relative_to(folder)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    st_reba.build("mini", check=False).save_pretrained(str(tmp_path))
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content, encoding="utf-8")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,28 +17,24 @@ from sentence_transformers.base.model import BaseModel
 from torch import nn
 
 import st_reba
+from st_reba.modules import MODULES
+from st_reba.registration import KnownClasses, _register
 
 ROOT = Path(st_reba.__file__).parents[1]
-CLASSES = {
-    st_reba.DecoderTransformer,
-    st_reba.RepeatTransformer,
-    st_reba.NoSinkTransformer,
-    st_reba.ReBAPooling,
-    st_reba.ChunkedReBAPooling,
-    st_reba.PromptEnsemble,
-}
-NAMES = {f"st_reba.{each.__name__}" for each in CLASSES}
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 
+IMPORT = """
+import sys
+import st_reba
+print(*sorted(sys.modules))
+"""
 WITH_IMPORT = """
 import sys
-import sentence_transformers
-before = set(sys.modules)
-import st_reba
-print(*sorted(set(sys.modules) - before))
+{imports}
 import numpy
 model = sentence_transformers.SentenceTransformer(sys.argv[1], device="cpu")
 numpy.save(sys.argv[2], model.encode(sys.argv[3:]))
+print(*sorted(sys.modules))
 """
 WITHOUT_IMPORT = """
 import sys
@@ -50,11 +47,12 @@ assert "st_reba" not in sys.modules
 """
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120
-    )
+    command = [sys.executable, "-c", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -69,83 +67,67 @@ def folder(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-@pytest.fixture
-def edited(model: SentenceTransformer, tmp_path: Path) -> Any:
-    """Save the model with another class name for its second module."""
-
-    def save(name: str) -> str:
-        model.save_pretrained(str(tmp_path))
-        path = tmp_path / "modules.json"
-        modules = json.loads(path.read_text(encoding="utf-8"))
-        modules[1]["type"] = name
-        path.write_text(json.dumps(modules), encoding="utf-8")
-        return str(tmp_path)
-
-    return save
+def test_import_is_light() -> None:
+    imported = set(python(IMPORT).split())
+    assert "st_reba.modules.methods" in imported
+    assert not {name.partition(".")[0] for name in imported} & {
+        "torch",
+        "sentence_transformers",
+        "transformers",
+        "yaml",
+    }
 
 
-def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path) -> None:
-    """One process: it loads without a flag, imports fast, and imports nothing that a model does not need."""
+@pytest.mark.parametrize("order", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"])
+def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path, order: str) -> None:
+    """It loads without a flag, whichever is imported first, and imports nothing that a model does not need."""
     vectors = tmp_path / "vectors.npy"
-    done = python("-c", WITH_IMPORT, str(folder), str(vectors), *TEXTS)
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed = python(WITH_IMPORT.format(imports=f"import {order}"), str(folder), str(vectors), *TEXTS)
     assert np.allclose(np.load(vectors), model.encode(TEXTS), atol=1e-5)
-    imported = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "st_reba" in imported
-    assert not imported & {"faiss", "yaml", "matplotlib", "sklearn", "pandas", "datasets"}
-    assert not {name for name in done.stdout.split() if name.startswith(("st_reba.index", "st_reba.demo"))}
+    imported = printed.split()
+    assert not {name.partition(".")[0] for name in imported} & {"faiss", "yaml", "matplotlib"}
+    assert not [name for name in imported if name.startswith(("st_reba.index", "st_reba.demo", "st_reba.build"))]
 
 
 def test_fresh_process_without_import(folder: Path) -> None:
-    done = python("-c", WITHOUT_IMPORT, str(folder))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "trust_remote_code" in done.stdout and "st_reba.RepeatTransformer" in done.stdout
+    printed = python(WITHOUT_IMPORT, str(folder))
+    assert "trust_remote_code" in printed and "st_reba.RepeatTransformer" in printed
 
 
-def test_these_names_are_registered() -> None:
+def test_exactly_these_names_are_registered() -> None:
     table = BaseModel._module_classes
-    assert {name for name in table if "reba" in name.lower()} == NAMES
-    assert {table[name] for name in NAMES} == CLASSES
+    assert {name for name in table if "reba" in name.lower()} == {f"st_reba.{name}" for name in MODULES}
+    assert {table[f"st_reba.{name}"] for name in MODULES} == {getattr(st_reba, name) for name in MODULES}
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "st_reba.LayerPlan",
-        "st_reba.modules.ReBAPooling",
-        "st_reba.modules.pooling.ReBAPooling",
-        "st_reba.modules.transformer.DecoderTransformer",
-        "st_reba.build",
-        "st_reba.cli.main",
-        "os.system",
-        "subprocess.Popen",
-    ],
+    ["LayerPlan", "modules.ReBAPooling", "modules.pooling.ReBAPooling", "build", "cli.main", "MODULES", "__getattr__"],
 )
-def test_no_other_name_is_loadable(edited: Any, name: str) -> None:
+def test_no_other_name_is_loadable(folder: Path, tmp_path: Path, name: str) -> None:
+    place = shutil.copytree(folder, tmp_path / "model")
+    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
+    modules[1]["type"] = f"st_reba.{name}"
+    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     with pytest.raises(ValueError, match="trust_remote_code"):
-        SentenceTransformer(edited(name), device="cpu")
+        SentenceTransformer(str(place), device="cpu")
 
 
-def test_registered_name_in_the_wrong_place(edited: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        SentenceTransformer(edited("st_reba.RepeatTransformer"), device="cpu").encode(TEXTS)
-
-
-def test_registering_adds_to_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registering_adds_to_the_table() -> None:
     there = {"other.Module": nn.Linear}
-    monkeypatch.setattr(BaseModel, "_module_classes", there)
+    module = SimpleNamespace(BaseModel=SimpleNamespace(_module_classes=there))
     for _ in range(2):
-        st_reba.register(*CLASSES)
-        assert set(BaseModel._module_classes) == {"other.Module", *NAMES}
-    assert there == {"other.Module": nn.Linear}
+        _register(module)
+        table = module.BaseModel._module_classes
+        assert set(table) == {"other.Module", *(f"st_reba.{name}" for name in MODULES)} and len(table) == 1 + len(
+            MODULES
+        )
+    assert isinstance(table, KnownClasses) and table["other.Module"] is nn.Linear and len(there) == 1
+    with pytest.raises(KeyError):
+        table["st_reba.build"]
 
 
-def test_sentence_transformers_without_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    advice = "sentence-transformers>=6.0,<7.*trust_remote_code=True"
-    monkeypatch.setattr(BaseModel, "_module_classes", ["a list"])
-    with pytest.raises(RuntimeError, match=advice):
-        st_reba.register(st_reba.ReBAPooling)
-    monkeypatch.delattr(BaseModel, "_module_classes")
-    with pytest.raises(RuntimeError, match=advice):
-        st_reba.register(st_reba.ReBAPooling)
-    assert not hasattr(BaseModel, "_module_classes")
+def test_sentence_transformers_without_the_table() -> None:
+    for model in (SimpleNamespace(_module_classes=["a list"]), SimpleNamespace()):
+        with pytest.raises(RuntimeError, match="no longer has the table.*trust_remote_code=True"):
+            _register(SimpleNamespace(BaseModel=model))
