@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from reference import symmetrized_max
 
 import st_reba
@@ -87,21 +88,26 @@ def record(variant: str, length: int, seconds: float, peak: int | None = 2**20, 
 
 @pytest.mark.parametrize(
     ("arguments", "variants"),
-    [
-        (
-            ["--smoke"],
-            {"classical last", "PromptEOL", "Echo-2 mean", LAST, "ReBA-2 words", "NoSink mask0-bidir", *RIVALS},
-        ),
-        (["--smoke", "--quick", "--end-to-end", "--padding", "left"], {LAST, "ReBA-2 words", *RIVALS}),
-        (["long", "--smoke"], {"Echo-2 last again", LAST, "ReBA-2 mean", "ReBA chunked last"}),
-        (
-            ["layers", "--smoke"],
-            {"backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "mask0&bidir", "not converted"},
-        ),
-        (["depth", "--smoke"], {"all layers again", "layer 1", "layer 2", "layer 3", "mean of layers 1 to 2"}),
-        (["instruction", "--smoke"], {"Echo-2 last, with every text", "Echo-2 last, once", "ReBA-2 mean, once"}),
-        (["padding", "--smoke"], {"32 texts a batch again", "256 tokens a batch"}),
-    ],
+    slow_but(
+        [
+            (
+                ["--smoke"],
+                {"classical last", "PromptEOL", "Echo-2 mean", LAST, "ReBA-2 words", "NoSink mask0-bidir", *RIVALS},
+            ),
+            (["--smoke", "--quick", "--end-to-end", "--padding", "left"], {LAST, "ReBA-2 words", *RIVALS}),
+            (["long", "--smoke"], {"Echo-2 last again", LAST, "ReBA-2 mean", "ReBA chunked last"}),
+            (
+                ["layers", "--smoke"],
+                {"backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "mask0&bidir", "not converted"},
+            ),
+            (["depth", "--smoke"], {"all layers again", "layer 1", "layer 2", "layer 3", "mean of layers 1 to 2"}),
+            (["instruction", "--smoke"], {"Echo-2 last, with every text", "Echo-2 last, once", "ReBA-2 mean, once"}),
+            (["padding", "--smoke"], {"32 texts a batch again", "256 tokens a batch"}),
+        ],
+        ["layers", "--smoke"],
+        ["padding", "--smoke"],
+        rows=True,
+    ),
     ids=lambda value: value[0] if isinstance(value, list) and value[0] != "--smoke" else None,
 )
 def test_smoke(tmp_path: Path, arguments: list[str], variants: set[str]) -> None:
@@ -137,6 +143,7 @@ def test_the_report_and_figures_come_from_a_file_alike(tmp_path: Path) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
+@pytest.mark.slow
 def test_only_some(tmp_path: Path) -> None:
     done = started("--smoke", "--only", "reba-2 last", "prompteol", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

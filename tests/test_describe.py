@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoTokenizer
@@ -192,7 +193,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "reba", "classical", "converted reba", "layers", "prompteol"))
 def test_every_field(name: str, tmp_path: Path) -> None:
     options, wanted = CASES[name]
     model = st_reba.build("mini", **options)
@@ -243,6 +244,7 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "recipe"
 
 
+@pytest.mark.slow
 def test_tokenizer_of_the_base(recipe: Path, tmp_path: Path) -> None:
     model = SentenceTransformer(str(recipe), device="cpu")
     found = describe(recipe)
@@ -251,6 +253,7 @@ def test_tokenizer_of_the_base(recipe: Path, tmp_path: Path) -> None:
     assert found.base == str(tmp_path / "base")
 
 
+@pytest.mark.slow
 def test_tokenizer_of_the_base_at_its_revision(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Name and revision are those of the configuration, not those of the repository."""
     file = recipe / "sentence_bert_config.json"
@@ -273,6 +276,7 @@ def test_tokenizer_of_the_base_at_its_revision(recipe: Path, monkeypatch: pytest
     assert (asked["place"], asked["revision"], asked["trust_remote_code"]) == ("org/base", "v1", False)
 
 
+@pytest.mark.slow
 def test_base_that_is_gone(recipe: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="(?s)takes its tokenizer from .*Download that model"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 
@@ -208,7 +209,7 @@ def made(kind: str) -> SentenceTransformer:
     return st_reba.build("mini", kind, **options)
 
 
-@pytest.mark.parametrize("kind", ["reba", "nosink", "plain", "bag of words"])
+@pytest.mark.parametrize("kind", slow_but(["reba", "nosink", "plain", "bag of words"], "plain", "bag of words"))
 def test_token_batches_give_each_text_its_own_vector(kind: str) -> None:
     """Those of each text alone, in the order of the texts; no batch takes more positions than it may."""
     model = made(kind)
@@ -235,6 +236,7 @@ def test_token_batches_give_each_text_its_own_vector(kind: str) -> None:
         assert (max(done) == 1) == (batch_tokens == 1) and (max(done) > 32) == (batch_tokens in (1500, None))
 
 
+@pytest.mark.slow
 def test_stream_in_token_batches(model: SentenceTransformer) -> None:
     wanted = np.stack([model.encode_document(text) for text in MIXED])
     for options in ({}, {"batch_tokens": 300}):
@@ -252,27 +254,33 @@ def test_file_in_token_batches(model: SentenceTransformer, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [
+    slow_but(
+        [
+            {},
+            {"task": "query"},
+            {"task": "document"},
+            {"task": "query", "prompt": "Other: "},
+            {"prompt": ""},
+            {"prompt": "Query: "},
+            {"prompt_name": "query"},
+            {"task": "document", "prompt_name": "query"},
+            {"normalize_embeddings": True},
+            {"truncate_dim": 20},
+            {"convert_to_tensor": True},
+            {"convert_to_numpy": False},
+            {"convert_to_numpy": False, "truncate_dim": 20},
+            {"device": "cpu"},
+            {"precision": "float32"},
+            {"precision": "binary"},
+            {"precision": "ubinary"},
+            {"precision": "int8"},
+            {"precision": "uint8"},
+        ],
         {},
-        {"task": "query"},
-        {"task": "document"},
-        {"task": "query", "prompt": "Other: "},
-        {"prompt": ""},
         {"prompt": "Query: "},
-        {"prompt_name": "query"},
-        {"task": "document", "prompt_name": "query"},
-        {"normalize_embeddings": True},
         {"truncate_dim": 20},
-        {"convert_to_tensor": True},
-        {"convert_to_numpy": False},
-        {"convert_to_numpy": False, "truncate_dim": 20},
-        {"device": "cpu"},
-        {"precision": "float32"},
-        {"precision": "binary"},
-        {"precision": "ubinary"},
         {"precision": "int8"},
-        {"precision": "uint8"},
-    ],
+    ),
     ids=str,
 )
 def test_options_in_token_batches(options: dict[str, Any]) -> None:

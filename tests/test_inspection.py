@@ -325,6 +325,7 @@ def test_trusted_code_is_taken(repository: Callable[..., Path], marker: Path) ->
     marker.unlink()
 
 
+@pytest.mark.slow
 def test_trust_does_not_open_sentence_transformers(repository: Callable[..., Path]) -> None:
     place = repository("reba")
     change(place, type="sentence_transformers.util.import_from_string")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import reference_postfilter as reference
 import torch
+from marks import slow_but
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
@@ -161,7 +162,7 @@ def test_integers_of_float16(vectors: Any) -> None:
 # The model
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "whiten"))
 def test_vectors_are_the_filtered_ones(
     model: SentenceTransformer, fitted: Callable[[str], PostFilter], asked: Any, kind: str
 ) -> None:
@@ -243,6 +244,7 @@ def test_prompt_of_the_fit(model: SentenceTransformer) -> None:
         with_postfilter(model, PostFilter(**{**vars(one), "prompt": None}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_half_precision(fitted: Callable[[str], PostFilter], asked: Any, dtype: str) -> None:
     half = st_reba.build("mini", "echo", pooling="mean", dtype=dtype, device="cpu")
@@ -263,6 +265,7 @@ def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: C
     assert np.array_equal(st_reba.encode_words(found, items), st_reba.encode_words(model, items))
 
 
+@pytest.mark.slow
 def test_nosink_and_repository(model: SentenceTransformer, tmp_path: Path) -> None:
     converted = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, device="cpu")
     assert type(st_reba.fit_postfilter(converted, TEXTS, "abtt")[0]) is st_reba.NoSinkTransformer
@@ -406,6 +409,7 @@ def test_file(model: SentenceTransformer, fitted: Callable[[str], PostFilter], k
     assert [each.name for each in tmp_path.iterdir()] == ["filter.safetensors"]
 
 
+@pytest.mark.slow
 def test_filter_of_another_model(fitted: Callable[[str], PostFilter], tmp_path: Path, base: Callable[..., str]) -> None:
     file = tmp_path / "filter.safetensors"
     fitted("abtt").save(file)
@@ -595,6 +599,7 @@ def test_a_bad_record_is_refused(saved: Path, tmp_path: Path) -> None:
         SentenceTransformer(str(tmp_path / "model"), device="cpu")
 
 
+@pytest.mark.slow
 def test_vendored_route(filtered: SentenceTransformer, saved: Path, tmp_path: Path) -> None:
     script = (
         "import sys\n"
@@ -612,6 +617,7 @@ def test_vendored_route(filtered: SentenceTransformer, saved: Path, tmp_path: Pa
     assert np.abs(np.load(tmp_path / "x.npy") - filtered.encode(ASKED)).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_fingerprint(model: SentenceTransformer, filtered: SentenceTransformer, saved: Path) -> None:
     mark = fingerprint(filtered)
     assert difference(mark, fingerprint(SentenceTransformer(str(saved), device="cpu"))) is None
@@ -654,6 +660,7 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str
     return status, out, err
 
 
+@pytest.mark.slow
 def test_command(model: SentenceTransformer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model.save_pretrained(str(tmp_path / "model"))
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")

@@ -84,6 +84,7 @@ def edited(model: SentenceTransformer, tmp_path: Path) -> Any:
     return save
 
 
+@pytest.mark.slow
 def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path) -> None:
     """One process: it loads without a flag, imports fast, and imports nothing that a model does not need."""
     vectors = tmp_path / "vectors.npy"
@@ -96,6 +97,7 @@ def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp
     assert not {name for name in done.stdout.split() if name.startswith(("st_reba.index", "st_reba.demo"))}
 
 
+@pytest.mark.slow
 def test_fresh_process_without_import(folder: Path) -> None:
     done = python("-c", WITHOUT_IMPORT, str(folder))
     assert done.returncode == 0, done.stderr[-2000:]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from transformers import AutoConfig, AutoModel
 
 import st_reba
@@ -63,7 +64,9 @@ def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str)
 
 
 @pytest.mark.parametrize("m", [0, 1, 2, 5, 40])
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "gemma3_text", "gpt2"])
+@pytest.mark.parametrize(
+    "name", slow_but(["mistral", "gemma2", "gpt_oss", "gemma3_text", "gpt2"], "mistral", "gpt_oss")
+)
 def test_windows_and_sinks(base: Base, name: str, m: int) -> None:
     """A window shorter than the check's text is no disobedience."""
     for setting in ("mask0-all", "mask0-for", "inplace-back", "extend-bidir"):

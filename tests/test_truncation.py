@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
@@ -52,8 +53,8 @@ def weights(folder: Path) -> dict[str, int]:
         return {name: stored.get_tensor(name).numel() for name in stored.keys()}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], "float32"))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2", "gemma2"))
 def test_every_architecture(base: Base, tmp_path: Path, name: str, dtype: str) -> None:
     """To the bit: of the model that is made, and of what plain sentence-transformers loads from where it was saved."""
     method = "classical" if name == "falcon_alibi" else "reba"
@@ -73,7 +74,7 @@ def test_every_architecture(base: Base, tmp_path: Path, name: str, dtype: str) -
         assert torch.equal(model.encode(list(TEXTS), convert_to_tensor=True), wanted) and model[0].depth in (2, 3)
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", slow_but(BUILDS, "reba", "nosink", "range"))
 def test_every_plan(tmp_path: Path, name: str) -> None:
     model = st_reba.build("mini", **BUILDS[name])
     runs = model[0].reading.runs
@@ -96,6 +97,7 @@ def test_every_plan(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(st_reba.encode_words(short, items), st_reba.encode_words(model, items))
 
 
+@pytest.mark.slow
 def test_sizes(tmp_path: Path) -> None:
     """As many weights less as the layers above have."""
     whole = st_reba.build("mini", "echo", layer=2)
@@ -187,6 +189,7 @@ def test_in_a_mixture_of_layers(tmp_path: Path) -> None:
 # Saved by st_reba
 
 
+@pytest.mark.slow
 def test_save(tmp_path: Path) -> None:
     model = st_reba.build("mini", **BUILDS["reba"])
     save(model, tmp_path, truncate_layers=True)
@@ -231,6 +234,7 @@ def test_weights_at_the_base(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model"
     arguments = ["build", "mini", str(out), "--method", "echo", "--pooling", "mean"]

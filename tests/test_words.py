@@ -13,6 +13,7 @@ import pytest
 import reference
 import torch
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from oracle import assert_close, loaded, oracle
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -86,8 +87,8 @@ def check(model: SentenceTransformer, items: list[Item], wanted: list[torch.Tens
     np.testing.assert_allclose(turned[::-1], vectors, atol=1e-5 * np.abs(vectors).max())
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("k", slow_but([1, 2, 3], 2))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2"))
 def test_reba(base: Base, name: str, k: int) -> None:
     """The mean of e_i over the word, whatever the sentence's pooling; with ``normalize`` each sum's weights are 1."""
     path = base(name)
@@ -102,8 +103,10 @@ def test_reba(base: Base, name: str, k: int) -> None:
             check(model, ITEMS, wanted, normalize=normalize)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize(("name", "tokenizer"), [("gpt2", "cls_sep"), ("llama", "bos_eos"), ("bloom", "plain")])
+@pytest.mark.parametrize("k", slow_but([1, 2, 3], 2))
+@pytest.mark.parametrize(
+    ("name", "tokenizer"), slow_but([("gpt2", "cls_sep"), ("llama", "bos_eos"), ("bloom", "plain")], "gpt2", rows=True)
+)
 def test_published(base: Base, name: str, tokenizer: str, k: int) -> None:
     """The rows of the word's tokens in copy 1, summed, over all columns, divided to 1: ``normalize`` or not."""
     path = base(name, tokenizer)
@@ -117,8 +120,8 @@ def test_published(base: Base, name: str, tokenizer: str, k: int) -> None:
             check(model, ITEMS, wanted, normalize=normalize)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("k", slow_but([1, 2, 3], 2))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2"))
 def test_echo(base: Base, name: str, k: int) -> None:
     """v at the word's positions in the last copy: there are no weights to normalize."""
     path = base(name)
@@ -150,8 +153,8 @@ TEMPLATED: dict[str, tuple[str, dict[str, Any], tuple[str | None, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("prompt", [None, "Query: "])
-@pytest.mark.parametrize("case", TEMPLATED)
+@pytest.mark.parametrize("prompt", slow_but([None, "Query: "], "Query: "))
+@pytest.mark.parametrize("case", slow_but(TEMPLATED, "echo", "reba"))
 def test_templates_and_prompts(base: Base, case: str, prompt: str | None) -> None:
     """Template words and prompts move the word, and are no part of it."""
     path = base("qwen3", "bos_eos")
@@ -318,7 +321,7 @@ def test_bad_batches(base: Base, size: int) -> None:
         encode_words(model, [GOOD], batch_size=3, batch_tokens=100)
 
 
-@pytest.mark.parametrize("method", ["reba", "echo"])
+@pytest.mark.parametrize("method", slow_but(["reba", "echo"], "echo"))
 def test_token_batches(base: Base, method: str, capsys: pytest.CaptureFixture[str]) -> None:
     """By default and on request: each word as alone, texts of like length together, and no batch over the budget."""
     texts = [f"{'The ship sails on. ' * (number * 7 % 5)}The river bank {number}" for number in range(30)]
@@ -382,7 +385,7 @@ def test_not_finite(base: Base) -> None:
             np.testing.assert_allclose(vectors[1:], wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("method", ["reba", "echo"])
+@pytest.mark.parametrize("method", slow_but(["reba", "echo"], "echo"))
 def test_word_senses(base: Base, method: str) -> None:
     """SLPWC: a word stands in four sentences, and means something else in one of them."""
     if not SLPWC.is_file():

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from transformers import BertConfig, BertModel
 
@@ -154,7 +155,7 @@ def test_scores() -> None:
 # Building
 
 
-@pytest.mark.parametrize("arguments", DISTINCT, ids=DISTINCT.values())
+@pytest.mark.parametrize("arguments", slow_but(DISTINCT, *list(DISTINCT)[:4]), ids=DISTINCT.values())
 def test_every_set_of_options_builds(arguments: str) -> None:
     given = json.loads(arguments)
     vectors = st_reba.build(**given).encode(TEXTS)
@@ -281,6 +282,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "list").splitlines()
     assert lines[0].split()[:2] == ["NAME", "BASE"] and [line.split()[0] for line in lines[1:]] == NAMES
@@ -306,6 +308,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["about"]["scores"][0] == {"task": "C-MTEB", "metric": "average", "value": 0.4801, "table": "Table 5"}
 
 
+@pytest.mark.slow
 def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert json.loads(run(capsys, "build", "mini-nosink", out, "--k0", "1", "--json"))["setting"] == "mask0&bidir"

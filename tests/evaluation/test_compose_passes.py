@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from composing_data import TEXTS
+from marks import slow_but
 
 import st_reba
 from st_reba import PostFilter
@@ -31,15 +32,19 @@ EVERYTHING = Space(
 
 @pytest.mark.parametrize(
     ("name", "options", "arms", "each"),
-    [
-        # The deepest has few arms, as each of its layers is a method: sides and most arms are the tiny ones'.
-        ("mini", {}, 4, 2),
-        ("mini", {"max_seq_length": 40}, 3, 1),
-        ("gpt2", {}, 6, 4),
-        ("gpt2", {"padding_side": "left"}, 3, 4),
-        ("qwen2", {}, 6, 4),
+    slow_but(
+        [
+            # The deepest has few arms, as each of its layers is a method: sides and most arms are the tiny ones'.
+            ("mini", {}, 4, 2),
+            ("mini", {"max_seq_length": 40}, 3, 1),
+            ("gpt2", {}, 6, 4),
+            ("gpt2", {"padding_side": "left"}, 3, 4),
+            ("qwen2", {}, 6, 4),
+            ("qwen2", {"padding_side": "left"}, 3, 4),
+        ],
         ("qwen2", {"padding_side": "left"}, 3, 4),
-    ],
+        rows=True,
+    ),
 )
 def test_a_pass_gives_what_models_give(
     base: Callable[..., str], name: str, options: dict[str, object], arms: int, each: int

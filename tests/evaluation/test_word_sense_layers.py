@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from marks import slow_but
 from oracle import assert_close, loaded, oracle
 
 import st_reba
@@ -55,7 +56,7 @@ def tokens_of(base: str, one: Item) -> list[int]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
 def test_every_layer(base: Base, name: str, k: int) -> None:
     path = base(name)
     wanted: dict[str, list[list[torch.Tensor]]] = {"reba": [], "echo": [], "published": []}
@@ -82,7 +83,7 @@ def test_every_layer(base: Base, name: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{"normalize_weights": True}, {"include_special": True}, {"template": "echo"}])
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("side", slow_but(SIDES, "left"))
 def test_the_last_is_that_of_encode_words(base: Base, side: str, options: dict[str, Any]) -> None:
     for method in ("reba", "echo", "classical", "prompteol", "nosink"):
         given = options if method == "reba" or (method == "echo" and "template" in options) else {}

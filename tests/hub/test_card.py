@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -210,7 +211,7 @@ def card_of(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=slow_but(MODELS, "reba-last", "echo-fields", "nosink-inter"))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -362,7 +363,11 @@ def run_examples(text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "name",
-    ["reba-last", "reba-published", "reba-chunk", "echo", "echo-fields", "prompteol", "nosink-inter"],
+    slow_but(
+        ["reba-last", "reba-published", "reba-chunk", "echo", "echo-fields", "prompteol", "nosink-inter"],
+        "reba-last",
+        "nosink-inter",
+    ),
     indirect=True,
 )
 def test_examples_run(saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,6 +385,7 @@ def test_examples_run(saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         np.testing.assert_allclose(vectors, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_recipe(tmp_path: Path) -> None:
     recipe = zoo.load("mini-nosink")
     model = recipe.build(device="cpu")
@@ -478,7 +484,7 @@ def test_no_model_of_ours(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name.startswith("mini-")])
+@pytest.mark.parametrize("name", slow_but([name for name in zoo.names() if name.startswith("mini-")], "mini-reba"))
 def test_recipe_and_model_agree(name: str) -> None:
     recipe = zoo.load(name)
     alone, built = facts_of_recipe(recipe), facts_of_model(recipe.build(device="cpu"))

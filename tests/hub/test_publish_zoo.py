@@ -50,6 +50,7 @@ def rows(printed: str) -> dict[str, list[str]]:
     return {name.strip(): [word.strip() for word in words if word.strip()] for name, *words in found}
 
 
+@pytest.mark.slow
 def test_published_then_unchanged(hub: Hub, run: Callable[..., tuple[int, str, str]]) -> None:
     names = ["mini-reba", "mini-echo"]
     status, printed, _ = run(*names, "--org", "org", "--private")
@@ -95,6 +96,7 @@ def test_what_cannot_be_meant_is_refused_first(
     assert hub.seen == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_on_where_it_ended(
     hub: Hub, run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

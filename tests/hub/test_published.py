@@ -84,6 +84,7 @@ def near(found: Any, wanted: Any) -> bool:
     return not isinstance(found, str) and bool(np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_readers_get_its_vectors_by_name(
     hub: Hub,
     models: dict[str, Path],
@@ -153,6 +154,7 @@ def test_a_download_that_breaks_is_no_model(
     assert near(model.encode(TEXTS), expected["first"])
 
 
+@pytest.mark.slow
 def test_altered_weights_are_found_by_their_golden_vectors(kept: Hub, tmp_path: Path) -> None:
     """huggingface_hub compares sizes, not contents: what tells is ``st-reba verify``."""
     assert verify(REPO, cache_folder=str(tmp_path / "a"), device="cpu").ok
@@ -162,6 +164,7 @@ def test_altered_weights_are_found_by_their_golden_vectors(kept: Hub, tmp_path: 
     assert not verify(REPO, cache_folder=str(tmp_path / "b"), device="cpu").ok
 
 
+@pytest.mark.slow
 def test_a_recipe_is_built_checked_and_published(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_recipe_is_built_checked_and_published(
     assert "embedded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_changed_after_it_was_saved_is_not_published(hub: Hub, models: dict[str, Path]) -> None:
     config = models["second"] / "1_ReBAPooling/config.json"
     before = config.read_bytes()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hub_state import altered
 from huggingface_hub import HfApi
+from marks import slow_but
 from server import Hub
 
 import st_reba.hub.push as pushing
@@ -295,7 +296,7 @@ def test_offline_is_said(hub: Hub, send: Callable[..., Pushed], waits: list[floa
 
 
 @pytest.mark.parametrize("endpoint", ["info", "tree", "create", "preupload", "batch", "upload", "branch", "commit"])
-@pytest.mark.parametrize("kind", [429, 500, 502, 503, "lost"])
+@pytest.mark.parametrize("kind", slow_but([429, 500, 502, 503, "lost"], 503, "lost"))
 def test_what_passes_is_tried_again(
     hub: Hub, send: Callable[..., Pushed], waits: list[float], endpoint: str, kind: int | str, folder: Path
 ) -> None:
@@ -404,6 +405,7 @@ def test_the_second_push_does_not_send_again_what_has_arrived(
     assert len(published(hub)) == len(LAYOUT) + 2 and hub.count("commit") == 1
 
 
+@pytest.mark.slow
 def test_a_push_that_is_killed_is_resumed(
     hub: Hub, folder: Path, tmp_path: Path, environment: Callable[[Hub, Path], dict[str, str]]
 ) -> None:

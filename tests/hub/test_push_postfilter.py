@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from sentence_transformers import SentenceTransformer
 from server import Hub
 
@@ -16,6 +17,7 @@ from st_reba.hub.saving import save
 TEXTS = [f"{name} {deed} {number}" for name in ("Ann", "王芳") for deed in ("sells", "忘记了") for number in range(25)]
 
 
+@pytest.mark.slow
 def test_pushed_and_loaded(hub: Hub, tmp_path: Path) -> None:
     model = st_reba.fit_postfilter(st_reba.build("mini", "echo", pooling="mean", device="cpu"), TEXTS, "standardize")
     save(model, tmp_path / "model")

@@ -48,6 +48,7 @@ def tiny(base: Callable[..., str]) -> SentenceTransformer:
     return st_reba.build(base("qwen3"), "echo", pooling="mean", max_seq_length=100, padding_side="left")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:
     first, again = tmp_path / "first", tmp_path / "again"
     save(model, first)
@@ -145,6 +146,7 @@ def _stored(model: SentenceTransformer, folder: Path) -> dict[str, Any]:
     return golden.read_golden(folder / "golden.json")
 
 
+@pytest.mark.slow
 def test_what_finds_the_base(
     tiny: SentenceTransformer, base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +240,7 @@ def test_an_adapter_is_no_base(
         save(tiny, tmp_path / "model", weights=False, base=base("qwen3"))
 
 
+@pytest.mark.slow
 def test_without_weights_and_without_the_package(
     tiny: SentenceTransformer, base: Callable[..., str], tmp_path: Path
 ) -> None:

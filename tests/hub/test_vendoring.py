@@ -114,6 +114,7 @@ def found(models: dict[str, SentenceTransformer], place: Path) -> dict[str, list
     return found
 
 
+@pytest.mark.slow
 def test_every_route_gives_the_same_vectors(
     models: dict[str, SentenceTransformer], found: dict[str, list[Any]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from marks import slow_but
 from reference import symmetrized_max
 
 from st_reba.modules import capture as capturing
@@ -58,7 +59,7 @@ def test_matrix(side: str, rows: str, both: bool, block: int) -> None:
 @pytest.mark.parametrize("block", [1, 4, 1 << 18])
 @pytest.mark.parametrize("ahead", [(), (0, 1, 2), (1,)])
 @pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("rows", ["last", "copy", "end", "half"])
+@pytest.mark.parametrize("rows", slow_but(["last", "copy", "end", "half"], "half"))
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_layers(
     side: str, rows: str, both: bool, ahead: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch

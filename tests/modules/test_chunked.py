@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from reference import Layout, hidden_and_attention, layout, symmetrized_max
 from reference_chunked import Run, chunked_pooled, chunked_tokens, cut
@@ -80,8 +81,8 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 # Numbers
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8, 80])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", slow_but([1, 3, 8, 80], 3, 80))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2"))
 def test_exact(base: Base, name: str, chunk: int) -> None:
     """last, mean and token vectors; both padding sides; alone and in a batch of mixed lengths."""
     path = base(name)
@@ -98,7 +99,7 @@ def test_exact(base: Base, name: str, chunk: int) -> None:
                 assert_close(got, one)
 
 
-@pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
+@pytest.mark.parametrize("tokenizer", slow_but(["plain", "bos_eos", "cls_sep"], "cls_sep"))
 @pytest.mark.parametrize(
     "options", [{"k": 1}, {"k": 3}, {"include_special": True}, {"normalize_weights": True}], ids=lambda each: str(each)
 )
@@ -130,6 +131,7 @@ def test_prompt_and_template_stand_around_each_piece(base: Base) -> None:
             assert_close(one, oracle)
 
 
+@pytest.mark.slow
 def test_one_piece_is_plain_reba(base: Base) -> None:
     """A causal decoder's copy 1 sees what the text alone sees, so that v'_i = v_i, and ReBA-2 comes out."""
     for name in NAMES:
@@ -159,7 +161,7 @@ def test_one_piece_of_a_converted_model(base: Base, setting: str) -> None:
         assert_close(got, (one + diagonal[:, None] * change).double())
 
 
-@pytest.mark.parametrize("chunk", [3, 20])
+@pytest.mark.parametrize("chunk", slow_but([3, 20], 3))
 def test_bfloat16(base: Base, chunk: int) -> None:
     for pooling in ("last", "mean"):
         exact = torch.stack(sentences(st_reba.build("mini", pooling=pooling, chunk=chunk)))
@@ -170,6 +172,7 @@ def test_bfloat16(base: Base, chunk: int) -> None:
         assert (1 - torch.cosine_similarity(together, alone)).max() <= 1e-3
 
 
+@pytest.mark.slow
 def test_words(base: Base) -> None:
     """A word is the mean of its e_i, in one piece or across two."""
     path = base("mini")
@@ -313,6 +316,7 @@ def test_saved_and_loaded(tmp_path: Path, pooling: str) -> None:
     np.testing.assert_array_equal(encode_words(again, [item]), encode_words(model, [item]))
 
 
+@pytest.mark.slow
 def test_vendored(tmp_path: Path) -> None:
     """The module runs from flat copies in the repository, without st_reba installed."""
     model = st_reba.build("mini", pooling="mean", chunk=6)

@@ -22,6 +22,7 @@ import test_multimodal
 import test_threads
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS, assert_close, loaded
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -106,7 +107,7 @@ def counted(model: SentenceTransformer) -> Iterator[list[int]]:
 # Which layer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2", "gemma2"))
 def test_every_layer(base: Base, name: str) -> None:
     """Every layer and range of every architecture, both paddings, before the norm and behind it."""
     path = base(name)
@@ -260,7 +261,7 @@ def cut(model: Any, runs: int, *, final_norm: bool) -> Any:
     return short
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", slow_but(PLANS, "mask0", "extra paper"))
 def test_plans(name: str) -> None:
     """k = 1 converts the highest layer that runs; what runs twice ends there too."""
     given, wanted = PLANS[name]
@@ -310,7 +311,7 @@ def test_ranges_of_a_plan(layer: tuple[int, int]) -> None:
 # ReBA, words, prefixes
 
 
-@pytest.mark.parametrize("name", ["mini", "gpt2", "bloom", "gemma2"])
+@pytest.mark.parametrize("name", slow_but(["mini", "gpt2", "bloom", "gemma2"], "gpt2"))
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_reba(base: Base, name: str, final_norm: bool) -> None:
     """A^new is the maximum over the layers that run."""
@@ -392,7 +393,7 @@ def test_pieces(pooling: Any, layer: Any) -> None:
 TEMPLATE = "Instruct: find the document. Text: {text} Again: {text}"
 
 
-@pytest.mark.parametrize("layer", [0, 2, 5, (0, 3), (2, 5)])
+@pytest.mark.parametrize("layer", slow_but([0, 2, 5, (0, 3), (2, 5)], 2, (0, 3)))
 @pytest.mark.parametrize("options", [{"method": "echo"}, {"method": "reba"}, {"method": "echo", "span": "all"}])
 def test_a_shared_beginning(options: dict[str, Any], layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all texts begin with is run once, as many layers of it."""
@@ -429,7 +430,10 @@ def checkpoint(model: Any, *, use_reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("method", ["classical", "reba"])
-@pytest.mark.parametrize(("layer", "final_norm"), [(3, True), (3, False), ((1, 3), True), ((0, 2), False)])
+@pytest.mark.parametrize(
+    ("layer", "final_norm"),
+    slow_but([(3, True), (3, False), ((1, 3), True), ((0, 2), False)], ((1, 3), True), rows=True),
+)
 def test_gradients(method: str, layer: Any, final_norm: bool) -> None:
     """The same with checkpointing; none for a layer above; and those of the vectors that are computed without one."""
 
@@ -466,6 +470,7 @@ def test_reentrant_checkpointing_is_refused() -> None:
         model(model[0].preprocess(["天"]))
 
 
+@pytest.mark.slow
 def test_at_once() -> None:
     """Two models on one backbone, one of them cut short, at once; and others beside them."""
     whole, short, mean = (model_of("mini", layer=layer) for layer in (None, 2, (1, 4)))
@@ -542,6 +547,7 @@ def test_a_folder_that_is_wrong(tmp_path: Path, change: dict[str, Any]) -> None:
         SentenceTransformer(str(tmp_path), device="cpu")
 
 
+@pytest.mark.slow
 def test_vendored(tmp_path: Path) -> None:
     """The modules run from the repository's own copies, without st_reba installed."""
     wanted = {}

@@ -16,6 +16,7 @@ import pytest
 import reference
 import reference_nosink
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from reference_stages import ensemble
 from sentence_transformers import SentenceTransformer
@@ -72,7 +73,7 @@ def wanted(base: str, text: str, method: str, equal_norms: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "qwen2"], "llama"))
 def test_exact(base: Base, name: str, method: str) -> None:
     path = base(name, "bos_eos")
     for side, equal_norms in (("left", True), ("right", False)):
@@ -217,6 +218,7 @@ def test_number_types(dtype: torch.dtype) -> None:
         assert_close(found[row], exact, 4e-3 if dtype == torch.bfloat16 else 1e-12)
 
 
+@pytest.mark.slow
 def test_saved(tmp_path: Path) -> None:
     """By plain sentence-transformers, twice, and in a process without st_reba."""
     options: dict[str, Any] = {"template": [ONE[1], {"query": "Q: {text}", "document": "D: {text}"}]}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from accelerate.utils import convert_outputs_to_fp32
+from marks import slow_but
 from pipelines import PIPELINES, TEXTS, TWICE, Features, assert_close, build, features_of, gradients, sentences
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -181,7 +182,7 @@ def enable(model: SentenceTransformer, **options: Any) -> None:
         backbone.gradient_checkpointing_enable(*([options] if options else []))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "gpt_oss", "falcon"])
+@pytest.mark.parametrize("architecture", slow_but(["llama", "gpt2", "gemma2", "gpt_oss", "falcon"], "llama", "gpt2"))
 @pytest.mark.parametrize("name", ["reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"])
 def test_checkpointing(base: Base, architecture: str, name: str) -> None:
     if architecture == "falcon" and name in ("reba-plan", "mask0"):

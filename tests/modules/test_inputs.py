@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from numpy.typing import NDArray
 from oracle import assert_close
 from sentence_transformers import SentenceTransformer
@@ -93,7 +94,7 @@ def assert_same(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
         assert_close(one, torch.tensor(other).double())
 
 
-@pytest.mark.parametrize(("name", "tokenizer", "method"), CASES)
+@pytest.mark.parametrize(("name", "tokenizer", "method"), slow_but(CASES, "llama", rows=True))
 def test_odd_texts(base: Base, name: str, tokenizer: str, method: str) -> None:
     """Each is a finite unit vector, the same alone, in any batch, in any order, padded on either side."""
     model = build(base, name, tokenizer, method)
@@ -235,7 +236,11 @@ POISONED = list(
 # Values in turn: each meets every base and every method.
 @pytest.mark.parametrize(
     ("name", "method", "value"),
-    [(*each, (math.nan, math.inf)[(number + number // 5) % 2]) for number, each in enumerate(POISONED)],
+    slow_but(
+        [(*each, (math.nan, math.inf)[(number + number // 5) % 2]) for number, each in enumerate(POISONED)],
+        "llama",
+        rows=True,
+    ),
 )
 def test_not_finite(base: Base, name: str, method: str, value: float) -> None:
     """One text's NaN is that text's alone: its mates are exact, and it is named or gets zeros."""

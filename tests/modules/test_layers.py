@@ -12,6 +12,7 @@ import pytest
 import reference
 import reference_nosink
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, loaded
 from reference import Layout
 from reference_nosink import KINDS, Plan, hooked, plan, run
@@ -148,8 +149,10 @@ def depths(kind: str) -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("architecture", "variant"), READINGS)
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize(
+    ("architecture", "variant"), slow_but(READINGS, ("inplace", "paper"), ("inter", "published"), rows=True)
+)
+@pytest.mark.parametrize("name", slow_but(BY_HAND, "llama"))
 def test_kinds(deep: Deep, name: str, architecture: str, variant: str, kind: str) -> None:
     path = deep(name)
     for number, (k, k0, m) in enumerate(depths(kind)):
@@ -276,7 +279,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "mistral", "gemma2", "gpt_oss"))
 def test_families(deep: Deep, name: str) -> None:
     """Sliding windows, caps, sinks and positions of every family, under every kind."""
     path, windows = deep(name), FAMILIES[name][1]
@@ -369,8 +372,10 @@ def reba(placed: Layout, hidden: Tensor, maps: Tensor) -> dict[str, Tensor]:
     return {**vectors, "tokens": reference.reba_tokens(hidden, fused, placed)}
 
 
-@pytest.mark.parametrize(("architecture", "variant"), READINGS)
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize(
+    ("architecture", "variant"), slow_but(READINGS, ("inplace", "paper"), ("inter", "published"), rows=True)
+)
+@pytest.mark.parametrize("name", slow_but(BY_HAND, "gpt2"))
 def test_reba(deep: Deep, name: str, architecture: str, variant: str) -> None:
     """Every pass of every layer counts in A_new, above the diagonal as well as below."""
     path, texts = deep(name), TEXTS[:3]
@@ -403,7 +408,7 @@ def test_published_reba(deep: Deep, tokenizer: str, kind: str) -> None:
                 assert_close(got, published(hidden, reference.symmetrized_max(maps)))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in BY_HAND])
+@pytest.mark.parametrize("name", slow_but([name for name in FAMILIES if name not in BY_HAND], "mistral", "gpt_oss"))
 def test_reba_of_families(deep: Deep, name: str) -> None:
     path, windows, texts = deep(name), FAMILIES[name][1], TEXTS[2:4]
     for kind, k, k0 in (("backward", 1, 0), ("bidirectional", 3, 1)):
@@ -421,7 +426,7 @@ def test_reba_of_families(deep: Deep, name: str) -> None:
             assert_close(got, vectors["tokens"])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", slow_but(["llama", "gemma2", "gpt_oss"], "gpt_oss"))
 def test_long_texts_in_blocks(deep: Deep, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention that is computed by parts is the same; a short text in the batch is mostly padding."""
     monkeypatch.setattr(blocked, "BLOCK_NUMBERS", 1)
@@ -480,7 +485,7 @@ UNCONVERTED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "gemma2", "gpt_oss"], "gpt_oss"))
 def test_nothing_converted_changes_no_bit(deep: Deep, name: str) -> None:
     path = deep(name)
     options: dict[str, Any] = {"normalize": False, "check": False}
@@ -521,7 +526,7 @@ def test_a_plan_that_does_not_fit(deep: Deep) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "mistral"], "mistral"))
 def test_short_texts(deep: Deep, name: str, kind: str) -> None:
     """One and two tokens, which may all be among the first m; an empty text has one that stands for it."""
     path, windows = deep(name, "plain"), FAMILIES[name][1]
@@ -547,7 +552,7 @@ def test_short_texts(deep: Deep, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ALL)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "olmo2"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "gemma2", "olmo2"], "llama"))
 def test_bfloat16(deep: Deep, name: str, architecture: str) -> None:
     path = deep(name)
     converted = LayerPlan(architecture=architecture, k=2, k0=1)

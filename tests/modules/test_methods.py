@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS, assert_close, oracle
 from transformers import AutoModel
 
@@ -35,7 +36,7 @@ def encode(model: object, batched: bool) -> list[torch.Tensor]:
     return [model.encode(text, convert_to_tensor=True) for text in TEXTS]
 
 
-@pytest.mark.parametrize(("name", "side", "k"), CASES)
+@pytest.mark.parametrize(("name", "side", "k"), slow_but(CASES, "llama", "gpt2", rows=True))
 def test_reba(base: Base, name: str, side: str, k: int) -> None:
     path = base(name)
     for pooling in ("last", "mean"):
@@ -50,7 +51,7 @@ def test_reba(base: Base, name: str, side: str, k: int) -> None:
         assert_close(got, reference.reba_tokens(hidden, fused, placed))
 
 
-@pytest.mark.parametrize(("name", "side", "k"), CASES)
+@pytest.mark.parametrize(("name", "side", "k"), slow_but(CASES, "llama", "gpt2", rows=True))
 def test_echo(base: Base, name: str, side: str, k: int) -> None:
     path = base(name)
     for pooling in ("last", "mean"):
@@ -62,7 +63,7 @@ def test_echo(base: Base, name: str, side: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("name", [*NAMES, *EXTRA])
+@pytest.mark.parametrize("name", slow_but([*NAMES, *EXTRA], "llama", "gpt2", "gemma2"))
 def test_one_copy(base: Base, name: str, side: str) -> None:
     """Classical last, mean and cls, and PromptEOL, whose vector is the template's last position."""
     path = base(name)
@@ -110,7 +111,7 @@ def test_disagreeing_attention_is_refused(base: Base) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos", "bos_eos", "cls_sep", "no_pad_no_eos", "chat"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "bloom"], "llama"))
 def test_published(base: Base, name: str, tokenizer: str) -> None:
     """What the ReBA authors' code computes: special tokens count, and rows look both ways."""
     path = base(name, tokenizer)
@@ -212,7 +213,9 @@ def test_cut(base: Base, method: str, limit: int, caplog: pytest.LogCaptureFixtu
     assert matched[0].budget() == (limit - 2) // 4
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "bloom", "mini", "stories260K"])
+@pytest.mark.parametrize(
+    "name", slow_but(["gpt2", "llama", "gemma2", "gpt_oss", "bloom", "mini", "stories260K"], "gpt_oss")
+)
 def test_bfloat16(base: Base, name: str) -> None:
     """bf16 keeps 8 bits of every number; the README states these bounds on 1 - cosine, measured on these models."""
     path = base(name)

@@ -49,6 +49,7 @@ def test_saved_and_loaded(tmp_path: Path, name: str) -> None:
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_vendored(tmp_path: Path) -> None:
     """The modules run from flat copies in the repository, without st_reba installed."""
     classes = {"nosink": "NoSinkTransformer", "repeat": "RepeatTransformer", "pooling": "ReBAPooling"}

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, VOCABULARY, _fill, save
+from marks import slow_but
 from oracle import TEXTS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -124,6 +125,7 @@ def test_copies(name: str) -> None:
         np.testing.assert_array_equal(vectors(model), wanted)
 
 
+@pytest.mark.slow
 def test_another_process(tmp_path: Path) -> None:
     """As in a pool of processes: one that never named st_reba gets the model pickled."""
     models = {name: build(PLANS[name]) for name in ("inplace", "inter", "extend")}
@@ -223,7 +225,7 @@ def test_plans_in_turn(tmp_path: Path) -> None:
 # Number formats and training
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", slow_but(PLANS, "inter"))
 def test_number_formats(name: str) -> None:
     model = build(PLANS[name])
     wanted = torch.from_numpy(vectors(model))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS, assert_close
 from torch import Tensor
 
@@ -60,7 +61,9 @@ def pair(path: str, **options: Any) -> tuple[st_reba.RepeatTransformer, Tensor, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXTRA, "mini"])
+@pytest.mark.parametrize(
+    "name", slow_but([*ARCHITECTURES, *EXTRA, "mini"], "llama", "gpt2", "gpt_oss", "gemma2", "mini")
+)
 def test_the_same_vectors(base: Base, name: str, method: str, prefixes: list[int | None]) -> None:
     options = METHODS[method]
     side = "left" if len(method) % 2 else "right"

@@ -12,6 +12,7 @@ import pytest
 import reference
 import reference_nosink
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, loaded
 from reference import Layout
 from reference_nosink import plan
@@ -111,7 +112,7 @@ def together(model: SentenceTransformer, texts: tuple[str, ...] = TEXTS) -> Tens
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow_but(FAMILIES, "gpt2"))
 def test_exact(deep: Deep, name: str, method: str) -> None:
     path = deep(name)
     for prepend in (1, 2):

@@ -13,6 +13,7 @@ import reference
 import reference_nosink
 import torch
 from architectures import SLIDING
+from marks import slow_but
 from oracle import TEXTS, assert_close, loaded
 from reference import Layout
 from reference_nosink import hooked, plan, run
@@ -84,7 +85,7 @@ def states(base: str, name: str, text: str, copies: int, k: int, prompt: bool = 
     return placed, *hooked(model, placed.ids, wanted, [width if at in layers else None for at in range(depth)])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "mistral", "qwen2", "gemma2", "gpt_oss"], "mistral"))
 def test_exact(base: Base, name: str) -> None:
     path, texts = base(name, "bos_eos"), TEXTS[:4]
     for k, side in product((1, 2), SIDES):

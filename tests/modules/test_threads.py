@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 from numpy.typing import NDArray
 from oracle import TEXTS
 from sentence_transformers import SentenceTransformer
@@ -91,13 +92,18 @@ def build(base: Base, name: str) -> SentenceTransformer:
     return st_reba.build(base(path, "bos_eos"), method, normalize=False, **options)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "reba"))
 def test_one_model(base: Base, name: str) -> None:
     model = build(base, name)
     check([encoding(model, thread) for thread in range(THREADS)])
 
 
-@pytest.mark.parametrize("names", [("reba", "published"), ("reba", "echo"), ("hooks", "echo"), ("hooks", "published")])
+@pytest.mark.parametrize(
+    "names",
+    slow_but(
+        [("reba", "published"), ("reba", "echo"), ("hooks", "echo"), ("hooks", "published")], ("reba", "published")
+    ),
+)
 def test_two_models(base: Base, names: tuple[str, str]) -> None:
     models = [build(base, name) for name in names]
     check([encoding(models[thread % 2], thread) for thread in range(THREADS)])
@@ -110,14 +116,14 @@ def test_everything_at_once(base: Base) -> None:
     check([kinds[thread % 3](models[thread % 4], thread) for thread in range(THREADS)])
 
 
-@pytest.mark.parametrize("name", ["reba", "published", "hooks"])
+@pytest.mark.parametrize("name", slow_but(["reba", "published", "hooks"], "reba"))
 def test_token_vectors(base: Base, name: str) -> None:
     """They take a second forward pass with another capture, which sentences of other threads must not see."""
     model = build(base, name)
     check([(token_vectors if thread % 2 else encoding)(model, thread) for thread in range(THREADS)])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "reba"))
 def test_words(base: Base, name: str) -> None:
     model = build(base, name)
     check([(words if thread % 2 else encoding)(model, thread) for thread in range(THREADS)])

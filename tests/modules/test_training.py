@@ -93,6 +93,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes(base: Base, tmp_path: Path) -> None:
     """DistributedDataParallel's gradient is that of both processes' texts together."""
     texts = [*TEXTS, "A cat sleeps."]
