@@ -348,6 +348,7 @@ def test_device_map_without_accelerate(llama: Path) -> None:
 # Compiled models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["echo", "reba", "inter"])
 def test_compiled(llama: Path, method: str, tmp_path: Path) -> None:
     """Traced, the layers still obey their plan, a later one too, and show their attention."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from reference import symmetrized_max
 
 import st_reba
@@ -136,6 +137,7 @@ def test_the_report_and_figures_come_from_a_file_alike(tmp_path: Path) -> None:
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
+@pytest.mark.slow
 def test_only_some(tmp_path: Path) -> None:
     done = started("--smoke", "--only", "reba-2 last", "prompteol", "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

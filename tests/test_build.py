@@ -372,6 +372,7 @@ def test_inputs(model: SentenceTransformer) -> None:
             model.encode(wrong)
 
 
+@pytest.mark.slow
 def test_two_processes(model: SentenceTransformer) -> None:
     texts = [f"{text} {number}" for text in TEXTS for number in range(4)]
     assert same(model.encode(texts, device=["cpu", "cpu"], chunk_size=6), model.encode(texts))

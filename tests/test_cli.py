@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from st_reba.filtered import postfilter_of
 
@@ -157,48 +158,52 @@ def test_build(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [
-        (
-            "--repeats 3 --pooling mean --variant published --no-normalize --max-seq-length 99 --dtype bfloat16",
-            {
-                "repeats": 3,
-                "pooling": "mean",
-                "variant": "published",
-                "normalize": False,
-                "max_seq_length": 99,
-                "dtype": "bfloat16",
-            },
-        ),
-        (
-            "--separator / --include-special --normalize-weights --prompt query=Q:= --prompt document=",
-            {
-                "separator": "/",
-                "include_special": True,
-                "normalize_weights": True,
-                "prompts": {"query": "Q:=", "document": ""},
-            },
-        ),
-        (
-            "--method echo --template {instruction}:{text}/{text} --instruction find --span end --compute-matched",
-            {
-                "method": "echo",
-                "template": "{instruction}:{text}/{text}",
-                "instruction": "find",
-                "span": "end",
-                "compute_matched": True,
-            },
-        ),
-        (
-            "--method prompteol --template prompteol --template {text}= --weights=1,-0.5 --no-equal-norms",
-            {
-                "method": "prompteol",
-                "template": ["prompteol", "{text}="],
-                "weights": [1, -0.5],
-                "equal_norms": False,
-            },
-        ),
-        ("--method classical --pooling mean --prepend 2", {"method": "classical", "pooling": "mean", "prepend": 2}),
-    ],
+    slow_but(
+        [
+            (
+                "--repeats 3 --pooling mean --variant published --no-normalize --max-seq-length 99 --dtype bfloat16",
+                {
+                    "repeats": 3,
+                    "pooling": "mean",
+                    "variant": "published",
+                    "normalize": False,
+                    "max_seq_length": 99,
+                    "dtype": "bfloat16",
+                },
+            ),
+            (
+                "--separator / --include-special --normalize-weights --prompt query=Q:= --prompt document=",
+                {
+                    "separator": "/",
+                    "include_special": True,
+                    "normalize_weights": True,
+                    "prompts": {"query": "Q:=", "document": ""},
+                },
+            ),
+            (
+                "--method echo --template {instruction}:{text}/{text} --instruction find --span end --compute-matched",
+                {
+                    "method": "echo",
+                    "template": "{instruction}:{text}/{text}",
+                    "instruction": "find",
+                    "span": "end",
+                    "compute_matched": True,
+                },
+            ),
+            (
+                "--method prompteol --template prompteol --template {text}= --weights=1,-0.5 --no-equal-norms",
+                {
+                    "method": "prompteol",
+                    "template": ["prompteol", "{text}="],
+                    "weights": [1, -0.5],
+                    "equal_norms": False,
+                },
+            ),
+            ("--method classical --pooling mean --prepend 2", {"method": "classical", "pooling": "mean", "prepend": 2}),
+        ],
+        "--method classical --pooling mean --prepend 2",
+        rows=True,
+    ),
 )
 def test_every_option_of_build(run: Run, tmp_path: Path, arguments: str, options: dict[str, Any]) -> None:
     status, out, _ = run("build", "mini", tmp_path, *arguments.split(), "--json")
@@ -368,6 +373,7 @@ def test_encode_a_column(run: Run, saved: Path, tmp_path: Path) -> None:
     assert status == 0 and [json.loads(line)["text"] for line in out.splitlines()] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_encode_stops_when_its_reader_does(saved: Path) -> None:
     """A pipe that is closed early, as by `head`, is no error."""
     command = [sys.executable, "-m", "st_reba.cli", "encode", str(saved / "model"), "-", "--json"]

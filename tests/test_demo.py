@@ -39,6 +39,7 @@ def test_sentences() -> None:
     assert set(Counter((each.metadata["lang"], each.metadata["topic"]) for each in sentences).values()) == {10}
 
 
+@pytest.mark.slow
 def test_report(report: dict[str, Any]) -> None:
     assert report["model"] == "mini" and report["documents"] == 320
     assert 0 <= report["round_trip"] <= 1e-6

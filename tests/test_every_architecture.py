@@ -14,6 +14,7 @@ import pytest
 import sweep_record
 import transformers
 from families import CAUSAL_LMS, NoModelError
+from marks import slow_but
 from sweep import METHODS, REFUSALS, TOLERANCE, encoder_error, sweep
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "architectures.py"
@@ -26,7 +27,7 @@ ENCODERS = (
 )
 
 
-@pytest.mark.parametrize("model_type", sorted(CAUSAL_LMS))
+@pytest.mark.parametrize("model_type", slow_but(sorted(CAUSAL_LMS), "llama", "gpt2", "mamba"))
 def test_type(model_type: str, tmp_path: Path) -> None:
     wanted = sweep_record.recorded().get(model_type)
     assert wanted is not None, (
@@ -37,7 +38,7 @@ def test_type(model_type: str, tmp_path: Path) -> None:
     assert found.record() == wanted, f"errors: {found.errors}; if this is right, run {sweep_record.COMMAND}"
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("model_type", slow_but(ENCODERS, "bert", "xlnet"))
 def test_an_encoder_sees_no_padding(model_type: str, tmp_path: Path) -> None:
     """As a baseline, an encoder looks both ways: padding in a batch must be hidden from it, or the encoder refused."""
     try:
@@ -81,6 +82,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_script() -> None:
     done = run("llama", "mamba", "--json")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -20,6 +20,7 @@ import reference
 import torch
 import transformers
 from architectures import POSITIONS, TOKENIZERS
+from marks import slow_but
 from oracle import TEXTS, assert_close
 from reference import Layout
 from reference_nosink import hooked, plan
@@ -268,7 +269,7 @@ def vectors(model: SentenceTransformer) -> list[Tensor]:
     return list(model.encode(list(TEXTS), batch_size=len(TEXTS), convert_to_tensor=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "qwen2_5_vl"))
 def test_methods(base: Base, name: str) -> None:
     path = base(name)
     classical = vectors(st_reba.build(path, "classical", pooling="mean", normalize=False))
@@ -287,7 +288,7 @@ def test_methods(base: Base, name: str) -> None:
         assert_close(mean[row], reference.reba(hidden, fused, placed, "mean"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(MODELS, "qwen2_5_vl", "gemma3"))
 def test_plans(base: Base, name: str) -> None:
     """Kinds in place, and second passes through the text tower's layers, not the vision tower's."""
     path = base(name)
@@ -354,10 +355,14 @@ def test_a_decoder_without_the_interface(base: Base) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("blip-2", "Blip2Model needs 'pixel_values' beside a text.*get_decoder"),
-        ("llama4", "Llama4ForConditionalGeneration hands out no last hidden states.*get_decoder"),
-    ],
+    slow_but(
+        [
+            ("blip-2", "Blip2Model needs 'pixel_values' beside a text.*get_decoder"),
+            ("llama4", "Llama4ForConditionalGeneration hands out no last hidden states.*get_decoder"),
+        ],
+        "blip-2",
+        rows=True,
+    ),
 )
 def test_remedy(base: Base, name: str, message: str, tmp_path: Path) -> None:
     """A model that cannot run on text alone is refused, and its text tower does run."""

@@ -22,6 +22,7 @@ def test_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "1 0." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("猫在窗台上睡着了。\n股票大跌。\n", encoding="utf-8")

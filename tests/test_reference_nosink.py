@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import slow_but
 from reference import as_double, hidden_and_attention
 from reference_nosink import KINDS, Plan, from_top, hooked, plan, run, save, visible
 from torch import Tensor
@@ -144,8 +145,8 @@ def test_near_llama_as_it_runs(folder: Path) -> None:
     assert difference(run(model, IDS, plan(DEPTH))[0], hidden_and_attention(model, IDS)[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "bidirectional", "nosink-forward"))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
 def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name: str, kind: str) -> None:
     model = in_double(name)
     for m in (1, 2, 5):
@@ -161,7 +162,7 @@ def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name:
 
 @pytest.mark.parametrize("variant", ["paper", "published"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
 def test_architectures_by_hand_and_by_hooks(
     in_double: Callable[[str], PreTrainedModel], name: str, architecture: str, variant: str
 ) -> None:

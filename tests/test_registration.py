@@ -89,6 +89,7 @@ def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp
     assert not [name for name in imported if name.startswith(("st_reba.index", "st_reba.demo", "st_reba.build"))]
 
 
+@pytest.mark.slow
 def test_fresh_process_without_import(folder: Path) -> None:
     printed = python(WITHOUT_IMPORT, str(folder))
     assert "trust_remote_code" in printed and "st_reba.RepeatTransformer" in printed

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from oracle import TEXTS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
@@ -59,7 +60,7 @@ def repository(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("name", slow_but(["llama", "qwen2", "mistral"], "llama"))
 def test_unconverted_it_is_the_same_model(repository: Callable[..., str], name: str, pooling: str) -> None:
     path = repository(name, pooling)
     plain = SentenceTransformer(path, device="cpu")

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -54,7 +55,7 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(item)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=slow_but(MODELS, "paper", "classical", "prompteol"))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

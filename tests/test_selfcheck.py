@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from transformers import AutoConfig, AutoModel
 
 import st_reba

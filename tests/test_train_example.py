@@ -87,6 +87,7 @@ def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, t
     np.testing.assert_allclose(load(again).encode(TEXTS), load(out).encode(TEXTS), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_killed(llama: str, data: Path, tmp_path: Path, echo: tuple[Path, dict[str, Any]]) -> None:
     """A process that dies between two checkpoints, and the same command with --resume."""
     arguments = [llama, str(data / "pairs.tsv"), str(tmp_path / "echo"), "--dev", str(data / "pairs.tsv"), *FAST]
@@ -116,6 +117,7 @@ def test_killed(llama: str, data: Path, tmp_path: Path, echo: tuple[Path, dict[s
     assert resumed["losses"] == pytest.approx(echo[1]["losses"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     out, _ = echo
     assert not list(out.glob("model*.safetensors")) and (out / "adapter_model.safetensors").is_file()
@@ -163,6 +165,7 @@ def test_its_card(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert again.split("## Training\n")[1].split("\n## ")[0].strip() == training.strip()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_not_left_at_its_base(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weights=False: the model has an adapter.*merge_adapter"):
         save(load(echo[0]), tmp_path / "recipe", weights=False, base="org/name")
@@ -170,6 +173,7 @@ def test_an_adapter_is_not_left_at_its_base(echo: tuple[Path, dict[str, Any]], t
         save(load(echo[0]), tmp_path / "adapter", golden=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["classical", "bidirectional", "reba"])
 def test_methods(method: str, llama: str, data: Path, tmp_path: Path) -> None:
     """Each of the comparison, merged, on triplets, with half the steps."""
@@ -192,6 +196,7 @@ def test_methods(method: str, llama: str, data: Path, tmp_path: Path) -> None:
     assert cli.main(["info", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_bf16_and_checkpointing(llama: str, data: Path, tmp_path: Path) -> None:
     more = ["--bf16", "--gradient-checkpointing", "--steps", "3", "--method", "reba", "--mini-batch-size", "2"]
     report = train(llama, str(data / "pairs.tsv"), str(tmp_path / "out"), *more)
@@ -232,6 +237,7 @@ def test_size_of_an_adapter(sizes: tuple[int, ...], share: float) -> None:
     assert 0.001 < 4 * learned / (2 * weights) < share
 
 
+@pytest.mark.slow
 def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
@@ -84,6 +85,7 @@ def test_every_stage(tmp_path: Path, name: str) -> None:
         np.testing.assert_array_equal(st_reba.encode_words(short, items), st_reba.encode_words(model, items))
 
 
+@pytest.mark.slow
 def test_sizes(tmp_path: Path) -> None:
     """As many weights less as the layers above have; they are shared, and moving one model leaves the other."""
     whole = st_reba.build("mini", "echo", stages=[ReadLayers(2)], normalize=False)

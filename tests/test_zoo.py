@@ -226,6 +226,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "zoo", "list").splitlines()
     assert lines[0].split()[:2] == ["NAME", "BASE"] and [line.split()[0] for line in lines[1:]] == NAMES
@@ -250,6 +251,7 @@ def test_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert zoo.load(file) == zoo.load("llama2-chinese-reba")
 
 
+@pytest.mark.slow
 def test_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert json.loads(run(capsys, "build", "zoo:mini-nosink", out, "--k0", "1", "--json"))["method"] == "nosink"

@@ -61,6 +61,7 @@ def test_places(monkeypatch: pytest.MonkeyPatch) -> None:
             LocalEngine(devices=devices)
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     model = st_reba.build("mini", "reba", prompts={"document": "Text: "})
     wanted = encode_corpus(model, TEXTS, tmp_path / "single", **SIZES)
@@ -78,6 +79,7 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
         encode_corpus(model, TEXTS, tmp_path / "single", engine="local", workers=2, **SIZES)
 
 
+@pytest.mark.slow
 def test_dead_worker(tmp_path: Path) -> None:
     """Told at once, finished shards kept; the same corpus then goes on with any engine, and equals that of one."""
     model = st_reba.build("mini", "echo")
@@ -100,6 +102,7 @@ def test_dead_worker(tmp_path: Path) -> None:
     assert np.array_equal(vectors_of(found), vectors_of(wanted))
 
 
+@pytest.mark.slow
 def test_interrupted(tmp_path: Path) -> None:
     model = st_reba.build("mini", "echo")
 
@@ -132,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="kills by signal")
 def test_workers_end_with_a_killed_run(tmp_path: Path) -> None:
     """A run that is killed cannot stop its workers; they would hold their GPU's memory for ever."""

@@ -25,6 +25,7 @@ def pairs(tmp_path: Path) -> Path:
     return write_rows(tmp_path / "pairs.jsonl", rows_of("pairs", 200))
 
 
+@pytest.mark.slow
 def test_a_search_from_the_command_line(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

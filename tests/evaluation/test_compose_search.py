@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from composing_data import SMALL, rows_of, write_rows
+from marks import slow_but
 
 import st_reba
 from st_reba.evaluation import ComposedReport, Filter, Space, compose, read_parts
@@ -70,7 +71,7 @@ def without_seconds(out: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-@pytest.mark.parametrize("kind", ["pairs", "triples", "classes", "ranking"])
+@pytest.mark.parametrize("kind", slow_but(["pairs", "triples", "classes", "ranking"], "triples"))
 def test_the_recipe_is_what_was_reported(base: Any, files: dict[str, Path], kind: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report, said = run(base, parted := read_parts(files[kind], kind), out)
@@ -130,6 +131,7 @@ def undisturbed(
     return kept["whole"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [0, 3, 40])
 def test_a_search_that_was_stopped_goes_on(
     base: Any,
@@ -182,6 +184,7 @@ def test_a_search_that_was_stopped_goes_on(
         run(base, task, tmp_path / "out", tokens=50_000)
 
 
+@pytest.mark.slow
 def test_minutes_are_measured_once(
     base: Any, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_minutes_are_measured_once(
     assert 5 < again.arms == first.arms < len(SEARCH.arms(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "classes"])
 def test_no_choice_sees_what_reports(
     base: Any, files: dict[str, Path], kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -223,6 +227,7 @@ def test_no_choice_sees_what_reports(
         assert [row.heldout for row in other.rows] == pytest.approx([-row.heldout for row in report.rows])
 
 
+@pytest.mark.slow
 def test_a_report_can_be_read(base: Any, files: dict[str, Path], tmp_path: Path) -> None:
     report, _ = run(base, read_parts(files["pairs"], seed=3), tmp_path / "out", speed=0.6, max_seq_length=100)
     words = f"{files['pairs']}' {tmp_path / 'out'} --compose --seed 3 --speed 0.6 --space {tmp_path / 'out'}/space.yaml"

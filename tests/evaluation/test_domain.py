@@ -56,6 +56,7 @@ def test_counts_are_scikit_learns(seed: int) -> None:
     assert macro_f1(part)[0] == pytest.approx((2 / 3 + 0) / 2)
 
 
+@pytest.mark.slow
 def test_a_run_is_a_refit_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     build = Limit.build

@@ -479,6 +479,7 @@ def test_skipped_lines_are_counted(write: Write) -> None:
 # --- real data
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_data(write: Write) -> None:
     """Every kind on data as they are distributed, by the embedded model, for a few rows."""

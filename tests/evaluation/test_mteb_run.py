@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 from mteb_tasks import CLASSES, make_data, make_task, texts
 from scipy.stats import pearsonr, spearmanr
 from sklearn.cluster import MiniBatchKMeans
@@ -98,7 +99,7 @@ def wanted(kind: str, model: Any, data: Any) -> dict[str, float]:
     return {"map_at_1000": float(np.mean(precisions)), "recall_at_1000": float(np.mean(recalls))}
 
 
-@pytest.mark.parametrize("kind", list(CLASSES))
+@pytest.mark.parametrize("kind", slow_but(list(CLASSES), "STS", "Clustering", "Reranking"))
 def test_metrics_by_their_definitions(kind: str, model: Any, tmp_path: Path) -> None:
     documents = 1100 if kind == "Retrieval" else 40
     (result,) = run(tmp_path / "out", [make_task(kind, documents=documents)])
@@ -115,6 +116,7 @@ def test_metrics_by_their_definitions(kind: str, model: Any, tmp_path: Path) -> 
     assert all(math.isfinite(value) for value in result.scores.values())
 
 
+@pytest.mark.slow
 def test_runs_are_alike_and_methods_draw_alike(tmp_path: Path) -> None:
     def tasks() -> list[Any]:
         return [make_task("Clustering"), make_task("Classification")]
@@ -227,6 +229,7 @@ def test_a_method_that_cannot_be_built_loses_no_other(tmp_path: Path) -> None:
     assert len(caught.value.failures) == 1
 
 
+@pytest.mark.slow
 def test_names_differ_where_settings_do(tmp_path: Path) -> None:
     out = tmp_path / "out"
     prompts = tmp_path / "mine.yaml"

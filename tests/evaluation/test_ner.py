@@ -233,6 +233,7 @@ def refit(model: SentenceTransformer, task: TagTask) -> list[list[str]]:
     return [[str(next(predicted)) for _ in tags] for _, tags in task.heldout]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_tasks_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Some at a time: the bounds of the pieces must not show.
     monkeypatch.setattr(module, "_TOGETHER", 7)
@@ -277,6 +278,7 @@ def test_a_prompt_a_limit_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert Results(tmp_path / "out").all() == []
 
 
+@pytest.mark.slow
 def test_sentences_that_a_method_does_not_read_whole(tmp_path: Path) -> None:
     """They are not trained on, their entities are missed, and they are named; other methods are not touched."""
     long = (("Berlin", *["and", "so", "on"] * 12, "Rome"), ("B-LOC", *["O"] * 36, "B-LOC"))

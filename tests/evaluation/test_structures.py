@@ -175,6 +175,7 @@ def test_accuracy_by_a_plain_loop(fake: list[str], tmp_path: Path) -> None:
     assert len(fake) == 1 + sum(one.texts for one in found)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(fake: list[str], tmp_path: Path) -> None:
     def run(methods: str = "echo,reba", **options: Any) -> list[Any]:
         fake.clear()
@@ -225,6 +226,7 @@ def test_ties_count_a_half() -> None:
     assert score_cosines(cosines).tolist() == [1, 0, 0.5, 0.5, 1]
 
 
+@pytest.mark.slow
 def test_real_embeddings_and_parts(tmp_path: Path) -> None:
     """The cosines are those of the model's own encode; an early part that sees nothing else cannot tell in S3."""
     results = Results(tmp_path / "out")

@@ -116,6 +116,7 @@ def task(tmp_path: Path) -> list[Any]:
     return read_local(f"STS={path}")
 
 
+@pytest.mark.slow
 def test_budgets_are_points_of_one_curve(task: list[Any], tmp_path: Path) -> None:
     results = Results(tmp_path / "out")
     methods = read_methods("classical:pooling=mean,echo:pooling=mean")
@@ -139,6 +140,7 @@ def test_budgets_are_points_of_one_curve(task: list[Any], tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_only_methods_that_repeat_have_points(task: list[Any], tmp_path: Path) -> None:
     methods = read_methods("classical,echo,reba")
     found = sweep_repeats(Base("mini"), methods, task, Results(tmp_path / "out"), [1, 3])
@@ -152,6 +154,7 @@ def test_only_methods_that_repeat_have_points(task: list[Any], tmp_path: Path) -
     assert found[0].scores["cosine_spearman"] == pytest.approx(found[1].scores["cosine_spearman"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_templates_are_points(task: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = Results(tmp_path / "out")
     methods = read_methods("prompteol,reba:pooling=mean")

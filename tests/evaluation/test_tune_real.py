@@ -21,6 +21,7 @@ from st_reba.bases import EMBEDDED
 from st_reba.evaluation import PairTask, read_task, tune
 
 
+@pytest.mark.slow
 def test_a_real_run(tmp_path: Path) -> None:
     words = ["the", "cat", "dog", "rain", "bank", "river", "runs", "今天", "天气", "很好", "银行", "公园", "散步"]
     chance = random.Random(0)

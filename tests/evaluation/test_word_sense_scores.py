@@ -73,6 +73,7 @@ METHODS = (
 )
 
 
+@pytest.mark.slow
 def test_scores(tmp_path: Path) -> None:
     """Each method's accuracy is that of its vectors, whatever the batches."""
     few = task()
@@ -257,6 +258,7 @@ def questions_file(folder: Path) -> str:
     return str(folder / "few.csv")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = questions_file(tmp_path), str(tmp_path / "out")
     command(file, "--model", "mini", "--methods", "echo,reba-3", "--layers=-2,0", "--out", out, "--json")
@@ -294,6 +296,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 # --- the published files
 
 
+@pytest.mark.slow
 def test_published(tmp_path: Path) -> None:
     """Known figures of the embedded model: right answers of 300, by cosine."""
     if not (DATA / "SLPWC_v1.csv").is_file():

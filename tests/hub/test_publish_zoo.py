@@ -48,6 +48,7 @@ def rows(printed: str) -> dict[str, list[str]]:
     return {name.strip(): [word.strip() for word in words if word.strip()] for name, *words in found}
 
 
+@pytest.mark.slow
 def test_published_then_unchanged(hub: Hub, run: Callable[..., tuple[int, str, str]]) -> None:
     names = ["mini-reba", "mini-echo"]
     status, printed, _ = run(*names, "--org", "org", "--private")

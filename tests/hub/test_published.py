@@ -89,6 +89,7 @@ def near(found: Any, wanted: Any) -> bool:
     return not isinstance(found, str) and bool(np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_readers_get_its_vectors_by_name(
     hub: Hub, models: dict[str, Path], expected: dict[str, Any], read: Callable[..., dict[str, Any]]
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_recipe_is_built_checked_and_published(hub: Hub, tmp_path: Path, monke
             push_recipe(name, "org/mini-reba", weights=weights)
 
 
+@pytest.mark.slow
 def test_a_model_that_changed_after_it_was_saved_is_not_published(hub: Hub, models: dict[str, Path]) -> None:
     config = models["first"] / "1_ReBAPooling/config.json"
     before = config.read_bytes()

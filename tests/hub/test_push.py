@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hub_state import altered
 from huggingface_hub import HfApi
+from marks import slow_but
 from server import Hub
 
 import st_reba.hub.push as pushing

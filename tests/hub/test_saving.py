@@ -49,6 +49,7 @@ def tiny(base: Callable[..., str]) -> SentenceTransformer:
     return st_reba.build(base("qwen3"), "echo", pooling="mean", max_seq_length=100, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:
     first, again = tmp_path / "first", tmp_path / "again"
     save(model, first)

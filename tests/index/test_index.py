@@ -227,6 +227,7 @@ def counting(real: Any, calls: list[int]) -> Any:
     return encode
 
 
+@pytest.mark.slow
 def test_batches(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by token budget, unless a number of texts is given; the vectors are the same."""
     texts = [f"{'A cat sleeps. ' * (number * 7 % 11)}Number {number}." for number in range(40)]

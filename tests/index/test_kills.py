@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from marks import slow_but
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kills import Trial, run_child
@@ -25,7 +26,7 @@ MOMENTS = 8
 RANDOM = 3
 
 
-@pytest.fixture(params=list(OPERATIONS))
+@pytest.fixture(params=slow_but(list(OPERATIONS), "delete a few", "export .parquet"))
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
     yield Trial(OPERATIONS[request.param], tmp_path / "trial")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import DIM, WORDS, cosines, tiny_model
@@ -305,7 +306,7 @@ FACTORIES = ["HNSW8,Flat", "HNSW8,SQ8", "SQ8", "SQfp16", "PQ4x4", "IVF4,Flat", "
 ]
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", slow_but(FACTORIES, "HNSW8,Flat", "SQ8", "IVF4,SQ8"))
 def test_rows_are_kept_bit_for_bit(factory: str) -> None:
     faiss = load_faiss()
     faiss.omp_set_num_threads(1)

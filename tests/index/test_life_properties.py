@@ -20,6 +20,8 @@ from tiny import WORDS, cosines, tiny_model
 
 from st_reba.index import Document, Index
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_model()
 # One or two words each: equal sums are equal bit for bit, so that ties are ties.
 WORD = st.sampled_from(WORDS[:6])

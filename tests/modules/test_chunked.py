@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from pipelines import encoded, features_of, pipeline, sentences, transformer
 from reference import Layout, hidden_and_attention, layout, symmetrized_max
@@ -68,8 +69,8 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 # Numbers
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8, 80])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", slow_but([1, 3, 8, 80], 3, 80))
+@pytest.mark.parametrize("name", slow_but(NAMES, "llama", "gpt2"))
 def test_exact(base: Base, name: str, chunk: int) -> None:
     """last, mean and token vectors, in a batch of mixed lengths and alone; one piece is plain ReBA."""
     path = base(name)

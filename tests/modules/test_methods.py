@@ -9,6 +9,7 @@ import pytest
 import reference
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS, assert_close, oracle
 from pipelines import PIPELINES, build, encoded, pipeline
 from sentence_transformers import SentenceTransformer
@@ -179,7 +180,9 @@ def test_cut(base: Base, limit: int) -> None:
         assert_close(by_echo, reference.echo(hidden, placed))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "bloom", "mini", "stories260K"])
+@pytest.mark.parametrize(
+    "name", slow_but(["gpt2", "llama", "gemma2", "gpt_oss", "bloom", "mini", "stories260K"], "gpt_oss")
+)
 def test_bfloat16(base: Base, name: str) -> None:
     """bf16 keeps 8 bits of every number; the README states these bounds on 1 - cosine, measured on these models."""
     path = base(name)

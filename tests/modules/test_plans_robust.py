@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, VOCABULARY, _fill, save
+from marks import slow_but
 from oracle import TEXTS
 from pipelines import SIZES, encoded, features_of, pipeline
 from sentence_transformers import SentenceTransformer

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoTokenizer
 
@@ -83,7 +84,7 @@ def export(base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -
     return get
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=slow_but(CASES, "gpt2"))
 def exported(request: pytest.FixtureRequest, export: Callable[[str], Exported]) -> Exported:
     return export(request.param)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -84,7 +85,7 @@ def difference(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("architecture", "tokenizer", "name"), CASES)
+@pytest.mark.parametrize(("architecture", "tokenizer", "name"), slow_but(CASES, "gpt_oss", rows=True))
 def test_same_vectors(base: Callable[..., str], architecture: str, tokenizer: str, name: str) -> None:
     model = build(base(architecture, tokenizer), **METHODS[name])
     before = model[0].model.config._attn_implementation  # type: ignore[union-attr]

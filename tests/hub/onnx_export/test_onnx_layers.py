@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -37,7 +38,7 @@ def difference(found: Any, wanted: Any) -> float:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2, (0, 1), (1, 2)])
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "bloom", "qwen3"])
+@pytest.mark.parametrize("name", slow_but(["gemma2", "gpt2", "bloom", "qwen3"], "gemma2"))
 def test_what_is_traced(base: Callable[..., str], name: str, layer: Any) -> None:
     """The module that becomes a graph, run by torch."""
     method = "echo" if name == "bloom" else "reba"
@@ -64,6 +65,7 @@ def total(file: Path) -> int:
     return int(sum(np.prod(each.dims) for each in onnx.load(str(file)).graph.initializer if len(each.dims) > 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_exported(base: Callable[..., str], tmp_path: Path, name: str) -> None:
     architecture, options = CASES[name]

@@ -27,6 +27,8 @@ onnx = pytest.importorskip("onnx")
 
 logging.getLogger("torch.__trace").propagate = False
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [
     " ".join(words)
     for words in itertools.product(

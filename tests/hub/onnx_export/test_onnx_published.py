@@ -76,6 +76,7 @@ def card(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_card_of_a_recipe_s_graph(recipe: dict[str, Path]) -> None:
     text, torch_text = card(recipe["onnx"]), card(recipe["model"])
     data, torch_data = (cast(Any, ModelCard(each).data).to_dict() for each in (text, torch_text))
@@ -97,6 +98,7 @@ def test_the_card_of_a_recipe_s_graph(recipe: dict[str, Path]) -> None:
         assert word not in text, word
 
 
+@pytest.mark.slow
 def test_the_card_says_what_is_asked_and_what_stands_around_it(tiny: Path) -> None:
     text = card(tiny)
     assert (
@@ -164,6 +166,7 @@ def test_verify_says_what_it_cannot(
     assert "holds no onnx/model.onnx" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pushed_and_verified_by_name(
     hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +193,7 @@ def test_pushed_and_verified_by_name(
     assert "notes/about.txt" in hub.repos[REPO].files()
 
 
+@pytest.mark.slow
 def test_a_graph_that_changed_is_not_published(hub: Hub, folder: Path) -> None:
     data = folder / "onnx" / "model.onnx_data"
     content = bytearray(data.read_bytes())

@@ -1,0 +1,28 @@
+"""Which cases of a large test `scripts/test` leaves to `scripts/test --all`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_but(values: Iterable[Any], *fast: Any, rows: bool = False) -> list[Any]:
+    """Parameters that are all marked slow, but for some.
+
+    Args:
+        values: For ``parametrize``, or a fixture's ``params``.
+        fast: Values that are not marked; with `rows`, whole rows or what rows begin with.
+        rows: The values are those of several parameters, one row a case.
+    """
+    values = list(values)
+    first = [row[0] for row in values] if rows else []
+    missing = [one for one in fast if one not in values and one not in first]
+    assert not missing, f"no such cases: {missing}"
+    return [
+        value
+        if value in fast or (rows and value[0] in fast)
+        else pytest.param(*(value if rows else (value,)), marks=pytest.mark.slow)
+        for value in values
+    ]
