@@ -28,21 +28,14 @@ def publish(
     outcome: dict[str, tuple[Pushed | None, str]] = {}
     for number, name in enumerate(names, 1):
         print(f"[{number}/{len(names)}] {name}", flush=True)
-        said: list[str] = []
-
-        def say(line: str, said: list[str] = said) -> None:
-            said.append(line)
-            print(line, flush=True)
-
-        options = {"weights": weights, "private": private, "revision": revision, "dry_run": dry_run, "say": say}
+        options = {"weights": weights, "private": private, "revision": revision, "dry_run": dry_run}
         try:
             pushed = push_recipe(name, f"{organization}/{name}", **options)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
             outcome[name] = None, f"failed: {' '.join(str(error).split())}"
             print(outcome[name][1], file=sys.stderr, flush=True)
             continue
-        unchanged = any(line.startswith("Unchanged") for line in said)
-        outcome[name] = pushed, "not sent" if dry_run else "unchanged" if unchanged else "published"
+        outcome[name] = pushed, "not sent" if dry_run else "unchanged" if pushed.unchanged else "published"
     return outcome
 
 

@@ -19,8 +19,8 @@ prepare_stranger() {
 
 make_environment() {
     local folder="$1" base="${PYTHON:-python3}"
-    if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-        echo "st_reba needs Python 3.10 or newer; '$base' is not. Set PYTHON to one, as in: PYTHON=python3.12 $0" >&2
+    if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        echo "st_reba needs Python 3.11 or newer; '$base' is not. Set PYTHON to one, as in: PYTHON=python3.12 $0" >&2
         exit 2
     fi
     if [ ! -x "$folder/bin/python" ] && ! "$base" -m venv "$folder"; then

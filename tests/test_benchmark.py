@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from marks import slow_but
 from reference import symmetrized_max
 
 import st_reba
@@ -93,7 +92,7 @@ def record(variant: str, length: int, seconds: float, peak: int | None = 2**20, 
             ["--smoke"],
             {"classical last", "PromptEOL", "Echo-2 mean", LAST, "ReBA-2 words", "NoSink mask0-bidir", *RIVALS},
         ),
-        (["--smoke", "--quick", "--end-to-end", "--padding", "left"], {LAST, "ReBA-2 words", *RIVALS}),
+        (["--smoke", "--quick", "--end-to-end"], {LAST, "ReBA-2 words", *RIVALS}),
         (["long", "--smoke"], {"Echo-2 last again", LAST, "ReBA-2 mean", "ReBA chunked last"}),
         (
             ["layers", "--smoke"],

@@ -53,7 +53,7 @@ SHORT = ("echo", "reba mean", "mask0", "reba and mask0")
 PASSES = [
     *(("llama", name, "float32") for name in CASES),
     *((base, name, "float32") for base in ("gemma2", "mistral") for name in SHORT),
-    *(("mini", name, "bfloat16") for name in ("echo", "reba mean", "chunk mean", "reba and mask0")),
+    *(("mini", name, "bfloat16") for name in ("echo", "reba mean", "chunk mean")),
     ("gemma2", "reba mean", "bfloat16"),
 ]
 
@@ -113,7 +113,10 @@ def of_length(first: Any, length: int, device: FakeDevice) -> dict[str, Any]:
     return device.features(first.place([[5] * ((length - 8) // first.repeats)], *first.frames()))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("classical cls", "echo end mean")])
+ALIKE = ("classical cls", "echo end mean", "chunk last", "back", "extend", "prompteol")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ALIKE])
 def test_no_matrix_of_all_heads(base: Callable[..., str], name: str) -> None:
     """At 4,096 positions all that lives at one time is less than one layer's T × T numbers of every head."""
     assert_small(base("llama"), name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from architectures import TOKENIZERS, save
-from marks import slow_but
 from transformers import AutoConfig, AutoModel
 
 import st_reba

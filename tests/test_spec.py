@@ -68,7 +68,7 @@ def test_nosink_is_a_setting_of_the_layers_under_a_classical_text() -> None:
         ("echo+prepend:layers=0", "from 1 to 1,024"),
         ("echo+prepent:layers=2", "Did you mean 'prepend'"),
         ("prompteol+ensemble:weights=0 0,templates=contrastive", "all 0"),
-        ("prompteol+ensemble:templates=metaeol,weights=1 2", "2 weights, (1.0, 2.0), for 5 templates"),
+        ("prompteol+ensemble:templates=metaeol,weights=1 2", "are 2, for 5 templates"),
     ],
 )
 def test_an_error_names_option_value_and_remedy(text: str, named: str) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
-from marks import slow_but
 from oracle import TEXTS
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer

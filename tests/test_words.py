@@ -12,7 +12,6 @@ import pytest
 import reference
 import torch
 from architectures import TOKENIZERS, save
-from marks import slow_but
 from oracle import assert_close, loaded, oracle
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

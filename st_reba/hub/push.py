@@ -55,6 +55,7 @@ class Pushed:
         url: The page of that commit, or of the pull request; None after a dry run.
         files: Paths of all files of the model.
         removed: Files of an earlier push that the commit takes away.
+        unchanged: Whether the repository held all of this already, so that there is no new commit.
     """
 
     repo_id: str
@@ -62,6 +63,7 @@ class Pushed:
     url: str | None
     files: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    unchanged: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,9 @@ def push(
     with _explained(repo_id, f"{repo_id} holds what it held; push again, and what has arrived is not sent twice."):
         commit = _commit(api, repo_id, branch, place, files, gone, private, create_pr, message or "Upload with st-reba")
     url = commit.pr_url or f"{api.endpoint}/{repo_id}/tree/{commit.oid}"
-    say(f"Unchanged: {repo_id} holds all of this already." if commit.oid == place.head else f"Published: {url}")
-    return replace(pushed, commit=str(commit.oid), url=str(url))
+    unchanged = commit.oid == place.head
+    say(f"Unchanged: {repo_id} holds all of this already." if unchanged else f"Published: {url}")
+    return replace(pushed, commit=str(commit.oid), url=str(url), unchanged=unchanged)
 
 
 def push_recipe(

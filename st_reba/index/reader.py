@@ -22,8 +22,9 @@ from .folder.manifest import Manifest
 from .vectors.scaling import ready_queries
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from sentence_transformers import SentenceTransformer
-    from typing_extensions import Self
 
 
 class Reader:

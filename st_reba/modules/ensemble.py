@@ -91,7 +91,8 @@ class Ensemble(Stage):
         check_weights(self.summed)
         if len(self.summed) != len(listed):
             raise ValueError(
-                f"ensemble: {len(self.summed)} weights, {shown(self.weights)}, for {len(listed)} templates. Give one each."
+                f"ensemble: weights={shown(self.weights)} are "
+                f"{len(self.summed)}, for {len(listed)} templates. Give one each."
             )
 
     @property

@@ -143,5 +143,5 @@ def method_of(given: Mapping[str, Any]) -> Method:
         raise ValueError(f"method={shown(given)} must be a mapping of a method's name to its options.")
     name = next(iter(given))
     if name not in Method.registry:
-        raise ValueError(unknown("method", name, list(Method.registry)))
+        raise ValueError(unknown("method", name, list(Method.registry), name))
     return Method.registry[name].of(given[name])

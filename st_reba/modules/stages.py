@@ -185,7 +185,7 @@ def stages_of(given: Sequence[Stage | Mapping[str, Any]] | None) -> tuple[Stage,
 def stage_kind(name: object) -> type[Stage]:
     """The stage of a name."""
     if name not in Stage.registry:
-        raise ValueError(unknown("stages", name, sorted(Stage.registry)))
+        raise ValueError(unknown("stages", name, sorted(Stage.registry), name))
     return Stage.registry[str(name)]
 
 

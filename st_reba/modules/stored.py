@@ -42,7 +42,7 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
     file = "sentence_bert_config.json"
     # Without these the module would run, silently, by its defaults.
     for name in {"layout", "stages"} & set(known):
-        if name not in config:
+        if config.get(name) is None:
             raise ValueError(
                 f"{file} is missing, or lacks {name!r}: the model was copied in part, or not saved by this version of "
                 "st_reba. Copy all of its files, or build it again."

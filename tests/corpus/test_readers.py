@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +261,7 @@ def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 def test_parquet(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
-    moment = datetime(2024, 2, 29, 12, 30, 0, 250_000, tzinfo=timezone.utc)
+    moment = datetime(2024, 2, 29, 12, 30, 0, 250_000, tzinfo=UTC)
     path = parquet(
         tmp_path / "part-3.parquet",
         {

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from composing_data import TEXTS
-from marks import slow_but
 
 import st_reba
 from st_reba import PostFilter

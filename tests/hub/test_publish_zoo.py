@@ -58,7 +58,7 @@ def test_published_then_unchanged(hub: Hub, run: Callable[..., tuple[int, str, s
     assert all(hub.repos[f"org/{name}"].private for name in names) and hub.count("commit") == 2
     for name in names:
         card = hub.repos[f"org/{name}"].files()["README.md"].data.decode()
-        assert f"\n# {name}\n" in card and f'SentenceTransformer("org/{name}"' in card and "ORG/NAME" not in card
+        assert f"model_name: {name}\n" in card and f'SentenceTransformer("org/{name}"' in card
     status, printed, _ = run(*names, "--org", "org")
     assert status == 0 and rows(printed) == {name: ["unchanged", heads[name][:12]] for name in names}
     assert hub.count("commit") == 2

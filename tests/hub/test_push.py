@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hub_state import altered
 from huggingface_hub import HfApi
-from marks import slow_but
 from server import Hub
 
 import st_reba.hub.push as pushing
@@ -114,7 +113,9 @@ def test_a_dry_run_sends_nothing(
 def test_unchanged_content_makes_no_commit(hub: Hub, send: Callable[..., Pushed], said: list[str]) -> None:
     first, commits = send(), len(hub.repos[REPO].commits)
     hub.seen.clear()
-    assert send() == first and "Unchanged: org/model" in said[-1]
+    again = send()
+    assert again.commit == first.commit and again.unchanged and not first.unchanged
+    assert "Unchanged: org/model" in said[-1]
     assert len(hub.repos[REPO].commits) == commits and not hub.count("upload") and not hub.count("commit")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from marks import slow_but
 from reference import symmetrized_max
 from stubs import fake_gpu, new_pass
 from torch import Tensor

@@ -241,7 +241,7 @@ def test_long_texts_keep_their_tokens() -> None:
 
 
 def test_copies_of_a_model(base: Base) -> None:
-    """A deep copy runs its own pieces, and learns in both passes; stages that are changed are changed for the pieces."""
+    """A deep copy runs its own pieces, and learns in both passes; changed stages are changed for the pieces too."""
     model: Any = pipeline(base("llama"), pooling="mean", chunk=4)
     before = encoded(model, ALL)
     twin = copy.deepcopy(model)

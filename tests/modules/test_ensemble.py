@@ -11,7 +11,6 @@ import pytest
 import reference
 import reference_nosink
 import torch
-from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from pipelines import encoded, features_of, pipeline, transformer
 from reference_stages import ensemble

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, VOCABULARY, _fill, save
-from marks import slow_but
 from oracle import TEXTS
 from pipelines import SIZES, encoded, features_of, pipeline
 from sentence_transformers import SentenceTransformer
@@ -151,7 +150,7 @@ def test_after_an_error(deep: Deep, monkeypatch: pytest.MonkeyPatch, name: str) 
             raise RuntimeError("in the midst")
         return real(*arguments, **keywords)
 
-    for left in (0, 1):
+    for _ in range(2):
         monkeypatch.setattr(attention, "attention_with_totals", fails)
         with pytest.raises(RuntimeError, match="in the midst"):
             encoded(model)

@@ -124,7 +124,7 @@ def test_a_module_that_asked_for_nothing(base: Base) -> None:
     with pytest.raises(ValueError, match="no 'backward_attention'.*hand both to SentenceTransformer"):
         ReBAPooling(32)(features)
     with pytest.raises(ValueError, match="knows no module in front"):
-        ReBAPooling(32).source
+        _ = ReBAPooling(32).source
     last = SentenceTransformer(modules=[first, ReBAPooling(32)], device="cpu")
     mean = SentenceTransformer(modules=[first, ReBAPooling(32, "mean")], device="cpu")
     mean.encode("hi")

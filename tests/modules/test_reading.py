@@ -1,4 +1,4 @@
-"""Inner layers against the float64 oracle: which are read, before or behind the final norm, and that none above runs."""
+"""Inner layers against the float64 oracle: which are read, before or behind the final norm, and none above runs."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ def test_saved_and_loaded(deep: Deep, tmp_path: Path, name: str) -> None:
     for file in ours:
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
     if name == "chunked":
-        assert all(map(torch.equal, *(each.encode(list(TEXTS), output_value="token_embeddings") for each in (again, model))))
+        tokens = (each.encode(list(TEXTS), output_value="token_embeddings") for each in (again, model))
+        assert all(map(torch.equal, *tokens))
         item = (TEXTS[2], (4, 8))
         np.testing.assert_array_equal(encode_words(again, [item]), encode_words(model, [item]))
 
@@ -150,13 +151,13 @@ def folder(deep: Deep, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stages": None}, "lacks 'stages'|stages=None"),
-        ({"layout": None}, "lacks 'layout'|layout"),
+        ({"stages": None}, "lacks 'stages'"),
+        ({"layout": None}, "lacks 'layout'"),
         ({"layout": {"repeats": 0}}, "repeats=0"),
         ({"layout": {"repeats": 10**9}}, "repeats=1000000000"),
         ({"layout": {"repeat": 2}}, "Did you mean 'repeats'"),
         ({"layout": {"template": "{text:}" * 5_000}}, "has 5000 {text} slots"),
-        ({"layout": "echo"}, "layout"),
+        ({"layout": "echo"}, "layout: 'echo' must be a mapping"),
         ({"stages": [{"read": {"layers": 9}}]}, "layers=9: .*no 9"),
         ({"stages": [{"read": {"layers": [3, 1]}}]}, "3 stands above 1"),
         ({"stages": [{"read": {"layers": "2"}}]}, "layers='2'"),
@@ -166,7 +167,7 @@ def folder(deep: Deep, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"stages": [{"nosink": {"setting": "mask0-bidir", "k": 9}}]}, "nosink: k=9, but 3 layers"),
         ({"stages": [{"prepend": {"layers": 3}}]}, "prepend: layers=3, but 3 layers"),
         ({"stages": [{"prepend": {"layers": 1}}, {"prepend": {"layers": 2}}]}, "do the same thing"),
-        ({"stages": [{"evil": {}}]}, "'evil' is not known|evil"),
+        ({"stages": [{"evil": {}}]}, "stages .='evil'. is not known"),
         ({"stages": {"read": {}}}, "must be a list"),
         ({"method": {"echo": 3}}, "method="),
         ({"layers": 3}, "sentence_bert_config.json: layers"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marks import slow_but
 from numpy.typing import NDArray
 from oracle import TEXTS
 from pipelines import encoded, features_of, pipeline

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..folder import Corpus, ShardVectors, is_corpus
 from ..settings import EncodeSettings
@@ -54,7 +54,7 @@ class Sent:
 
     def __call__(self, device: str) -> SentenceTransformer:
         model: SentenceTransformer = load_ray().get(self.reference)
-        return cast("SentenceTransformer", model.to(device))
+        return model.to(device)
 
 
 @dataclass(frozen=True)
