@@ -155,6 +155,8 @@ class Living(TorchDispatchMode):
     def __init__(self, *before: Any) -> None:
         super().__init__()
         self.now = self.peak = self.largest = 0
+        # Shape and number type of the largest of them.
+        self.shown: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
         self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         for each in before:
             for tensor in [*each.parameters(), *each.buffers()] if isinstance(each, nn.Module) else tree_leaves(each):
@@ -169,7 +171,9 @@ class Living(TorchDispatchMode):
                 self._seen[storage] = None
                 weakref.finalize(storage, self._gone, size)
                 self.now += size
-                self.peak, self.largest = max(self.peak, self.now), max(self.largest, size)
+                self.peak = max(self.peak, self.now)
+                if size > self.largest:
+                    self.largest, self.shown = size, (tuple(tensor.shape), tensor.dtype)
         return result
 
     def _gone(self, size: int) -> None:

@@ -16,7 +16,9 @@ from sentence_transformers.base.modules import Normalize
 
 from ..bases import EMBEDDED
 from ..files import whole_file
+from ..modules import ReBA
 from ..modules.decoder import has_adapter
+from ..modules.poolings import POOLINGS
 from ..modules.stages import Stage
 from ..recipe import About
 from ..spec import Spec, spec_of
@@ -154,6 +156,7 @@ def values_of(
         "method": spec.method,
         "pooling": getattr(spec.method, "pooling", None),
         "chunk": getattr(spec.method, "chunk", None),
+        "formula": POOLINGS[spec.method.pooling].formula if isinstance(spec.method, ReBA) else None,
         "parts": [_part(part) for part in parts],
         "recipe": recipe,
         "sections": sections,

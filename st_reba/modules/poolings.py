@@ -21,16 +21,18 @@ class SentencePooling:
         weights: From these rows [B, R, T], zero beyond a text's own, and the numbers of tokens [B, 1] to one weight a
             position, [B, T].
         published: The rows that the authors' code takes in its place.
+        formula: The vector, for readers.
     """
 
     rows: Rows
     weights: Callable[[Tensor, Tensor], Tensor]
     published: Rows
+    formula: str
 
 
 POOLINGS: dict[str, SentencePooling] = {
     # e_n.
-    "last": SentencePooling("last", lambda rows, count: rows.sum(dim=1), "end"),
+    "last": SentencePooling("last", lambda rows, count: rows.sum(dim=1), "end", "e_n"),
     # The mean of e_1 .. e_n; summed over the rows first, no second matrix [B, n, T] is made.
-    "mean": SentencePooling("copy", lambda rows, count: rows.sum(dim=1) / count, "half"),
+    "mean": SentencePooling("copy", lambda rows, count: rows.sum(dim=1) / count, "half", "(1/n) Σ_i e_i"),
 }

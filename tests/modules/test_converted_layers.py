@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel, masking_utils
 
 from st_reba import LayerPlan, NoSink
-from st_reba.modules import Stage, blocked
+from st_reba.modules import Stage, scores
 
 Deep = Callable[..., str]
 READINGS: list[tuple[Any, Any]] = [
@@ -219,7 +219,7 @@ def test_published_reba(deep: Deep, tokenizer: str, kind: Any) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_long_texts_in_blocks(deep: Deep, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention that is computed by parts is the same; a short text in the batch is mostly padding."""
-    monkeypatch.setattr(blocked, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(scores, "BLOCK_NUMBERS", 1)
     path, texts = deep(name), (TEXTS[1] + TEXTS[4], TEXTS[3])
     assert len(layout(path, texts[0], 2).ids) > 48
     for kind, k, k0, m in (("backward", 2, 0, 1), ("bidirectional", 3, 2, 2)):

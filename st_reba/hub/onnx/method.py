@@ -97,6 +97,8 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         names = ("variant", "include_special", "normalize_weights")
         reba = {name: getattr(pooling, name) for name in names}
         mode: str = pooling.pooling
+        if mode not in ("last", "mean"):
+            raise ValueError(f"pooling={mode!r} of backward attention cannot be exported: only 'last' and 'mean'.")
     else:
         mode = _mode(pooling)
     return Method(
