@@ -9,45 +9,18 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fake_device import FakeDevice, Living, Reading, fake_device
+from fake_device import CASES, FakeDevice, Living, Reading, fake_device, trusted
 from pipelines import pipeline
 from sentence_transformers import SentenceTransformer
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from st_reba import Ensemble, LayerPlan, NoSink, Prepend, ReadLayers
 from st_reba.modules import kernels, scores
 from st_reba.modules.attention import ATTENTION_NAME
 from st_reba.modules.decoder import DecoderTransformer
 from st_reba.modules.stages import Bound
 
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
-Case = tuple[str, list[Any], dict[str, Any]]
 What = Callable[[torch.Tensor], Any]
-# Method, stages and fields; bases have two layers at least.
-CASES: dict[str, Case] = {
-    "classical": ("classical", [], {}),
-    "classical cls": ("classical", [], {"pooling": "cls"}),
-    "prompteol": ("prompteol", [], {}),
-    "echo": ("echo", [], {}),
-    "echo end mean": ("echo", [], {"span": "last_copy_and_end", "pooling": "mean"}),
-    "reba last": ("reba", [], {}),
-    "reba mean": ("reba", [], {"pooling": "mean", "normalize_weights": True}),
-    "published last": ("reba", [], {"variant": "published"}),
-    "published mean": ("reba", [], {"variant": "published", "pooling": "mean"}),
-    "chunk last": ("reba", [], {"chunk": 4}),
-    "chunk mean": ("reba", [], {"chunk": 4, "pooling": "mean"}),
-    "mask0": ("nosink", [NoSink("mask0-bidir", k=2)], {}),
-    "back": ("nosink", [NoSink("inplace-back", k=1)], {}),
-    "inter": ("nosink", [NoSink("inter-bidir", k=1)], {}),
-    "extra": ("nosink", [NoSink("extra-bidir", k=1)], {}),
-    "extend": ("nosink", [NoSink("extend-bidir", k=1)], {}),
-    "rerouted": ("echo", [LayerPlan(kind="rerouted", k=2)], {}),
-    "reba and mask0": ("reba", [NoSink("mask0-bidir", k=2)], {"pooling": "mean"}),
-    "chunk and inter": ("reba", [NoSink("inter-bidir", k=1)], {"chunk": 4}),
-    "read": ("echo", [ReadLayers([0, 1], join="concat")], {}),
-    "prepend": ("classical", [Prepend(1)], {}),
-    "ensemble": ("prompteol", [Ensemble("contrastive")], {}),
-}
 SHORT = ("echo", "reba mean", "mask0", "reba and mask0")
 # Windows, soft caps and grouped heads; and half as many bits.
 PASSES = [
@@ -80,13 +53,6 @@ def counted() -> Iterator[list[str]]:
 
     with patch.object(DecoderTransformer, "forward", counting):
         yield passes
-
-
-@contextmanager
-def trusted() -> Iterator[None]:
-    """Each kernel is tried once a process, on a few numbers that the host reads: not here."""
-    with patch.dict(kernels._trusted), patch.object(kernels, "_agrees", lambda *given: True):
-        yield
 
 
 @pytest.mark.parametrize(("name", "dtype", "of"), [(n, d, b) for b, n, d in PASSES])

@@ -308,7 +308,8 @@ def name_of(arguments: Mapping[str, Any]) -> str:
         words.append(str(rest.pop("setting")).lower())
     words.append(pooling)
     words += [f"{key}={_short(rest[key])}" for key in sorted(rest)]
-    words += [f"{name} {key}={_short(own[key])}" for name, own in stages.items() for key in sorted(own)]
+    # A stage whose options are all at their default is named all the same.
+    words += [" ".join([name, *(f"{key}={_short(own[key])}" for key in sorted(own))]) for name, own in stages.items()]
     return " ".join(words)
 
 

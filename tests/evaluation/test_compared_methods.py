@@ -92,6 +92,8 @@ def test_names_differ_where_options_do() -> None:
     names = [Method(arguments).name for arguments in long]
     assert names[0] != names[1] and max(map(len, names)) < 80
     assert Method(long[0], label="echo").name == "echo"
+    (plain, prepended) = read_methods("echo,echo+prepend")
+    assert (plain.name, prepended.name) == ("echo-2 last", "echo-2 last prepend")
     assert Method(long[0], label="echo").changed(pooling="mean").name.startswith("echo mean")
 
 

@@ -52,7 +52,7 @@ def version(target: Path) -> int:
 def test_a_killed_writer_leaves_a_whole_folder_and_the_next_clears_up(tmp_path: Path, way: str) -> None:
     target, pauses = tmp_path / "it", random.Random(7)
     environment = {**os.environ, "PYTHONPATH": str(Path(folders.__file__).parents[2])}
-    for _ in range(4):
+    for _ in range(3):
         command = [sys.executable, "-c", WRITER, str(target), way]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert writer.stdout is not None and writer.stdout.readline() == b"begun\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from pipelines import DEPTH, FAMILIES, encoded, pipeline, states
 from reference import Layout
@@ -154,7 +155,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", slow_but(OTHERS, "mistral", "gemma2", "gpt_oss"))
 def test_families(deep: Deep, name: str) -> None:
     """Sliding windows, caps, sinks and positions of every family, under every kind."""
     path, texts = deep(name), TEXTS[1:4]
@@ -168,7 +169,7 @@ def test_families(deep: Deep, name: str) -> None:
         assert_states(model, [by_hooks(name, path, text, wanted)[1] for text in texts], texts)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", slow_but(OTHERS, "mistral", "gemma2", "gpt_oss"))
 def test_reba_and_further_passes_of_families(deep: Deep, name: str) -> None:
     """Layers that run once more do so with their own window and positions; their attention counts in A_new."""
     path, texts = deep(name), TEXTS[2:4]

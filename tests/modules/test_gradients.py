@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import convert_outputs_to_fp32
+from marks import slow_but
 from oracle import assert_close
 from pipelines import (
     PIPELINES,
@@ -42,7 +43,7 @@ PLANNED: list[Any] = [LayerPlan(kind="nosink-bidirectional", k=1)]
 def cases(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[tuple[str, str]]:
     """Both, but for plans where what layers see cannot be changed."""
     return [
-        (name, each)
+        (each, name)
         for name in names
         for each in architectures
         if each not in ("falcon", "bloom") or not PIPELINES[name][2]
@@ -144,7 +145,8 @@ def test_tokens_and_words(base: Base, name: str, output: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"), cases(("echo-last", "reba-mean", "published-last", "reba-plan"), BASES)
+    ("architecture", "name"),
+    slow_but(cases(("echo-last", "reba-mean", "published-last", "reba-plan"), BASES), "gemma2", "bloom", rows=True),
 )
 @pytest.mark.usefixtures("in_float64")
 def test_bases(base: Base, architecture: str, name: str) -> None:
@@ -192,8 +194,15 @@ def test_nothing_to_learn(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
-    cases(("reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"), ("llama", *BASES[:4])),
+    ("architecture", "name"),
+    slow_but(
+        cases(
+            ("reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"), ("llama", *BASES[:4])
+        ),
+        "llama",
+        "falcon",
+        rows=True,
+    ),
 )
 def test_checkpointing(base: Base, architecture: str, name: str) -> None:
     model = on(base, architecture, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from oracle import folder
@@ -88,8 +87,3 @@ def test_by_hand() -> None:
     for stages in (3, "layers", LayerPlan(), [3], [{"layers": {}, "read": {}}], [{"lairs": {}}]):
         with pytest.raises(ValueError, match="stages"):
             RepeatTransformer(path, stages=stages)  # type: ignore[arg-type]
-
-
-def test_no_texts() -> None:
-    for plan in PLANS.values():
-        assert np.shape(pipeline("mini", "nosink", [plan]).encode([]))[0] == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from marks import slow_but
 from oracle import TEXTS, assert_close, double, loaded
 from pipelines import DEPTH, enable_checkpointing, encoded, features_of, pipeline, sentences, transformer
 from reference import Layout
@@ -52,7 +53,7 @@ def pooled(method: str, placed: Layout, hidden: Tensor, maps: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "gemma2"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "mistral", "qwen2", "gemma2"], "gpt2", "gemma2"))
 def test_exact(deep: Deep, name: str, method: str) -> None:
     path = deep(name, "bos_eos")
     for layers in (1, 2):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from oracle import assert_close, folder
 from pipelines import encoded, features_of, pipeline, transformer
 from sentence_transformers import SentenceTransformer
@@ -217,7 +218,13 @@ def poison(model: Any, text: str, value: float) -> None:
     "method", ["reba last", "reba mean", "published last", "published mean", "chunked", "echo mean", "prompteol"]
 )
 @pytest.mark.parametrize(
-    ("name", "value"), [("llama", math.nan), ("bloom", math.inf), ("gpt_oss", math.nan), ("gemma2", math.inf)]
+    ("name", "value"),
+    slow_but(
+        [("llama", math.nan), ("bloom", math.inf), ("gpt_oss", math.nan), ("gemma2", math.inf)],
+        "llama",
+        "bloom",
+        rows=True,
+    ),
 )
 def test_not_finite(base: Base, name: str, method: str, value: float) -> None:
     """One text's NaN is that text's alone: its mates are exact, and it is named, or zero as in the published code."""

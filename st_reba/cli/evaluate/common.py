@@ -31,7 +31,7 @@ def add_model(command: argparse.ArgumentParser, methods: str = METHODS) -> None:
     command.add_argument(
         "--methods",
         metavar="LIST",
-        help="with commas between: reba, echo-3, classical:pooling=mean, nosink:setting=mask0-bidir:k=4, recipe.yaml "
+        help="with commas between: reba, echo-3, classical:pooling=mean, nosink:setting=mask0-bidir,k=4, recipe.yaml "
         f"(default: {methods})",
     )
     command.add_argument("--revision", help="Hub revision of the model")

@@ -23,7 +23,7 @@ def add_ner(commands: Any) -> None:
         "dimension x 4 bytes: 3.1 GiB for CoNLL-2003 and 4,096 dimensions. --limit trains on a sample. Every result\n"
         "is kept: the same command goes on where it was stopped.",
         "  st-reba evaluate ner train.txt --validation valid.txt --test test.txt --model mini --name CoNLL-2003\n"
-        "  st-reba evaluate ner train.txt --model mini --methods nosink:setting=mask0-bidir:k=2 --limit 2000",
+        "  st-reba evaluate ner train.txt --model mini --methods nosink:setting=mask0-bidir,k=2 --limit 2000",
         ner,
     )
     command.add_argument("file", metavar="TRAIN", help="the classifier is trained on it")
