@@ -15,7 +15,7 @@ from .registration import register
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .build import build as build
+    from .building import build as build
     from .filters import PostFilter as PostFilter
     from .filters import fit_postfilter as fit_postfilter
     from .modules import Classical as Classical
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Where each public name stands: imported on first use, so that importing the package takes no time.
 _HOMES = {
-    "build": "build",
+    "build": "building",
     "Spec": "spec",
     "spec_of": "spec",
     "encode_words": "words",
@@ -78,7 +78,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    # The submodule of the same name, as ``build``, has just taken this place.
     globals()[name] = found
     return found
 

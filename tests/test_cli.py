@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 from marks import slow_but
 from sentence_transformers import SentenceTransformer
-from st_reba.filtered import postfilter_of
 
 import st_reba
 from st_reba import cli
-from st_reba.bases import EMBEDDED, VARIANTS, weights_dtype
+from st_reba.bases import EMBEDDED
 from st_reba.encode import Task
+from st_reba.filters import postfilter_of
 from st_reba.index import Index
-from st_reba.modules.repeat import Span
+from st_reba.modules import Stage
+from st_reba.spec import METHODS
 
 COMMANDS = (
     "demo",
@@ -126,17 +127,14 @@ def test_help_of_all(run: Run, refused: Callable[..., str]) -> None:
     assert "'rebuild'" in refused("rebuild")
 
 
-def test_names_are_those_of_the_package() -> None:
-    assert tuple(st_reba.METHODS) == cli.METHODS
-    assert set(cli.POOLINGS) == {pooling for poolings in st_reba.METHODS.values() for pooling in poolings}
-    assert get_args(Span) == cli.SPANS
-    for dtype in cli.DTYPES:
-        weights_dtype(dtype, None)
-    parser = cli.parser()
-    for variant in VARIANTS:
-        assert parser.parse_args(["build", "mini", "out", "--variant", variant]).variant == variant
+def test_build_offers_every_field_of_every_method(run: Run) -> None:
+    shown = run("build", "--help")[1]
+    for kinds in METHODS.values():
+        for kind in kinds:
+            assert [name for name in kind.names() if f"--{name.replace('_', '-')} " not in shown.replace(",", " ")] == []
+    assert [name for name in Stage.registry if name not in shown] == []
     for task in get_args(Task):
-        assert parser.parse_args(["encode", "model", "--task", task]).task == task
+        assert cli.parser().parse_args(["encode", "model", "--task", task]).task == task
 
 
 # build and info
@@ -172,9 +170,9 @@ def test_build(run: Run, tmp_path: Path) -> None:
                 },
             ),
             (
-                "--separator / --include-special --normalize-weights --prompt query=Q:= --prompt document=",
+                "--template {text}/{text} --include-special --normalize-weights --prompt query=Q:= --prompt document=",
                 {
-                    "separator": "/",
+                    "template": "{text}/{text}",
                     "include_special": True,
                     "normalize_weights": True,
                     "prompts": {"query": "Q:=", "document": ""},
@@ -191,17 +189,18 @@ def test_build(run: Run, tmp_path: Path) -> None:
                 },
             ),
             (
-                "--method prompteol --template prompteol --template {text}= --weights=1,-0.5 --no-equal-norms",
+                "--method prompteol --stage ensemble:templates=contrastive,equal_norms=false",
                 {
                     "method": "prompteol",
-                    "template": ["prompteol", "{text}="],
-                    "weights": [1, -0.5],
-                    "equal_norms": False,
+                    "stages": [st_reba.Ensemble("contrastive", equal_norms=False)],
                 },
             ),
-            ("--method classical --pooling mean --prepend 2", {"method": "classical", "pooling": "mean", "prepend": 2}),
+            (
+                "--method nosink --setting mask0-bidir --k 2 --stage prepend:layers=2",
+                {"method": "nosink", "setting": "mask0-bidir", "k": 2, "stages": [st_reba.Prepend(2)]},
+            ),
         ],
-        "--method classical --pooling mean --prepend 2",
+        "--method nosink --setting mask0-bidir --k 2 --stage prepend:layers=2",
         rows=True,
     ),
 )
@@ -221,12 +220,12 @@ def test_build_with_a_postfilter(run: Run, refused: Callable[..., str], tmp_path
     model = st_reba.build("mini", "classical", pooling="mean")
     texts = [f"第{n}个文件" for n in range(120)]
     postfilter_of(model, texts, "center").save(tmp_path / "f.safetensors")
-    assert run("build", "mini", tmp_path / "model", *how, "--postfilter", tmp_path / "f.safetensors")[0] == 0
+    assert run("build", "mini", tmp_path / "model", *how, "--stage", f"filter:file={tmp_path / 'f.safetensors'}")[0] == 0
     wanted = st_reba.fit_postfilter(model, texts, "center").encode(TEXTS)
     got = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
     assert np.allclose(got, wanted, atol=1e-5) and not np.allclose(got, model.encode(TEXTS), atol=0.1)
     assert "gone.safetensors" in refused(
-        "build", "mini", tmp_path / "no", "--postfilter", tmp_path / "gone.safetensors"
+        "build", "mini", tmp_path / "no", "--stage", f"filter:file={tmp_path / 'gone.safetensors'}"
     )
 
 
@@ -262,7 +261,7 @@ def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--method rebar", ["'rebar'", "reba", "prompteol"]),
+        ("--method rebar", ["'rebar'", "Did you mean 'reba'", "prompteol"]),
         ("--pooling max", ["'max'", "last"]),
         ("--pooling cls", ["'cls'", "reba"]),
         ("--variant draft", ["'draft'", "published"]),
@@ -270,20 +269,18 @@ def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path
         ("--span all", ["'all'", "reba"]),
         ("--span first --method echo", ["'first'", "last_copy"]),
         ("--dtype float8", ["'float8'", "bfloat16"]),
-        ("--repeats 0", ["--repeats", "'0'"]),
-        ("--repeats two", ["--repeats", "'two'"]),
-        ("--repeats 3 --method classical", ["repeats=3", "classical"]),
+        ("--repeats 0", ["repeats=0", "from 1 to 64"]),
+        ("--repeats two", ["repeats='two'", "whole number"]),
+        ("--repeats 3 --method classical", ["repeats", "classical"]),
         ("--repeats 3 --template echo", ["repeats=3", "template"]),
         ("--template nope", ["'nope'", "echo-instruct"]),
         ("--template {text", ["{text", "brace"]),
-        ("--template prompteol --template {text}= --weights 1", ["weights", "2"]),
-        ("--template prompteol --template {text}= --weights 1,x", ["--weights", "'1,x'"]),
-        ("--weights 1,2", ["weights", "template"]),
-        ("--no-equal-norms", ["equal_norms", "template"]),
-        ("--prepend 9", ["prepend", "9"]),
-        ("--separator / --template echo", ["separator", "template"]),
-        ("--max-seq-length 0", ["--max-seq-length", "'0'"]),
-        ("--max-seq-length nan", ["--max-seq-length", "'nan'"]),
+        ("--stage ensemble:weights=1", ["weights", "5 templates"]),
+        ("--stage prepend:layers=9", ["prepend", "9"]),
+        ("--stage prepent:layers=2", ["Did you mean 'prepend'"]),
+        ("--setting mask0-bidir --k 2", ["setting", "reba"]),
+        ("--max-seq-length 0", ["max_seq_length=0", "whole number"]),
+        ("--max-seq-length nan", ["max_seq_length='nan'", "whole number"]),
         ("--max-seq-length 4000", ["4000", "1024"]),
         ("--prompt query", ["--prompt", "'query'", "NAME=TEXT"]),
         ("--prompt =text", ["--prompt", "NAME=TEXT"]),

@@ -86,7 +86,7 @@ def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp
     assert np.allclose(np.load(vectors), model.encode(TEXTS), atol=1e-5)
     imported = printed.split()
     assert not {name.partition(".")[0] for name in imported} & {"faiss", "yaml", "matplotlib"}
-    assert not [name for name in imported if name.startswith(("st_reba.index", "st_reba.demo", "st_reba.build"))]
+    assert not [name for name in imported if name.startswith(("st_reba.index", "st_reba.demo", "st_reba.building"))]
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_registering_adds_to_the_table() -> None:
         )
     assert isinstance(table, KnownClasses) and table["other.Module"] is nn.Linear and len(there) == 1
     with pytest.raises(KeyError):
-        table["st_reba.build"]
+        table["st_reba.building"]
 
 
 def test_sentence_transformers_without_the_table() -> None:

@@ -201,7 +201,7 @@ def test_what_unblocks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is to be tuned: .*Run: st-reba tune meta-llama/Llama-3.2-3B FILE OUT"):
         st_reba.build("zoo:llama3.2-3b-nosink", trust_remote_code=True)
     specs: list[Any] = []
-    module = sys.modules["st_reba.build"]
+    module = sys.modules["st_reba.building"]
     monkeypatch.setattr(module, "_Build", lambda base, spec, loading, *_: specs.append((base, spec, loading)))
     for name, given in [("minicpm4-8b-reba", {"trust_remote_code": True}), ("llama3.2-3b-nosink", {"k": 8})]:
         with pytest.raises(AttributeError):

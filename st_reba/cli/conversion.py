@@ -134,7 +134,7 @@ def attention(options: argparse.Namespace) -> None:
 
 def _model(options: argparse.Namespace) -> Any:
     """The saved model, or the base model, converted."""
-    from ..build import build
+    from ..building import build
     from ..modules.decoder import DecoderTransformer
     from ..repository import is_repository
 

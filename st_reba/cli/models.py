@@ -86,7 +86,7 @@ def build(options: argparse.Namespace) -> None:
         if not name or not equals:
             raise ValueError(f"--prompt {prompt!r}: write NAME=TEXT, as in --prompt 'query=query: '.")
         prompts[name] = text
-    from ..build import build as build_model
+    from ..building import build as build_model
     from ..describe import describe
     from ..hub.saving import check_out, save
 

@@ -206,7 +206,7 @@ def push_recipe(
 
 def _build(recipe: str, folder: Path, weights: bool, building: Mapping[str, Any]) -> None:
     from .. import zoo
-    from ..build import build
+    from ..building import build
     from .saving import save
 
     known = zoo.load(recipe)

@@ -150,7 +150,7 @@ def test_a_recipe_is_built_checked_and_published(hub: Hub, tmp_path: Path, monke
     made: list[Any] = []
     build, verify_fresh = st_reba.build, pushing.verify_fresh
     # The module, and not the function of the same name.
-    building = sys.modules["st_reba.build"]
+    building = sys.modules["st_reba.building"]
     monkeypatch.setattr(building, "build", lambda *a, **k: made.append(weakref.ref(found := build(*a, **k))) or found)
 
     def check(folder: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from huggingface_hub import HfApi, ModelCard
 from server import Hub
-from st_reba.hub.fresh import check_vectors
 
 import st_reba
 from st_reba import zoo
@@ -22,7 +21,7 @@ from st_reba.cli import main
 from st_reba.hub import onnx as exporting
 from st_reba.hub.push import push
 from st_reba.hub.saving import save
-from st_reba.hub.verify import verify
+from st_reba.hub.verify import verify, verify_fresh
 from st_reba.persistence import load
 
 pytest.importorskip("onnxruntime")
@@ -210,7 +209,7 @@ def test_vectors_of_the_other_are_not_taken_for_its_own(recipe: dict[str, Path],
     shutil.copytree(recipe["onnx"] / "onnx", both / "onnx")
     shutil.copy(recipe["onnx"] / "golden.json", both)
     with pytest.raises(ValueError, match="holds a model in torch, but its golden.json is of an exported graph"):
-        check_vectors(both)
+        verify_fresh(both)
     with pytest.raises(ValueError, match="tokenizer.json names no padding"):
         verify(both)
 
