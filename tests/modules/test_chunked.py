@@ -137,14 +137,13 @@ def test_one_piece_of_a_converted_model(base: Base, setting: Any) -> None:
         assert_close(got, (one + diagonal[:, None] * change).double())
 
 
-@pytest.mark.parametrize("chunk", [3, 20])
-def test_bfloat16(chunk: int) -> None:
-    for pooling in POOLINGS:
-        exact = encoded(pipeline("mini", pooling=pooling, chunk=chunk))
-        model = pipeline("mini", pooling=pooling, chunk=chunk, dtype="bfloat16")
-        together, alone = encoded(model).float(), encoded(model, alone=True).float()
-        assert (1 - torch.cosine_similarity(exact, together)).max() <= 1e-3
-        assert (1 - torch.cosine_similarity(together, alone)).max() <= 1e-3
+@pytest.mark.parametrize(("chunk", "pooling"), [(3, "last"), (20, "mean")])
+def test_bfloat16(chunk: int, pooling: str) -> None:
+    exact = encoded(pipeline("mini", pooling=pooling, chunk=chunk))
+    model = pipeline("mini", pooling=pooling, chunk=chunk, dtype="bfloat16")
+    together, alone = encoded(model).float(), encoded(model, alone=True).float()
+    assert (1 - torch.cosine_similarity(exact, together)).max() <= 1e-3
+    assert (1 - torch.cosine_similarity(together, alone)).max() <= 1e-3
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 80])

@@ -134,6 +134,10 @@ def test_beside_a_tower(base: Base) -> None:
     config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES, vocab_size=VOCABULARY))
     torch.manual_seed(0)
     both = LlavaModel._from_config(config, attn_implementation="eager").eval()
+    # Some know their numbers too.
+    layers = next(each for each in both.vision_tower.modules() if isinstance(each, nn.ModuleList) and len(each) == 3)
+    for index, layer in enumerate(layers):
+        layer.layer_idx = index
     first: Any = transformer(base("llama"), "classical")
     for layer in (0, 1, 2, (0, 2), 3):
         first.rebind([ReadLayers(layer)], both)

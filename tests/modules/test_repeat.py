@@ -21,6 +21,7 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+import st_reba
 from st_reba import RepeatTransformer
 from st_reba.modules import Layout
 from st_reba.modules.layout import TEMPLATES
@@ -257,6 +258,19 @@ def test_not_finite_weights(base: Base) -> None:
         else:
             with pytest.raises(ValueError, match="NaN or infinity.*'hi'.*float32"):
                 model.encode("hi")
+
+
+def test_not_finite_from_the_start(tmp_path: Path) -> None:
+    """A base that gives NaN is built where that gives zeros, and is refused for what it is where it does not."""
+    path = str(save("llama", tmp_path, "bos"))
+    broken: Any = RepeatTransformer(path).model
+    with torch.no_grad():
+        next(broken.parameters())[:] = float("nan")
+    broken.save_pretrained(path)
+    for method in ("reba", "echo"):
+        with pytest.raises(ValueError, match="gave NaN or infinity"):
+            st_reba.build(path, method, device="cpu")
+    assert not encoded(st_reba.build(path, variant="published", device="cpu"), ORDINARY).any()
 
 
 def test_large_states_are_finite(base: Base) -> None:

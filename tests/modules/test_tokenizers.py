@@ -14,6 +14,7 @@ from oracle import TEXTS
 from pipelines import encoded, pipeline, transformer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+import st_reba
 from st_reba import RepeatTransformer, encode_words
 
 Base = Callable[..., str]
@@ -209,6 +210,15 @@ def test_budget(path: Callable[[str], str], name: str) -> None:
     first.max_seq_length = 10**9
     with pytest.raises(ValueError, match="max_seq_length=1000000000 is more than the backbone's .* positions"):
         first.preprocess(["hi"])
+
+
+def test_no_room_is_said_at_once(base: Base) -> None:
+    path = base("llama", "bos_eos")
+    for options in ({"max_seq_length": 3}, {"max_seq_length": 12, "template": "echo"}):
+        with pytest.raises(ValueError, match="leaves no room for the text"):
+            st_reba.build(path, device="cpu", **options)
+    model: Any = st_reba.build(path, max_seq_length=4, device="cpu")
+    assert model[0].budget() == 1
 
 
 @pytest.mark.parametrize("limit", [None, 100, 10_000])
