@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "inplace": ("nosink", {"setting": "mask0-bidir", "k": 1}),
     "inter": ("nosink", {"setting": "inter-bidir", "k": 1}),
     "extra": ("nosink", {"setting": "extra-bidir", "k": 2}),
-    "reba and inter": ("reba", {"setting": "inter-bidir", "k": 1}),
+    "reba and inter": ("reba", {"stages": [st_reba.NoSink("inter-bidir", k=1)]}),
 }
 
 

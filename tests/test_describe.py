@@ -113,7 +113,7 @@ def test_put_together_by_hand(tmp_path: Path) -> None:
     modules = [st_reba.RepeatTransformer(str(EMBEDDED["mini"]), repeats=3), Pooling(192, "mean")]
     SentenceTransformer(modules=modules, device="cpu", truncate_dim=64).save_pretrained(str(tmp_path))
     found = describe(tmp_path)
-    assert (found.spec.name, found.copies, found.base, found.dimension) == ("layout", 3, None, 64)
+    assert (found.spec.name, found.copies, found.base, found.dimension) == ("by-hand", 3, None, 64)
 
 
 @pytest.fixture

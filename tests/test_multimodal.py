@@ -367,7 +367,7 @@ def test_a_decoder_without_the_interface(base: Base) -> None:
 def test_remedy(base: Base, name: str, message: str, tmp_path: Path) -> None:
     """A model that cannot run on text alone is refused, and its text tower does run."""
     path = base(name)
-    for method, options in (("classical", {}), ("reba", {}), ("nosink", {"layers": PLAN})):
+    for method, options in (("classical", {}), ("reba", {}), ("nosink", {"stages": [PLAN]})):
         with pytest.raises(ValueError, match=message):
             st_reba.build(path, method, **options)
     AutoModel.from_pretrained(path).get_decoder().save_pretrained(tmp_path)
@@ -389,7 +389,7 @@ def test_layers_that_only_images_run(base: Base) -> None:
         assert_close(got, reference.echo(hidden, placed))
     with pytest.raises(ValueError, match="handed out the attention of 2 of its 3 attention layers"):
         st_reba.build(path)
-    with pytest.raises(ValueError, match="Layer 1 ran as bidirectional 0 times in place of 1"):
+    with pytest.raises(ValueError, match="layer 1 ran as bidirectional 0 times in place of 1"):
         st_reba.build(path, "nosink", stages=[PLAN])
     with pytest.raises(ValueError, match="layers were replaced or left out.*use another plan"):
         st_reba.build(path, "nosink", setting="inter-bidir", k=2, check=False).encode("hi")

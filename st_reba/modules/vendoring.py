@@ -77,7 +77,8 @@ def code(*classes: type, files: Collection[str] = ()) -> dict[str, bytes]:
         *classes: Module classes and stages.
         files: Further files, by their names in the package.
     """
-    homes = {each.__name__: _stem(_homes.get(each, each.__module__).rpartition(".")[2]) for each in classes}
+    own = [next(base for base in each.__mro__ if _home(base)) for each in classes]
+    homes = {each.__name__: _stem(str(_home(each)).rpartition(".")[2]) for each in own}
     texts: dict[str, str] = {}
     missing = {"vendoring", *homes.values(), *files}
     while missing:
@@ -85,6 +86,12 @@ def code(*classes: type, files: Collection[str] = ()) -> dict[str, bytes]:
         missing = {found[2] for text in texts.values() for found in _IMPORT.finditer(text)} - set(texts)
     files = {f"{NAME}_{stem}.py": _IMPORT.sub(rf"\1{NAME}_\2", text) for stem, text in texts.items()}
     return {name: text.encode() for name, text in {f"{NAME}.py": _main(homes, texts), **files}.items()}
+
+
+def _home(kind: type) -> str | None:
+    """The module beside this one that a class stands in; None: it is somebody else's, such as a user's subclass."""
+    home = _homes.get(kind, kind.__module__)
+    return home if home.rpartition(".")[0] == __name__.rpartition(".")[0] else None
 
 
 def _main(homes: dict[str, str], stems: Any) -> str:
