@@ -141,6 +141,7 @@ class _Build:
         self.path, self.name = locate(base)
         own = loading.get("model_kwargs") or {}
         self.model_kwargs = {"dtype": weights_dtype(dtype, self.device), **own}
+        self.dtype_given = dtype not in (None, "auto")
         self.filter = next((stage for stage in spec.stages if isinstance(stage, Filter)), None)
 
     def run(self, *, pooling_given: bool) -> SentenceTransformer:
@@ -250,6 +251,9 @@ class _Build:
         if self.tokenizer is not None:
             check_vocabulary(transformer, self.name, os.fspath(self.tokenizer))
         check_loaded(transformer, self.path, self.name, adapted, self.files)
+        if self.dtype_given:
+            # Saved as it was asked for, and not as the base stores it.
+            transformer.stored_dtype = None
         if "device_map" in self.model_kwargs:
             self.loading["device"] = str(transformer.model.device)
         else:

@@ -84,7 +84,7 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     st_reba.build("mini").save_pretrained(folder)
         ...     check_repository(folder)
-        3920064
+        3934656
     """
     path = os.fspath(model)
     listed = read_json(path, "modules.json", **hub)

@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from marks import slow_but
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -45,6 +44,7 @@ COMMANDS = (
     "attention",
     "postfilter",
 )
+ROOT = Path(st_reba.__file__).parents[1]
 TEXTS = ["A cat sleeps on the warm roof.", "The ship left the harbour.", "银行昨天提高了存款利率。"]
 Run = Callable[..., tuple[int, str, str]]
 
@@ -127,11 +127,27 @@ def test_help_of_all(run: Run, refused: Callable[..., str]) -> None:
     assert "'rebuild'" in refused("rebuild")
 
 
+def test_help_is_light() -> None:
+    """It imports no library that takes seconds."""
+    code = (
+        "import sys\nfrom st_reba import cli\ntry:\n    cli.main(['build', '--help'])\nexcept SystemExit:\n    pass\n"
+    )
+    code += "print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    imported = found.stdout.splitlines()[-1].split()
+    assert "st_reba.cli.models" in imported
+    assert not {"torch", "transformers", "sentence_transformers", "numpy"} & set(imported)
+
+
 def test_build_offers_every_field_of_every_method(run: Run) -> None:
     shown = run("build", "--help")[1]
     for kinds in METHODS.values():
         for kind in kinds:
-            assert [name for name in kind.names() if f"--{name.replace('_', '-')} " not in shown.replace(",", " ")] == []
+            assert [
+                name for name in kind.names() if f"--{name.replace('_', '-')} " not in shown.replace(",", " ")
+            ] == []
     assert [name for name in Stage.registry if name not in shown] == []
     for task in get_args(Task):
         assert cli.parser().parse_args(["encode", "model", "--task", task]).task == task
@@ -156,63 +172,51 @@ def test_build(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    slow_but(
-        [
-            (
-                "--repeats 3 --pooling mean --variant published --no-normalize --max-seq-length 99 --dtype bfloat16",
-                {
-                    "repeats": 3,
-                    "pooling": "mean",
-                    "variant": "published",
-                    "normalize": False,
-                    "max_seq_length": 99,
-                    "dtype": "bfloat16",
-                },
-            ),
-            (
-                "--template {text}/{text} --include-special --normalize-weights --prompt query=Q:= --prompt document=",
-                {
-                    "template": "{text}/{text}",
-                    "include_special": True,
-                    "normalize_weights": True,
-                    "prompts": {"query": "Q:=", "document": ""},
-                },
-            ),
-            (
-                "--method echo --template {instruction}:{text}/{text} --instruction find --span end --compute-matched",
-                {
-                    "method": "echo",
-                    "template": "{instruction}:{text}/{text}",
-                    "instruction": "find",
-                    "span": "end",
-                    "compute_matched": True,
-                },
-            ),
-            (
-                "--method prompteol --stage ensemble:templates=contrastive,equal_norms=false",
-                {
-                    "method": "prompteol",
-                    "stages": [st_reba.Ensemble("contrastive", equal_norms=False)],
-                },
-            ),
-            (
-                "--method nosink --setting mask0-bidir --k 2 --stage prepend:layers=2",
-                {"method": "nosink", "setting": "mask0-bidir", "k": 2, "stages": [st_reba.Prepend(2)]},
-            ),
-        ],
-        "--method nosink --setting mask0-bidir --k 2 --stage prepend:layers=2",
-        rows=True,
-    ),
+    [
+        (
+            "--repeats 3 --pooling mean --variant published --no-normalize --max-seq-length 99 --dtype float16",
+            {"repeats": 3, "pooling": "mean", "variant": "published", "normalize": False, "max_seq_length": 99},
+        ),
+        (
+            "--template {text}/{text} --include-special --normalize-weights --prompt query=Q:= --prompt document=",
+            {
+                "template": "{text}/{text}",
+                "include_special": True,
+                "normalize_weights": True,
+                "prompts": {"query": "Q:=", "document": ""},
+            },
+        ),
+        (
+            "--method echo --template {instruction}:{text}/{text} --instruction find --span end --compute-matched",
+            {
+                "method": "echo",
+                "template": "{instruction}:{text}/{text}",
+                "instruction": "find",
+                "span": "end",
+                "compute_matched": True,
+            },
+        ),
+        (
+            "--method nosink --setting mask0-bidir --k 2 --stage prepend:layers=2 --stage read:layers=5",
+            {
+                "method": "nosink",
+                "setting": "mask0-bidir",
+                "k": 2,
+                "stages": [st_reba.Prepend(2), st_reba.ReadLayers(5)],
+            },
+        ),
+        ("--method prompteol+ensemble:templates=contrastive", {"method": "prompteol+ensemble:templates=contrastive"}),
+    ],
+    ids=["reba", "special", "echo", "stages", "short"],
 )
-def test_every_option_of_build(run: Run, tmp_path: Path, arguments: str, options: dict[str, Any]) -> None:
-    status, out, _ = run("build", "mini", tmp_path, *arguments.split(), "--json")
+def test_options_of_build(run: Run, tmp_path: Path, arguments: str, options: dict[str, Any]) -> None:
+    status, out, _ = run("build", "mini", tmp_path, *arguments.split(), "--json", "--no-golden")
     assert status == 0
-    wanted, got = st_reba.build("mini", **options), SentenceTransformer(str(tmp_path), device="cpu")
-    for one, other in zip(list(wanted)[:2], list(got)[:2], strict=True):
-        assert other.get_config_dict() == one.get_config_dict()  # type: ignore[operator]
-    assert len(list(got)) == len(list(wanted)) and got.max_seq_length == wanted.max_seq_length
-    assert {name: text for name, text in got.prompts.items() if text} == json.loads(out)["prompts"]
-    assert np.allclose(got.encode_query(TEXTS), wanted.encode_query(TEXTS), atol=1e-4)
+    model = SentenceTransformer(str(tmp_path), device="cpu")
+    assert st_reba.spec_of(model) == st_reba.spec_of(st_reba.build("mini", check=False, **options))
+    assert {name: text for name, text in model.prompts.items() if text} == json.loads(out)["prompts"]
+    # The numbers of a type that was asked for are those that are stored.
+    assert json.loads(out)["dtype"] == ("float16" if "float16" in arguments else "bfloat16")
 
 
 def test_build_with_a_postfilter(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
@@ -220,7 +224,9 @@ def test_build_with_a_postfilter(run: Run, refused: Callable[..., str], tmp_path
     model = st_reba.build("mini", "classical", pooling="mean")
     texts = [f"第{n}个文件" for n in range(120)]
     postfilter_of(model, texts, "center").save(tmp_path / "f.safetensors")
-    assert run("build", "mini", tmp_path / "model", *how, "--stage", f"filter:file={tmp_path / 'f.safetensors'}")[0] == 0
+    assert (
+        run("build", "mini", tmp_path / "model", *how, "--stage", f"filter:file={tmp_path / 'f.safetensors'}")[0] == 0
+    )
     wanted = st_reba.fit_postfilter(model, texts, "center").encode(TEXTS)
     got = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
     assert np.allclose(got, wanted, atol=1e-5) and not np.allclose(got, model.encode(TEXTS), atol=0.1)
@@ -240,14 +246,6 @@ def test_build_does_not_write_over(run: Run, refused: Callable[..., str], tmp_pa
     assert json.loads(run("info", out, "--json")[1])["method"] == "echo"
 
 
-def test_overwriting_leaves_nothing_of_the_old_model(run: Run, tmp_path: Path) -> None:
-    assert run("build", "mini", tmp_path / "model")[0] == 0
-    assert run("build", "mini", tmp_path / "model", "--method", "classical", "--overwrite")[0] == 0
-    assert run("build", "mini", tmp_path / "fresh", "--method", "classical")[0] == 0
-    old, new = ({path.name for path in (tmp_path / name).iterdir()} for name in ("model", "fresh"))
-    assert old == new
-
-
 def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
     for arguments in (
         ["mini", tmp_path / "out", "--max-seq-length", "2"],
@@ -262,29 +260,22 @@ def test_failed_build_writes_nothing(refused: Callable[..., str], tmp_path: Path
     ("arguments", "words"),
     [
         ("--method rebar", ["'rebar'", "Did you mean 'reba'", "prompteol"]),
-        ("--pooling max", ["'max'", "last"]),
-        ("--pooling cls", ["'cls'", "reba"]),
-        ("--variant draft", ["'draft'", "published"]),
-        ("--variant published --method echo", ["variant", "echo"]),
-        ("--span all", ["'all'", "reba"]),
-        ("--span first --method echo", ["'first'", "last_copy"]),
+        ("--pooling cls", ["pooling='cls'", "'last' or 'mean'"]),
+        # An option that the method has not is refused, and those that it has are named.
+        ("--method echo --chunk 3", ["echo: chunk", "pooling", "compute_matched"]),
+        ("--setting mask0-bidir --k 2", ["reba: setting", "pooling"]),
+        ("--method echo:pooling=mean --pooling last", ["echo:pooling=mean"]),
         ("--dtype float8", ["'float8'", "bfloat16"]),
-        ("--repeats 0", ["repeats=0", "from 1 to 64"]),
-        ("--repeats two", ["repeats='two'", "whole number"]),
-        ("--repeats 3 --method classical", ["repeats", "classical"]),
+        ("--repeats two", ["repeats='two'", "from 1 to 64"]),
         ("--repeats 3 --template echo", ["repeats=3", "template"]),
-        ("--template nope", ["'nope'", "echo-instruct"]),
         ("--template {text", ["{text", "brace"]),
-        ("--stage ensemble:weights=1", ["weights", "5 templates"]),
         ("--stage prepend:layers=9", ["prepend", "9"]),
         ("--stage prepent:layers=2", ["Did you mean 'prepend'"]),
-        ("--setting mask0-bidir --k 2", ["setting", "reba"]),
-        ("--max-seq-length 0", ["max_seq_length=0", "whole number"]),
+        ("--stage prepend:layers=2 --stage prepend", ["'prepend'", "Keep one"]),
         ("--max-seq-length nan", ["max_seq_length='nan'", "whole number"]),
         ("--max-seq-length 4000", ["4000", "1024"]),
         ("--prompt query", ["--prompt", "'query'", "NAME=TEXT"]),
-        ("--prompt =text", ["--prompt", "NAME=TEXT"]),
-        ("--nonsense", ["--nonsense"]),
+        ("--layer 3", ["--layer"]),
     ],
 )
 def test_bad_options_of_build(refused: Callable[..., str], tmp_path: Path, arguments: str, words: list[str]) -> None:
@@ -295,14 +286,11 @@ def test_bad_options_of_build(refused: Callable[..., str], tmp_path: Path, argum
 
 def test_bad_bases(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     assert "is a file" in refused("build", saved / "texts.txt", tmp_path / "out")
-    assert "mini" in refused("build", saved / "nowhere", tmp_path / "out")
     assert "BASE" in refused("build")
-
-
-def test_base_that_is_not_there(refused: Callable[..., str], tmp_path: Path) -> None:
-    """The message of an unreachable Hub is several lines long; the command's is one."""
-    message = refused("build", "no-such-model", tmp_path / "out")
-    assert "'no-such-model'" in message and "mini" in message
+    # The message of an unreachable Hub is several lines long; the command's is one.
+    for name in ("no-such-model", str(saved / "nowhere")):
+        message = refused("build", name, tmp_path / "out")
+        assert repr(name) in message and "mini" in message
 
 
 def test_operands_behind_options(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,7 +364,7 @@ def test_encode_stops_when_its_reader_does(saved: Path) -> None:
     command = [sys.executable, "-m", "st_reba.cli", "encode", str(saved / "model"), "-", "--json"]
     with subprocess.Popen(
         command,
-        cwd=Path(st_reba.__file__).parents[1],
+        cwd=ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -646,40 +634,14 @@ def test_device_that_is_not_there(refused: Callable[..., str], saved: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("model.safetensors", b"garbage" * 10),
-        ("model.safetensors", None),
-        ("config.json", b"garbage"),
-        ("tokenizer.json", b"garbage"),
-        ("modules.json", b"garbage"),
-        ("modules.json", b"[]"),
-        ("modules.json", b'["text"]'),
-        ("modules.json", b'[{"type": "st_reba.RepeatTransformer", "path": ""}]'),
-        ("sentence_bert_config.json", b'{"span": "first"}'),
-        ("1_ReBAPooling/config.json", b'{"embedding_dimension": 192, "pooling": "first"}'),
-        ("1_ReBAPooling/config.json", b'{"embedding_dimension": 192, "unknown": 1}'),
-    ],
-)
-def test_damaged_model(
-    refused: Callable[..., str], saved: Path, tmp_path: Path, name: str, content: bytes | None
-) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "modules.json"])
+def test_damaged_model(refused: Callable[..., str], saved: Path, tmp_path: Path, name: str) -> None:
     model = shutil.copytree(saved / "model", tmp_path / "model")
-    (model / name).unlink()
-    if content is not None:
-        (model / name).write_bytes(content)
-    assert str(model) in refused("encode", model, saved / "texts.txt", "--json")
-
-
-def test_only_the_two_classes_are_loaded(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(saved / "model", tmp_path / "model")
-    modules = json.loads((model / "modules.json").read_text())
-    for name in ("os.system", "st_reba.modules.DecoderTransformer"):
-        modules[1]["type"] = name
-        (model / "modules.json").write_text(json.dumps(modules))
-        message = refused("encode", model, saved / "texts.txt", "--json")
-        assert name in message and "trust_remote_code" in message.replace("-", "_")
+    for content in (b"garbage" * 10, None):
+        (model / name).unlink()
+        if content is not None:
+            (model / name).write_bytes(content)
+        assert str(model) in refused("encode", model, saved / "texts.txt", "--json")
 
 
 def test_verbose_shows_errors_in_full(saved: Path, tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ _QUERY_NAMES, _DOCUMENT_NAMES = ("query",), ("document", "passage", "corpus")
 # What a base's own card says that holds for a model without training as well.
 _INHERITED = ("license", "license_name", "license_link", "language", "base_model")
 _MOST_CHARACTERS = 1 << 20
+_NOTICES = {
+    "llama2": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. All Rights "
+    "Reserved.",
+    "llama3": "Built with Meta Llama 3.",
+    "llama3.1": "Built with Llama.",
+    "llama3.2": "Built with Llama.",
+    "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
+}
 
 
 def card_of(
@@ -160,8 +168,7 @@ def values_of(
         "parts": [_part(part) for part in parts],
         "recipe": recipe,
         "sections": sections,
-        "licence": licence.get("license"),
-        "licence_link": licence.get("license_link"),
+        "licence_text": _licence(_linked(base), licence.get("license"), licence.get("license_link")),
         "normalized": any(isinstance(module, Normalize) for module in model),
         "dimension": model.get_embedding_dimension(),
         "modules": [type(module).__name__ for module in model],
@@ -242,6 +249,15 @@ def _base(first: Any, folder: Path | None) -> tuple[str, str | None, bool]:
         base, revision = saved["base_model"], saved["base_revision"]
     base = base or "a base without a name"
     return (base if _HUB_ID.fullmatch(base) else os.path.basename(os.path.abspath(base))), revision, from_base
+
+
+def _licence(base: str, licence: str | None, link: str | None) -> str:
+    """Under which licence the weights are, and what whoever passes them on has to say."""
+    if not licence:
+        return f"The licence of {base} holds for its weights; which one that is, is not known here."
+    text = f" ([its text]({link}))" if link else ""
+    notice = f" Whoever passes them on has to say: {_NOTICES[licence]}" if licence in _NOTICES else ""
+    return f"The weights are those of {base}, under its licence: `{licence}`{text}.{notice}"
 
 
 def _linked(base: str) -> str:

@@ -28,7 +28,8 @@ def write_onnx_card(
         folder: The folder, with golden.json in it.
         int8: What :func:`~st_reba.hub.onnx.quantize.quantize` measured; None: there is no graph of 8 bits.
     """
-    values = values_of(model, folder, tags=("onnx",))
+    own = "-".join([str(values_of(model)["metadata"].model_name), "onnx", *([task] if task else [])])
+    values = values_of(model, folder, tags=("onnx",), name=own)
     prompt, _ = prompt_of(model, task)
     layout = values["layouts"][task or "document"][0]
     more = {

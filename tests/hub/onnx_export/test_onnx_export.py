@@ -42,13 +42,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen3": (
         "qwen3",
         "bos_eos",
-        {"method": "echo", "template": "echo-instruct", "pooling": "mean", "setting": "mask0&bidir", "k": 2, "k0": 1},
+        {"method": "echo", "template": "echo-instruct", "pooling": "mean", "stages": [st_reba.NoSink("mask0&bidir", k=2, k0=1)]},
         {"task": "query"},
     ),
     "gemma2": (
         "gemma2",
         "cls_sep",
-        {"pooling": "mean", "setting": "inplace-back", "k": 1, "normalize": False},
+        {"pooling": "mean", "stages": [st_reba.NoSink("inplace-back", k=1)], "normalize": False},
         {"largest": 0},
     ),
 }
@@ -147,7 +147,7 @@ def test_stock_operators(exported: Exported) -> None:
 def test_stock_files(exported: Exported) -> None:
     first: Any = exported.model[0]
     task = {"task": "query"} if "task" in exported.options else {}
-    before, after = (len(each) for each in st_reba.hub.onnx.method.special_ids(first.text_tokenizer))
+    before, after = (len(each) for each in first.token_layout.special)
     length = first.budget(**task) + before + after
     assert exported.report["max_seq_length"] == length
     types = [each["type"] for each in exported.json("modules.json")]
