@@ -87,7 +87,11 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "nosink": (
         {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
-        ["2 forward → 2 bidirectional → 2 nosink-bidirectional", "- In a bidirectional layer, token i sees all tokens.", "lin2025look"],
+        [
+            "2 forward → 2 bidirectional → 2 nosink-bidirectional",
+            "- In a bidirectional layer, token i sees all tokens.",
+            "lin2025look",
+        ],
     ),
     "reba-plan": (
         {"pooling": "mean", "stages": [LayerPlan(architecture="extend", k=2)]},

@@ -42,7 +42,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen3": (
         "qwen3",
         "bos_eos",
-        {"method": "echo", "template": "echo-instruct", "pooling": "mean", "stages": [st_reba.NoSink("mask0&bidir", k=2, k0=1)]},
+        {
+            "method": "echo",
+            "template": "echo-instruct",
+            "pooling": "mean",
+            "stages": [st_reba.NoSink("mask0&bidir", k=2, k0=1)],
+        },
         {"task": "query"},
     ),
     "gemma2": (
