@@ -112,7 +112,7 @@ def to_device(features: dict[str, Any], device: str) -> dict[str, Any]:
 
 @contextmanager
 def no_waiting(first: Any, device: str) -> Iterator[list[str]]:
-    """What the host waits for from the first layer on, but for a pass's one flag, is an error; on a CPU it is listed."""
+    """What the host waits for from the first layer on, but for a pass's one flag, is an error; a CPU lists it."""
     if device == "cpu":
         with trusted(), Reading(first.backbone.layers()[0]) as reading:
             yield reading.read

@@ -34,6 +34,7 @@ from .modules.options import shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
 from .modules.repeat import RepeatTransformer
+from .modules.sizes import check_sizes, limited
 from .recipe import is_recipe, read_recipe
 from .repository import convert_repository
 from .selfcheck import check_capture, check_plan, hidden_states
@@ -221,20 +222,23 @@ class _Build:
             borrowed = tokenizer_of_adapted(self.path, adapted, self.hub)
         if borrowed:
             processor_kwargs["revision"] = None
+        # An adapter's weights and configuration are those of the model that it adapts.
+        place, where = (self.path, self.hub) if adapted is None else (adapted, {**self.hub, "revision": None})
         named = any(stage.name == "nosink" for stage in spec.stages) and spec.name == "nosink"
         try:
-            transformer = (NoSinkTransformer if named else RepeatTransformer)(
-                self.path,
-                layout=spec.method.layout,
-                method={spec.method.name: spec.method.to_dict()},
-                stages=spec.stages,
-                base_model=self.name,
-                base_revision=self.loading.get("revision"),
-                model_kwargs={**hub, **self.model_kwargs},
-                processor_kwargs=processor_kwargs,
-                config_kwargs={**hub, **(self.loading.get("config_kwargs") or {})},
-                **borrowed,
-            )
+            with limited(check_sizes(place, **where)):
+                transformer = (NoSinkTransformer if named else RepeatTransformer)(
+                    self.path,
+                    layout=spec.method.layout,
+                    method={spec.method.name: spec.method.to_dict()},
+                    stages=spec.stages,
+                    base_model=self.name,
+                    base_revision=self.loading.get("revision"),
+                    model_kwargs={**hub, **self.model_kwargs},
+                    processor_kwargs=processor_kwargs,
+                    config_kwargs={**hub, **(self.loading.get("config_kwargs") or {})},
+                    **borrowed,
+                )
         except (OSError, ValueError) as error:
             if (explained := load_error(error, str(self.given), adapted)) is None:
                 raise

@@ -276,12 +276,7 @@ class _Repository:
         name = _joined(path, "tokenizer_config.json")
         with self.judging(name):
             _check_length("model_max_length", (self.read(name, finite=False) or {}).get("model_max_length"))
-        name = _joined(path, "config.json")
-        with self.judging(name):
-            backbone = self.read(name, finite=False) or {}
-            for key in ("attn_implementation", "_attn_implementation"):
-                if not self.trusted and "/" in str(backbone.get(key, "")):
-                    raise ValueError(f"{key}={shown(backbone[key])} would be downloaded and run. Remove it.")
+        self.read(_joined(path, "config.json"), finite=False)
         return own and bool(config.get("from_base"))
 
     def weights(self, path: str, *, adapters: bool) -> None:

@@ -283,6 +283,7 @@ WILD: list[tuple[str, str, dict[str, Any], str]] = [
     ("reba", FIRST, {"config_kwargs": {"code_revision": "x"}}, "code_revision"),
     ("reba", FIRST, {"model_kwargs": [1]}, "model_kwargs"),
     ("reba", CONFIG, {"_attn_implementation": "evil/kernel"}, "evil/kernel"),
+    ("echo", CONFIG, {"text_config": {"attn_implementation": {"": "evil/kernel"}}}, "evil/kernel"),
     ("plain", FIRST, {"model_kwargs": {"weights_only": False}}, "weights_only"),
     ("plain", FIRST, {"model_args": {"use_safetensors": False}}, "use_safetensors"),
     ("plain", FIRST, {"model_kwargs": {"attn_implementation": "evil/kernel"}}, "evil/kernel"),
@@ -294,7 +295,7 @@ WILD: list[tuple[str, str, dict[str, Any], str]] = [
 def test_wild_settings(repository: Copy, kind: str, file: str, changes: dict[str, Any], word: str) -> None:
     place = repository(kind, file, **changes)
     refused(place, file, word)
-    if kind != "plain" and file in (FIRST, "1_ReBAPooling/config.json") and "max_seq_length" not in changes:
+    if kind != "plain" and file in (FIRST, CONFIG, "1_ReBAPooling/config.json") and "max_seq_length" not in changes:
         # Without this package's loading the modules themselves refuse.
         with pytest.raises((ValueError, TypeError)) as error:
             SentenceTransformer(str(place), device="cpu")

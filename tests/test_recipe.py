@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -148,6 +149,25 @@ def test_a_base_s_own_code(
     # It does run where the caller says so: the lines above would see it.
     AutoConfig.from_pretrained(base, trust_remote_code=True)
     assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"attn_implementation": "evil/kernel"}, "evil/kernel"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000"),
+        ({"hidden_size": 192 * 10**5}, "config.json"),
+    ],
+)
+def test_a_base_s_configuration(
+    hostile: tuple[Path, Path], tmp_path: Path, changes: dict[str, object], word: str
+) -> None:
+    """transformers would fetch the kernel and run it, and take the memory."""
+    base, _ = hostile
+    config = json.loads((EMBEDDED["mini"] / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ValueError, match=re.escape(word)):
+        st_reba.build(written(tmp_path, f"base: {base}\n"))
 
 
 BOMBS = {

@@ -1,4 +1,4 @@
-"""Whether a repository's configurations ask for more than its weights hold: a few digits can stand for gigabytes."""
+"""Whether configurations ask for more than their weights hold, or for code: a few digits can stand for gigabytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .options import MOST_LAYERS, shown
 
 
 def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
-    """Raise where a repository's configurations are missing, or ask for more than its weights hold.
+    """Raise where a repository's configurations are missing, or ask for more than its weights hold, or for a kernel.
 
     Args:
         repository: Folder or Hub id.
@@ -55,7 +55,7 @@ def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
                 f"weights, which hold {held:,} numbers. Copy all of the model's files, or build it again."
             )
     name = f"{folder}/config.json" if folder not in ("", ".") else "config.json"
-    _check_layers(name, read(name))
+    _check_backbone(name, read(name))
     return _held(repository, folder, hub)
 
 
@@ -91,12 +91,18 @@ def limited(held: int | None) -> Iterator[None]:
         hook.remove()
 
 
-def _check_layers(file: str, config: Any) -> None:
-    """Some configurations list their layers while they are read."""
+def _check_backbone(file: str, config: Any) -> None:
+    """Raise for too many layers, which some configurations list while they are read, and for code from elsewhere."""
     for name, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, int) and re.search("layers?$", name) and value > MOST_LAYERS:
             raise ValueError(f"{file}: {name}={shown(value)}: the most is {MOST_LAYERS}. Correct it.")
-        _check_layers(file, value)
+        if name.endswith("attn_implementation") and "/" in str(value):
+            # transformers would download that kernel and run it, whether or not code is trusted.
+            raise ValueError(
+                f"{file}: {name}={shown(value)} names a kernel elsewhere. Remove it, and pass it when loading if you "
+                "trust it: model_kwargs={'attn_implementation': …}."
+            )
+        _check_backbone(file, value)
 
 
 def _held(repository: str, folder: str, hub: Mapping[str, Any]) -> int | None:
@@ -118,9 +124,10 @@ def _numbers(file: str) -> int:
     try:
         with open(file, "rb") as stream:
             header = json.loads(stream.read(min(int.from_bytes(stream.read(8), "little"), size)))
-        held: int = sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
-        if not 0 <= held <= 2 * size:
-            raise ValueError(f"{held} numbers in {size} bytes")
+        tensors = [(math.prod(each["shape"]), each["dtype"]) for name, each in header.items() if name != "__metadata__"]
+        if not 0 <= sum(count for count, _ in tensors) <= 2 * size:
+            raise ValueError(f"{size} bytes cannot hold its tensors")
+        # Whole numbers, as I32, are packed: down to 2 bits a weight.
+        return sum(count * (int(kind[1:]) // 2 if kind[0] in "IU" else 1) for count, kind in tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{os.path.basename(file)} is no safetensors file ({error}). Copy it again.") from error
-    return held

@@ -183,7 +183,7 @@ def test_pushed_and_verified_by_name(
     assert report.ok and report.graph == "onnx/model.onnx"
     # Only what is run is fetched.
     assert not list((tmp_path / "cache").rglob("model_int8.onnx"))
-    assert not push(folder, REPO, say=said.append).changed
+    assert push(folder, REPO, say=said.append).unchanged
     # A graph that is no longer there goes; what no loader reads stays.
     HfApi().upload_file(path_or_fileobj=b"by hand", path_in_repo="notes/about.txt", repo_id=REPO)
     (folder / "onnx" / "model_int8.onnx").unlink()
