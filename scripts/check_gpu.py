@@ -370,7 +370,7 @@ def all_costs() -> list[count_costs.Cost]:
     """What a large model would cost, counted."""
     costs = []
     for method in (PLAIN, *METHODS):
-        costs += [count_costs.count(LARGE, method, length, 2) for length in (512, 4096)]
+        costs += [count_costs.count(LARGE, method, length, 4) for length in (512, 4096)]
         say(f"{method}: {costs[-1].flops / 1e12:.2f} TFLOP at 4,096")
     return costs
 
@@ -387,6 +387,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(
             "torch finds no CUDA device. Use a machine with one; --dry and --cpu show what can be seen without."
         )
+    transformers.utils.logging.disable_progress_bar()
     device = "cpu" if options.cpu else "cuda"
     begun = time.monotonic()
     checks = [] if options.only == "speed" else all_checks(options, device)

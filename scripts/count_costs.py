@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, Gemma2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
@@ -171,8 +172,8 @@ def count(name: str, method: str, length: int, layers: int | None) -> Cost:
     kind, stages, fields, copies = METHODS.get(method, ("classical", [], {}, 1))
     run: Any = pipeline("mini", kind, stages, width=config.hidden_size, **fields)
     with fake_device() as device:
-        # SDPA has no soft cap.
-        model = backbone(config, layers, "eager" if capped and method == PLAIN else "sdpa", device)
+        # SDPA has no soft cap; ours takes its place.
+        model = backbone(config, layers, "eager" if capped else "sdpa", device)
         given = device.features(features(length, copies))
         if method == PLAIN:
             run = partial(model, attention_mask=given["attention_mask"], use_cache=False)
@@ -224,13 +225,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=list(CONFIGS), default=list(CONFIGS), metavar="M", help=", ".join(CONFIGS))
     add("--methods", nargs="+", choices=methods, default=methods, metavar="M", help="; ".join(methods))
     add("--lengths", nargs="+", type=int, default=list(LENGTHS), metavar="T", help="positions of a row, all copies")
-    add(
-        "--layers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="layers that run, an even number; 0: all (default: 2)",
-    )
+    add("--layers", type=int, default=4, metavar="N", help="layers that run, an even number; 0: all (default: 4)")
     add("--json", metavar="FILE", type=Path, help="also write every number there")
     return parser
 
@@ -243,6 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--layers={options.layers}: give an even number, as layers with a window and without alternate.")
     if too_short := [length for length in options.lengths if length < 64 or length > POSITIONS]:
         parser.error(f"--lengths={too_short[0]}: give 64 to {POSITIONS:,} positions.")
+    transformers.utils.logging.disable_progress_bar()
     costs = []
     for name in options.models:
         for method in options.methods:

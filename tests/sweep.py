@@ -45,7 +45,7 @@ REFUSALS: dict[str, str] = {
     r"no single stack of layers": "is no single stack of layers",
     r"when a text is padded": "sees padding",
     r"chooses its keys by an indexer": "selects keys in a way of its own",
-    r"cannot run <LayerPlan|cannot run NoSink": "cannot run with a mask of another shape",
+    r"cannot run it: ": "cannot run with a mask of another shape",
     r"did not run it": "shows no softmax attention",
     r"token \d+ sees token": "mixes tokens beside its attention",
     r"adds position biases to its mask": "adds position biases to its mask",

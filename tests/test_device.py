@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +15,10 @@ from fake_device import CASES, FakeDevice, Living, Reading, fake_device, trusted
 from pipelines import pipeline
 from sentence_transformers import SentenceTransformer
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+import count_costs
 
 from st_reba.modules import kernels, scores
 from st_reba.modules.attention import ATTENTION_NAME
@@ -92,8 +98,8 @@ def test_no_matrix_of_all_heads(base: Callable[..., str], name: str) -> None:
 def test_no_matrix_of_all_heads_of_others(
     base: Callable[..., str], of: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Blocks four times as large, so that there are fewer of them.
-    monkeypatch.setattr(scores, "BLOCK_NUMBERS", 4 * scores.BLOCK_NUMBERS)
+    # A few blocks would hold all that so few heads have.
+    monkeypatch.setattr(scores, "GPU_BLOCK_NUMBERS", 1 << 22)
     assert_small(base(of), name)
 
 
@@ -170,6 +176,20 @@ def test_what_reads_is_found(base: Callable[..., str], seen: bool) -> None:
 def test_what_holds_a_matrix_is_found(base: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without kernels, and in blocks as long as the text, all heads' numbers would live at once."""
     monkeypatch.setitem(kernels.KERNELS, "cuda", ())
-    monkeypatch.setattr(scores, "BLOCK_NUMBERS", 1 << 40)
+    monkeypatch.setattr(scores, "GPU_BLOCK_NUMBERS", 1 << 40)
     with pytest.raises(AssertionError, match="MiB"):
         assert_small(base("llama"), "reba last")
+
+
+def test_products_by_hand() -> None:
+    """scripts/count_costs.py: of Llama-2-7B at 512 positions, by its configuration."""
+    plain, mean, both = (
+        count_costs.count("Llama-2-7B", method, 512, 2)
+        for method in (count_costs.PLAIN, "ReBA-2 mean", "ReBA-2 mean with MASK0-BIDIR")
+    )
+    weights = 4 * 4096 * 4096 + 3 * 4096 * 11008
+    assert plain.flops == 32 * (2 * 512 * weights + 2 * 2 * 512 * 512 * 4096)
+    # A[t, r] of 256 anchors and all positions, in one block; with a plan A[r, t] too; then the weighted sum.
+    columns, summed = 32 * 2 * 512 * 256 * 4096, 2 * 512 * 4096
+    assert mean.flops - plain.flops == columns + summed
+    assert both.flops - plain.flops == 2 * columns + summed

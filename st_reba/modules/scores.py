@@ -11,6 +11,8 @@ from torch._subclasses import FakeTensor
 
 # A block of probabilities holds about this many numbers at most, but never fewer than 16 rows.
 BLOCK_NUMBERS = 1 << 20
+# The same on a GPU, where a block of few rows takes longer to begin than to compute.
+GPU_BLOCK_NUMBERS = 1 << 24
 # Rows of a mask begin at multiples of this many numbers, as a GPU's kernels want it.
 _ALIGNMENT = 16
 
@@ -165,7 +167,8 @@ def blocked_attention(
     triangular = scores.mask is None and scores.causal and queries == keys
     output = value.new_empty(batch, queries, heads, value.shape[-1])
     totals = []
-    for rows in slices(0, queries, max(16, BLOCK_NUMBERS // (batch * heads * keys))):
+    numbers = BLOCK_NUMBERS if value.device.type == "cpu" else GPU_BLOCK_NUMBERS
+    for rows in slices(0, queries, max(16, numbers // (batch * heads * keys))):
         visible = rows.stop if triangular else keys
         block = scores.of_all_heads(rows, slice(0, visible)).to(scores.precision)
         highest = block.amax(dim=-1, keepdim=True)

@@ -82,7 +82,7 @@ def test_folder(exported: tuple[SentenceTransformer, Path, dict[str, Any]]) -> N
     pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
     assert pooling["embedding_dimension"] == model.get_embedding_dimension()
     assert not list(folder.rglob("*.safetensors"))
-    assert "| post-filter |" in (folder / "README.md").read_text(encoding="utf-8")
+    assert "| stage | Filter" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_filter_stays_exact_in_8_bits(exported: tuple[SentenceTransformer, Path, dict[str, Any]]) -> None:
