@@ -330,7 +330,8 @@ class DecoderTransformer(Transformer):
     def _load_model(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
         # Private in sentence-transformers: the one place where transformers can be asked what it left out.
         config, backend = args[2:4]
-        dtype = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config  # an adapter's has none
+        dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
         self.stored_dtype = dtype if isinstance(dtype, torch.dtype) else None
         if backend != "torch":
             return super()._load_model(*args, **kwargs)

@@ -150,7 +150,11 @@ def test_tokens_and_words(base: Base, name: str, output: Any) -> None:
 )
 @pytest.mark.usefixtures("in_float64")
 def test_bases(base: Base, architecture: str, name: str) -> None:
-    check_gradient(on(base, architecture, name, dtype="float64"), sentences)
+    model = on(base, architecture, name, dtype="float64")
+    for weight in model.parameters():
+        # Some versions of transformers keep gpt_oss's norms in float32 whatever the dtype.
+        weight.data = weight.data.double()
+    check_gradient(model, sentences)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
