@@ -156,6 +156,7 @@ def _build(name: str) -> PreTrainedModel:
         model_type, **settings, vocab_size=VOCABULARY, pad_token_id=None, bos_token_id=None, eos_token_id=None
     )
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of what is only added to below
         model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
     _fill(model, zlib.crc32(name.encode()))
     model.eval()
