@@ -98,7 +98,7 @@ def test_faiss_by_hand_needs_no_more_than_it_says() -> None:
         "sentence_transformers",
         "st_reba",
     }
-    assert re.findall(r"st_reba\.\w+", text.partition('"""\n\n')[2]) == ["st_reba.building"]
+    assert re.findall(r"st_reba\.\w+", text.partition('"""\n\n')[2]) == ["st_reba.build"]
 
 
 def test_langchain_retriever(place: Path) -> None:
