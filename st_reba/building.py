@@ -29,12 +29,12 @@ from .filters import with_postfilter
 from .modules import Filter, Method, NoSink, ReBA, Stage
 from .modules.chunked import ChunkedReBAPooling
 from .modules.ensemble import Ensemble
+from .modules.guards import check_sizes, limited
 from .modules.nosink import NoSinkTransformer
 from .modules.options import shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
 from .modules.repeat import RepeatTransformer
-from .modules.sizes import check_sizes, limited
 from .recipe import is_recipe, read_recipe
 from .repository import convert_repository
 from .selfcheck import check_capture, check_plan, hidden_states

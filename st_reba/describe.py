@@ -156,7 +156,7 @@ def _budget(tokens: TokenLayout, stages: tuple[Stage, ...], limit: int | None) -
     frames = tokens.frames(task="document", **{name: tokens.layout.instruction or "-" for name in tokens.fields()})
     for stage in stages:
         frames = tuple(stage.framed(frame, tokens) for frame in frames)
-    budget = min(each.budget(limit) or limit for each in frames)
+    budget = min(each.budget(limit) for each in frames)
     return max(1, budget // 2) if tokens.layout.compute_matched else budget
 
 

@@ -16,12 +16,11 @@ from sentence_transformers.util import import_from_string, load_file_path
 
 from . import modules
 from .modules.decoder import DecoderTransformer
+from .modules.guards import check_config, check_sizes
 from .modules.layout import Layout
 from .modules.options import MOST_CHARACTERS, Options, option, shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
-from .modules.sizes import check_sizes
-from .modules.stored import check_config
 
 # A configuration is a few kilobytes; some list tens of thousands of labels.
 MOST_BYTES = 1 << 22

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from .bases import EMBEDDED, weights_dtype
 from .inspection import RepositoryRefused, check_repository
-from .modules.sizes import limited
+from .modules.guards import limited
 
 # What says where a repository is.
 _HUB = ("token", "cache_folder", "revision", "local_files_only")

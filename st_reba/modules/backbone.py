@@ -21,14 +21,7 @@ _GIVEN = ("input_ids", "attention_mask", "position_ids", "use_cache")
 
 
 class Backbone:
-    """The traits of a backbone, each found out once.
-
-    Args:
-        model: The backbone, as loaded.
-
-    Raises:
-        ValueError: It is an encoder-decoder.
-    """
+    """The traits of a backbone, each found out once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -58,11 +51,7 @@ class Backbone:
 
     @property
     def depth(self) -> int:
-        """Number of layers L.
-
-        Raises:
-            ValueError: It is no single stack of layers.
-        """
+        """Number of layers L."""
         layers = getattr(self.text_config, "num_hidden_layers", None)
         if not isinstance(layers, int):
             raise ValueError(
@@ -84,11 +73,7 @@ class Backbone:
 
     @cached_property
     def parameters(self) -> frozenset[str]:
-        """Names of the arguments that its forward takes, ``use_cache`` also where only its decoder names it.
-
-        Raises:
-            ValueError: It takes no text alone; the argument that it needs is named.
-        """
+        """Names of the arguments that its forward takes, ``use_cache`` also where only its decoder names it."""
         parameters = inspect.signature(self.model.forward).parameters
         names = set(parameters)
         for name, parameter in parameters.items():
@@ -137,11 +122,7 @@ class Backbone:
         return {**inputs, "use_cache": False} if "use_cache" in self.parameters else inputs
 
     def layers(self) -> nn.ModuleList:
-        """Its list of layers, each with the hook that calls a pass's stages.
-
-        Raises:
-            ValueError: There is no list of L layers.
-        """
+        """Its list of layers, each with the hook that calls a pass's stages."""
         # A tower beside the decoder may be as deep, and its layers may say their layer_idx too.
         for module in self.decoder.modules():
             if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .backbone import TEXT_TOWER, Backbone, is_trained
 from .options import shown
-from .sizes import check_sizes, limited
 from .stages import Bound, Pass, Place, Stage, as_stored, running, stages_of
-from .stored import check_base, check_config, check_filled, stored_as
+from .stored import check_complete, check_filled, check_whole, stored_as
 from .vendoring import extra, leave_code, published
 
 # Pinned, so that a backbone with a chat template is not wrapped in chat turns.
@@ -80,10 +80,9 @@ class DecoderTransformer(Transformer):
         except OSError as error:
             if not from_base:
                 raise
-            pinned = f" at revision {base_revision!r}" if base_revision else ""
             raise OSError(
-                f"The model holds no weights but names those of {base_model!r}{pinned}, which could not be loaded. "
-                f"Download that model first, or pass token=… where it asks for a login. {error}"
+                f"The model holds no weights but names those of {base_model!r} (revision {base_revision}), which could "
+                f"not be loaded. Download that model first, or pass token=… where it asks for a login. {error}"
             ) from error
         if not from_base and has_adapter(self.model):
             extra("adapters").complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
@@ -96,13 +95,7 @@ class DecoderTransformer(Transformer):
 
     @classmethod
     def adopt(cls, transformer: Transformer, stages: Sequence[Stage], **record: str | None) -> DecoderTransformer:
-        """Take over a plain Transformer, its backbone, tokenizer and settings, and put stages around its layers.
-
-        Args:
-            transformer: The module; its backbone is shared from now on.
-            stages: What happens around the layers.
-            **record: ``base_model`` and ``base_revision``.
-        """
+        """Take over a plain Transformer, which shares its backbone; ``record``: ``base_model``, ``base_revision``."""
         adopted = cls.__new__(cls)
         adopted.__dict__ = dict(transformer.__dict__)
         adopted._equip(None, stages_of(stages), record.get("base_model"), record.get("base_revision"))
@@ -121,15 +114,7 @@ class DecoderTransformer(Transformer):
         self.rebind(stages)
 
     def rebind(self, stages: Sequence[Stage], model: PreTrainedModel | None = None) -> None:
-        """Put other stages around the layers, or the same around another backbone.
-
-        Args:
-            stages: The stages.
-            model: The backbone; None: as it is.
-
-        Raises:
-            ValueError: The backbone cannot do it.
-        """
+        """Put other stages around the layers, or the same around another backbone; nothing changes where it fails."""
         before = {name: self.__dict__.get(name) for name in ("backbone", "stages", "bound")}, self._modules.get("model")
         try:
             if model is not None:
@@ -176,11 +161,7 @@ class DecoderTransformer(Transformer):
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer.
-
-        Raises:
-            ValueError: The backbone has none.
-        """
+        """The tokenizer; an error where the backbone has none."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{type(self.processor).__name__} holds no tokenizer, and st_reba embeds text only. Use a base with a "
@@ -207,14 +188,12 @@ class DecoderTransformer(Transformer):
         """Run the backbone.
 
         Args:
-            features: ``input_ids``, ``attention_mask``, ``copy_ids``, each [B, T], padded on the right, and
-                ``places``, a list; not changed.
+            features: ``input_ids``, ``attention_mask`` and ``copy_ids``, each [B, T], and ``places``; not changed.
             watch: What this pass also runs, in place of what the pooling asks for.
             **kwargs: Ignored: they concern the input's layout.
 
         Returns:
-            A new dict: ``features`` with ``token_embeddings`` [B, T, d] (hidden states, zero at padding), and what
-            was captured.
+            The features, with ``token_embeddings`` [B, T, d] (zero at padding) and what was captured.
 
         Raises:
             ValueError: The backbone gave NaN or infinity, or a stage was not obeyed.
@@ -302,26 +281,23 @@ class DecoderTransformer(Transformer):
 
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The module's configuration as it is stored.
-
-        Raises:
-            ValueError: It lacks or holds what no save writes, or names a base that may not be loaded.
-        """
+        """The module's configuration as it is stored; an error for one that no save wrote."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        check_config(config, cls.config_keys, here=os.path.isdir(model_name_or_path))
+        if (guards := extra("guards", needed=False)) is None:
+            check_whole(config, cls.config_keys)
+        else:
+            guards.check_config(config, cls.config_keys, here=os.path.isdir(model_name_or_path))
         return config
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> DecoderTransformer:
-        """Load a saved module.
-
-        Raises:
-            ValueError: Files are missing, or the weights do not fill the configuration.
-        """
-        hub = {
-            name: kwargs[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in kwargs
-        }
-        with limited(check_sizes(model_name_or_path, kwargs.get("subfolder") or "", **hub)):
+        """Load a saved module; an error where files are missing, or the weights do not fill the configuration."""
+        hub = {k: kwargs[k] for k in ("token", "cache_folder", "revision", "local_files_only") if k in kwargs}
+        check_complete(model_name_or_path, **hub)
+        guards, limit = extra("guards", needed=False), nullcontext()
+        if guards is not None:
+            limit = guards.limited(guards.check_sizes(model_name_or_path, kwargs.get("subfolder") or "", **hub))
+        with limit:
             loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
         if loaded.loading is not None and not has_adapter(loaded.model):
             check_filled(loaded.model, loaded.loading)
@@ -386,11 +362,7 @@ def _record(method: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def places_of(features: Mapping[str, Any]) -> list[Place]:
-    """Where each row's content stands, from tensors; where these are on a device, the host waits for it.
-
-    Raises:
-        ValueError: A row begins with padding.
-    """
+    """Where each row's content stands, from tensors; where these are on a device, the host waits for it."""
     mask = features["attention_mask"].cpu()
     if not bool(mask[:, 0].all()):
         raise ValueError(
@@ -408,8 +380,8 @@ def on_host(flag: Tensor) -> bool:
 
 def _from_base(folder: str, base: str | None, revision: str | None, kwargs: dict[str, Any]) -> str:
     """The base that a folder without weights names; what is to find it is put into ``kwargs``."""
-    check_base(base, revision, here=os.path.isdir(folder))
-    assert isinstance(base, str)
+    if guards := extra("guards", needed=False):
+        guards.check_base(base, revision, here=os.path.isdir(folder))
     for name in ("model_kwargs", "processor_kwargs", "config_kwargs"):
         # These were to find the repository; the base has its own revision, and stands in its root.
         kwargs[name] = {**(kwargs.get(name) or {}), "revision": revision, "subfolder": ""}
@@ -419,7 +391,7 @@ def _from_base(folder: str, base: str | None, revision: str | None, kwargs: dict
     if "torch_dtype" in weights:
         # The older name comes from the caller, the newer one maybe from the file, which must not win.
         weights["dtype"] = weights.pop("torch_dtype")
-    return base
+    return str(base)
 
 
 def _forget_reader(file: Path) -> None:

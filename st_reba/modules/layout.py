@@ -69,52 +69,34 @@ class Layout(Options):
 
 @dataclass(frozen=True)
 class TextTemplate:
-    """Literal text with ``{text}`` slots, one a copy, and named fields such as ``{instruction}``.
+    """Literal text with ``{text}`` slots, one a copy, and named fields such as ``{instruction}``."""
 
-    Args:
-        pieces: Literals and the slot behind each: (literal, field's name or None).
-
-    Example:
-        >>> template = TextTemplate.parse("Query: {text} Again: {text}")
-        >>> template.copies, template.fill({})
-        (2, ['Query: ', None, ' Again: ', None])
-    """
-
+    # Literals and the slot behind each: (literal, field's name or None).
     pieces: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def parse(cls, template: str) -> TextTemplate:
-        """Parse a template; braces of its own are doubled, as in ``str.format``.
-
-        Raises:
-            ValueError: No ``{text}`` slot or more than 64, an unbalanced brace, or a field that is not a plain name.
-        """
+        """Parse a template; braces of its own are doubled, as in ``str.format``."""
+        given = f"template={shown(template)}"
         if len(template) > MOST_CHARACTERS:
-            raise ValueError(
-                f"template={shown(template)} has {len(template)} characters: the most is {MOST_CHARACTERS}."
-            )
+            raise ValueError(f"{given} has {len(template)} characters: the most is {MOST_CHARACTERS}.")
         try:
             parsed = list(string.Formatter().parse(template))
         except ValueError as error:
-            raise ValueError(
-                f"template={shown(template)} is malformed ({error}). Double a literal brace: {{{{."
-            ) from error
+            raise ValueError(f"{given} is malformed ({error}). Double a literal brace: {{{{.") from error
         for _, name, spec, conversion in parsed:
             if name is not None and (not name.isidentifier() or spec or conversion):
                 raise ValueError(
-                    f"template={shown(template)} has the field {{{name}}}: only plain names such as {{text}} or "
-                    "{instruction} are allowed. Double a literal brace: {{."
+                    f"{given} has the field {{{name}}}: only plain names such as {{text}} or {{instruction}} are "
+                    "allowed. Double a literal brace: {{."
                 )
             if name in _RESERVED:
-                raise ValueError(f"template={shown(template)}: {{{name}}} is an argument of encode. Rename the field.")
-        slots = sum(name == "text" for _, name, _, _ in parsed)
-        if not slots:
-            raise ValueError(f"template={shown(template)} has no {{text}} slot: name at least one place for the text.")
-        if slots > MOST_COPIES:
-            raise ValueError(
-                f"template={shown(template)} has {slots} {{text}} slots: the most is {MOST_COPIES}. Drop some."
-            )
-        return cls(tuple((literal, name) for literal, name, _, _ in parsed))
+                raise ValueError(f"{given}: {{{name}}} is an argument of encode. Rename the field.")
+        made = cls(tuple((literal, name) for literal, name, _, _ in parsed))
+        if not 1 <= made.copies <= MOST_COPIES:
+            found = f"{made.copies} {{text}} slots" if made.copies else "no {text} slot"
+            raise ValueError(f"{given} has {found}: give one for each copy of the text; the most is {MOST_COPIES}.")
+        return made
 
     @property
     def copies(self) -> int:
@@ -141,15 +123,7 @@ class TextTemplate:
 
 
 def task_templates(template: str | Mapping[str, str] | None, repeats: int | None = None) -> dict[str, TextTemplate]:
-    """The template of each task.
-
-    Args:
-        template: A template, the name of one, a mapping of tasks to templates, or None: the text ``repeats`` times.
-        repeats: Number of copies; None: the template's, or 2 without a template.
-
-    Raises:
-        ValueError: Unknown name or task, or numbers of copies that differ.
-    """
+    """The template of each task; of None, the text ``repeats`` times, 2 by default."""
     if template is None:
         return dict.fromkeys(TASKS, TextTemplate((("", "text"),) * (2 if repeats is None else repeats)))
     written = TEMPLATES.get(template, template) if isinstance(template, str) else template
@@ -160,7 +134,8 @@ def task_templates(template: str | Mapping[str, str] | None, repeats: int | None
                 f"{sorted(TEMPLATES)}."
             )
         written = dict.fromkeys(TASKS, written)
-    if not isinstance(written, Mapping) or set(written) != set(TASKS) or not all(map(_is_text, written.values())):
+    texts = isinstance(written, Mapping) and all(isinstance(each, str) for each in written.values())
+    if not texts or set(written) != set(TASKS):
         raise ValueError(f"template={shown(template)}: give a text, or a mapping with exactly the keys {list(TASKS)}.")
     parsed = {task: TextTemplate.parse(written[task]) for task in TASKS}
     copies = {each.copies for each in parsed.values()}
@@ -174,18 +149,11 @@ def task_templates(template: str | Mapping[str, str] | None, repeats: int | None
     return parsed
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 @dataclass(frozen=True)
 class Frame:
-    """A filled template as token ids: all that surrounds the content, the tokenizer's special tokens included.
+    """A filled template as token ids: all that surrounds the content, the tokenizer's special tokens included."""
 
-    Args:
-        pieces: Token ids of the literal runs, and None for each copy of the content.
-    """
-
+    # Token ids of the literal runs, and None for each copy of the content.
     pieces: tuple[tuple[int, ...] | None, ...]
 
     @property
@@ -216,14 +184,8 @@ class Frame:
         before = sum(len(piece) for piece in self.pieces[: self.pieces.index(None)] if piece is not None)
         return ids, copy_ids, (before, len(content), len(ids))
 
-    def budget(self, limit: int | None) -> int | None:
-        """How many content tokens each copy may hold: floor((M - s) / k); ``limit`` is M, None: no limit.
-
-        Raises:
-            ValueError: Not one content token fits.
-        """
-        if limit is None:
-            return None
+    def budget(self, limit: int) -> int:
+        """How many content tokens each copy may hold: floor((M - s) / k); ``limit`` is M."""
         budget = (limit - self.overhead) // self.copies
         if budget < 1:
             raise ValueError(
@@ -235,13 +197,7 @@ class Frame:
 
 
 class TokenLayout:
-    """A tokenizer's part of a layout; what it does around every text is found out once.
-
-    Args:
-        tokenizer: The tokenizer.
-        layout: The layout's options.
-        templates: The template of each task, once for each row that a text makes; None: the layout's own.
-    """
+    """A tokenizer's part of a layout; ``templates``: those of each task, for every row that a text makes."""
 
     def __init__(
         self,
@@ -275,17 +231,7 @@ class TokenLayout:
         return frozenset(name for templates in self.templates for name in templates[task or "document"].fields)
 
     def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
-        """The token ids that surround the content, in each row of a text.
-
-        Args:
-            prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of all.
-            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
-                the prompt or a field.
-            **fields: Values of the templates' fields; each template takes those that it has.
-
-        Raises:
-            ValueError: A field without a value, or a value without a field.
-        """
+        """The token ids that surround the content, in each row of a text; see :meth:`RepeatTransformer.frames`."""
         if task is not None and task not in TASKS:
             raise ValueError(f"task={task!r} is not known: choose one of {list(TASKS)}, or None.")
         task = self._task(prompt, fields) if task is None else task
@@ -305,21 +251,13 @@ class TokenLayout:
                 f"The template needs a value for {{{missing[0]}}}: pass encode(…, {missing[0]}='…')"
                 + (", a prompt, or build with instruction='…'." if missing[0] == "instruction" else ".")
             )
-        chosen = (templates[task] for templates in self.templates)
         before, after = self.special
-        return tuple(
-            Frame(
-                (
-                    before,
-                    *(
-                        None if piece is None else tuple(self._tokenize([piece], special=True)["input_ids"][0])
-                        for piece in each.fill(values, "" if "instruction" in each.fields else prompt or "")
-                    ),
-                    after,
-                )
-            )
-            for each in chosen
-        )
+        frames = []
+        for each in (templates[task] for templates in self.templates):
+            literals = each.fill(values, "" if "instruction" in each.fields else prompt or "")
+            pieces = [x if x is None else tuple(self._tokenize([x], special=True)["input_ids"][0]) for x in literals]
+            frames.append(Frame((before, *pieces, after)))
+        return tuple(frames)
 
     def _task(self, prompt: str | None, fields: Mapping[str, str]) -> str:
         # Plain encode knows no task: whoever gives a prompt or a field that only queries take means a query.
@@ -327,17 +265,9 @@ class TokenLayout:
         return "query" if given & (self.fields("query") - self.fields("document")) else "document"
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
-        """Tokenize texts as content: without special tokens; special-token strings are ordinary text.
+        """Tokenize texts as content, never cut: special-token strings are ordinary text.
 
-        Args:
-            texts: The texts.
-            offsets: Also return each token's character span.
-
-        Returns:
-            ``input_ids``: token ids a text, never cut, maybe none; with ``offsets``, ``offset_mapping``.
-
-        Raises:
-            ValueError: An input that is not a string, or offsets of a tokenizer that has none.
+        Gives ``input_ids``, a list a text, and with ``offsets`` each token's character span, ``offset_mapping``.
         """
         for text in texts:
             # Not by its number: sentence-transformers has sorted the texts by length.
@@ -382,11 +312,7 @@ class TokenLayout:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer's own convention puts before and after a text.
-
-    Raises:
-        ValueError: It does something else than to put ids around a text.
-    """
+    """The ids that the tokenizer's own convention puts before and after a text."""
     for probe in ("a", "0", "the", "\u4e2d"):
         with _tokenizing:
             settings = {"padding": False, "truncation": False, "verbose": False}

@@ -115,7 +115,14 @@ class RepeatTransformer(DecoderTransformer):
         return {field for task in TASKS for field in self.fields(task)}
 
     def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
-        """The token ids that surround the content, in each row of a text; see :meth:`TokenLayout.frames`."""
+        """The token ids that surround the content, in each row of a text.
+
+        Args:
+            prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of all.
+            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
+                the prompt or a field.
+            **fields: Values of the templates' fields; each template takes those that it has.
+        """
         frames = self.token_layout.frames(prompt, task, **fields)
         for stage in self.stages:
             frames = tuple(stage.framed(frame, self.token_layout) for frame in frames)
@@ -137,7 +144,7 @@ class RepeatTransformer(DecoderTransformer):
             )
         if limit is None:
             return None
-        budget = min(each.budget(limit) or limit for each in frames)
+        budget = min(each.budget(limit) for each in frames)
         return max(1, budget // 2) if self.layout.compute_matched else budget
 
     def check_single(self) -> None:
@@ -149,11 +156,7 @@ class RepeatTransformer(DecoderTransformer):
             )
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
-        """Tokenize texts as content; see :meth:`TokenLayout.content`.
-
-        Raises:
-            ValueError: Also for offsets where a text stands in several templates.
-        """
+        """Tokenize texts as content; see :meth:`TokenLayout.content`."""
         if offsets:
             self.check_single()
         return self.token_layout.content(texts, offsets=offsets)
@@ -171,10 +174,8 @@ class RepeatTransformer(DecoderTransformer):
 
         Args:
             inputs: The texts.
-            prompt: See :meth:`frames`.
+            prompt, task, **fields: See :meth:`frames`.
             processing_kwargs: Refused: the layout is this module's own.
-            task: See :meth:`frames`.
-            **fields: See :meth:`frames`.
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_ids``, each [B, T] int64, padded on the right, and ``places``,
@@ -207,15 +208,7 @@ class RepeatTransformer(DecoderTransformer):
         return self.place(contents, *frames)
 
     def place(self, contents: Sequence[Sequence[int]], *frames: Frame) -> dict[str, Any]:
-        """Place the copies of tokenized texts.
-
-        Args:
-            contents: Token ids of each text, within the budget.
-            *frames: What surrounds them: one, or all of an ensemble's.
-
-        Returns:
-            As :meth:`preprocess`.
-        """
+        """Place the copies of tokenized texts, which fit the budget, in one frame, or in all of an ensemble's."""
         # A text's rows stand together, so that whoever splits a batch can keep texts whole.
         rows = [frame.place(ids) for ids in contents for frame in frames]
         places: list[Place] = [place for _, _, place in rows]
@@ -235,11 +228,7 @@ class RepeatTransformer(DecoderTransformer):
     def forward(
         self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Run the decoder; see :meth:`DecoderTransformer.forward`.
-
-        Returns:
-            As there; ``attention_mask`` then covers the positions of ``span``, and ``real_mask`` all real ones.
-        """
+        """As :meth:`DecoderTransformer.forward`; ``attention_mask`` then covers ``span``, ``real_mask`` all."""
         real = features["attention_mask"]
         result = super().forward(features, watch=watch, **kwargs)
         return {

@@ -38,11 +38,7 @@ class Stage(Options):
             Stage.registry[cls.name] = cls
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
-        """What runs in the decoder's passes.
-
-        Raises:
-            ValueError: This decoder cannot do it; the message says what can.
-        """
+        """What runs in the decoder's passes; an error where this decoder cannot do it."""
         return Bound()
 
     def runs(self, depth: int) -> int:
@@ -105,11 +101,8 @@ class LayerCall:
 class Pass:
     """The state of one forward pass. It lives in a context variable, so that threads and models do not meet.
 
-    Args:
-        decoder: Whose pass it is.
-        mask: [B, T], 1 at real positions; every row begins with a real one.
-        places: Where each row's content stands, known on the host: nothing in a pass waits for the device.
-        bound: All that acts in the pass.
+    ``mask`` [B, T] is 1 at real positions, the first of each row among them. ``places`` says where each row's content
+    stands, on the host: nothing in a pass waits for the device. ``bound`` is all that acts in the pass.
     """
 
     def __init__(
@@ -160,11 +153,7 @@ def running(run: Pass | None) -> Iterator[None]:
 
 
 def stages_of(given: Sequence[Stage | Mapping[str, Any]] | None) -> tuple[Stage, ...]:
-    """Stages from what a caller or a configuration gives: stages, or ``{"name": {field: value}}``.
-
-    Raises:
-        ValueError: An unknown stage, or two of one kind.
-    """
+    """Stages in their order, from what a caller or a configuration gives: stages, or ``{"name": {field: value}}``."""
     if isinstance(given, (str, Mapping, Stage)) or not isinstance(given or (), Sequence):
         raise ValueError(f"stages={shown(given)} must be a list, as [st_reba.Prepend(4)].")
     found: dict[int, Stage] = {}

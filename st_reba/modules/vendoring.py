@@ -55,15 +55,13 @@ def _made(home: str, name: str) -> nn.Module:
     return made
 
 
-def extra(name: str) -> Any:
-    """A module beside this one that only some repositories carry.
-
-    Raises:
-        ImportError: This is a copy that has none.
-    """
+def extra(name: str, *, needed: bool = True) -> Any:
+    """A module beside this one that not every repository carries; where a copy has none, an error, or None."""
     try:
         return import_module(_module(name))
     except ModuleNotFoundError as error:
+        if not needed:
+            return None
         raise ImportError(
             f"The code that came with this model has no {name}, which is for training. Install the package st-reba and "
             "import it first; to embed only, call encode, or run inside torch.inference_mode()."
@@ -71,12 +69,7 @@ def extra(name: str) -> Any:
 
 
 def code(*classes: type, files: Collection[str] = ()) -> dict[str, bytes]:
-    """The files that a repository with these classes carries, by name: the same from the package and from a copy.
-
-    Args:
-        *classes: Module classes and stages.
-        files: Further files, by their names in the package.
-    """
+    """The files that a repository with these classes, and further ``files``, carries, by name: name → content."""
     own = [next(base for base in each.__mro__ if _home(base)) for each in classes]
     homes = {each.__name__: _stem(str(_home(each)).rpartition(".")[2]) for each in own}
     texts: dict[str, str] = {}
@@ -106,13 +99,9 @@ def _main(homes: dict[str, str], stems: Any) -> str:
 
 
 def leave_code(folder: str, *classes: type, files: Collection[str] = ()) -> None:
-    """Write the code of classes, and what it requires, into the repository that a module is being saved to.
+    """Write the code of a module that is being saved into ``folder``, and its requirements, into the repository.
 
-    Args:
-        folder: The module's own folder: the repository's root, or one inside it.
-        *classes: Its class, and those of its stages. What other modules of the repository left is kept; the first
-            module, whose folder is the root, begins anew.
-        files: Further files, by their names in the package.
+    What its other modules left is kept; the first module, whose folder is the repository's root, begins anew.
     """
     root = _root(Path(folder))
     main = root / f"{NAME}.py"

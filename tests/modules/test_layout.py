@@ -84,8 +84,8 @@ def test_parse_and_fill(template: str, values: dict[str, str], prefix: str, fill
             (f"{{{name}}} {{text}}", f"{{{name}}} is an argument of encode")
             for name in ("prompt", "task", "batch_size")
         ),
-        ("{text}" * 65, "has 65 {text} slots: the most is 64"),
-        ("{text:}" * 5_000, "has 5000 {text} slots: the most is 64"),
+        ("{text}" * 65, "has 65 {text} slots: .*the most is 64"),
+        ("{text:}" * 5_000, "has 5000 {text} slots: .*the most is 64"),
         ("x" * 70_000 + "{text}", "70006 characters"),
     ],
 )
@@ -142,14 +142,12 @@ def test_frame() -> None:
 def test_budget(copies: int, special: int) -> None:
     """floor((M - s) / k): with that many tokens a copy the limit holds, with one more it would not."""
     frame = Frame((tuple(range(special)), *(None for _ in range(copies))))
-    assert frame.budget(None) is None
     for limit in range(1, 40):
         if limit - special < copies:
             with pytest.raises(ValueError, match=f"max_seq_length={limit} leaves no room.*take {special} positions"):
                 frame.budget(limit)
             continue
         budget = frame.budget(limit)
-        assert budget is not None
         assert len(frame.place([0] * budget)[0]) <= limit < len(frame.place([0] * (budget + 1))[0])
 
 

@@ -1,0 +1,192 @@
+"""What a repository may say before anything of it is loaded: it is data from elsewhere.
+
+A few digits can stand for gigabytes, and a name for somebody's code. These checks do not travel with a model: whoever
+runs a repository's own copy of this code trusts it already.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sentence_transformers.util import load_file_path
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from .options import MOST_LAYERS, shown, unknown
+from .stages import stages_of
+from .stored import check_complete, check_whole
+
+# What a saved module may say to transformers; anything else there was not written by a save, and could name files,
+# servers or code.
+_PASSED_ON = {
+    "model_kwargs": frozenset(("dtype", "torch_dtype", "attn_implementation")),
+    "processor_kwargs": frozenset(("model_max_length", "padding_side", "truncation_side")),
+    "config_kwargs": frozenset[str](),
+}
+_OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
+_HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
+# A branch, tag or commit.
+_REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
+
+
+def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> None:
+    """Raise unless a stored configuration holds what a save writes, of a module with the ``known`` settings.
+
+    ``here``: whether it stands in a folder of this machine.
+    """
+    file = "sentence_bert_config.json"
+    check_whole(config, known)
+    known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON, *_OLD_NAMES]
+    if extra := sorted(set(config) - set(known)):
+        raise ValueError(unknown(f"{file}: {extra[0]}", extra[0], known, config[extra[0]]))
+    stages_of(config["stages"])
+    for name in (*_PASSED_ON, *_OLD_NAMES):
+        given, allowed = config.get(name, {}), _PASSED_ON[_OLD_NAMES.get(name, name)]
+        if not isinstance(given, dict):
+            raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
+        if extra := sorted(set(given) - allowed):
+            raise ValueError(
+                f"{file}: {name}: {shown(extra[0])}={shown(given[extra[0]])} may not come from a stored configuration, "
+                f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
+            )
+    attention = {**config.get("model_args", {}), **config.get("model_kwargs", {})}.get("attn_implementation")
+    if attention is not None and (not isinstance(attention, str) or not attention.replace("_", "").isalnum()):
+        # A name with a slash is downloaded and run.
+        raise ValueError(
+            f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it."
+        )
+    if not isinstance(config.get("from_base", False), bool):
+        raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
+    if config.get("from_base"):
+        check_base(config.get("base_model"), config.get("base_revision"), here=here)
+
+
+def check_base(base: object, revision: object, *, here: bool) -> None:
+    """Raise unless a stored configuration may name this base model: a Hub id, or, ``here``, a model's full path."""
+    if not isinstance(base, str) or not base:
+        raise ValueError(f"from_base=True needs the name of a base model, not base_model={shown(base)}.")
+    if revision is not None and (
+        not isinstance(revision, str) or not _REVISION.fullmatch(revision) or ".." in revision or len(revision) > 250
+    ):
+        raise ValueError(f"base_revision={shown(revision)} is no branch, tag or commit. Correct it, or use null.")
+    if _HUB_ID.fullmatch(base) and ".." not in base:
+        return
+    local = here and os.path.isabs(base) and ".." not in re.split(r"[\\/]", base)
+    # A folder that is gone is for loading to tell; one that is there and no model was never saved from.
+    if not (local and (os.path.isfile(os.path.join(base, "config.json")) or not os.path.lexists(base))):
+        raise ValueError(
+            f"base_model={shown(base)} is no Hub id such as 'organization/name'"
+            + (", and no full path of a model's folder on this machine" if here else "")
+            + ". Download that base model and save the embedder again with base=…."
+        )
+
+
+def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
+    """Raise where a repository's configurations are missing, or ask for more than its weights hold, or for a kernel.
+
+    ``folder`` is the first module's, ``hub`` says how to find the repository. Gives how many numbers that module's
+    weights hold, by their files' headers; None: it has none of its own.
+    """
+
+    check_complete(repository, **hub)
+
+    def read(name: str) -> Any:
+        file = load_file_path(repository, name, **hub)
+        if file is None:
+            return None
+        with open(file, encoding="utf-8") as stream:
+            return json.load(stream)
+
+    listed = read("modules.json")
+    for each in listed[1:] if isinstance(listed, list) else ():
+        path = each.get("path")
+        held = _held(repository, path, hub) if str(each.get("type")).endswith(".Dense") else None
+        if held is None:
+            continue
+        asked: list[Any] = [read(f"{path}/config.json").get(name) for name in ("in_features", "out_features")]
+        if not (all(type(size) is int for size in asked) and math.prod(asked) <= held):
+            raise ValueError(
+                f"{path}/config.json: in_features={shown(asked[0])} and out_features={shown(asked[1])} do not fit the "
+                f"weights, which hold {held:,} numbers. Copy all of the model's files, or build it again."
+            )
+    name = f"{folder}/config.json" if folder not in ("", ".") else "config.json"
+    _check_backbone(name, read(name))
+    return _held(repository, folder, hub)
+
+
+@contextmanager
+def limited(held: int | None) -> Iterator[None]:
+    """Inside the ``with`` block, a backbone is refused that has far more numbers than ``held``; None: no limit.
+
+    transformers makes it without memory at first, so that none is taken.
+    """
+    # Tied weights are made several times, and stored once.
+    left = math.inf if held is None else 4 * held + (1 << 20)
+    thread = threading.get_ident()
+
+    def count(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+        nonlocal left
+        if weight is None or not weight.is_meta or threading.get_ident() != thread:
+            return
+        left -= weight.numel()
+        if left < 0:
+            raise ValueError(
+                f"config.json and the weights do not fit: {type(module).__name__}'s {name} of shape "
+                f"{tuple(weight.shape)} makes the model far larger than its weights, which hold {held:,} numbers. Copy "
+                "all of the model's files, or build it again."
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_backbone(file: str, config: Any) -> None:
+    """Raise for too many layers, which some configurations list while they are read, and for code from elsewhere."""
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, int) and re.search("layers?$", name) and value > MOST_LAYERS:
+            raise ValueError(f"{file}: {name}={shown(value)}: the most is {MOST_LAYERS}. Correct it.")
+        if name.endswith("attn_implementation") and "/" in str(value):
+            # transformers would download that kernel and run it, whether or not code is trusted.
+            raise ValueError(
+                f"{file}: {name}={shown(value)} names a kernel elsewhere. Remove it, and pass it when loading if you "
+                "trust it: model_kwargs={'attn_implementation': …}."
+            )
+        _check_backbone(file, value)
+
+
+def _held(repository: str, folder: str, hub: Mapping[str, Any]) -> int | None:
+    """How many numbers a module's weights hold; None: it has none as safetensors."""
+
+    def found(name: str) -> str | None:
+        return load_file_path(repository, f"{folder}/{name}" if folder not in ("", ".") else name, **hub)
+
+    files = [found("model.safetensors")]
+    if files == [None] and (index := found("model.safetensors.index.json")) is not None:
+        with open(index, encoding="utf-8") as stream:
+            files = [found(name) for name in sorted(set(json.load(stream)["weight_map"].values()))]
+    return None if None in files else sum(_numbers(file) for file in files if file is not None)
+
+
+def _numbers(file: str) -> int:
+    """How many numbers a safetensors file holds, by the header in front: its length in 8 bytes, and JSON."""
+    size = os.path.getsize(file)
+    try:
+        with open(file, "rb") as stream:
+            header = json.loads(stream.read(min(int.from_bytes(stream.read(8), "little"), size)))
+        tensors = [(math.prod(each["shape"]), each["dtype"]) for name, each in header.items() if name != "__metadata__"]
+        if not 0 <= sum(count for count, _ in tensors) <= 2 * size:
+            raise ValueError(f"{size} bytes cannot hold its tensors")
+        # Whole numbers, as I32, are packed: down to 2 bits a weight.
+        return sum(count * (int(kind[1:]) // 2 if kind[0] in "IU" else 1) for count, kind in tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{os.path.basename(file)} is no safetensors file ({error}). Copy it again.") from error
