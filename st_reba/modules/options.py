@@ -7,6 +7,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 # A repository is data from elsewhere, and its numbers become memory and time.
@@ -29,8 +30,7 @@ def option(
     Args:
         default: Its default.
         help: One line: what it does, and its unit.
-        least: Smallest number that is allowed, in lists too.
-        most: Largest number that is allowed.
+        least, most: Smallest and largest number that is allowed, in lists too.
         choices: For a text: the names that are allowed, such as a registry.
     """
     return field(default=default, metadata={"help": help, "least": least, "most": most, "choices": choices})
@@ -41,9 +41,6 @@ class Options:
     """Checked settings: every value has its field's type and lies within its bounds, or the error says what may.
 
     Lists become tuples, so that equal settings are equal wherever they come from.
-
-    Raises:
-        ValueError: A value that is not allowed; the message names the option, the value and what is allowed.
     """
 
     # How configurations and the command line call these options.
@@ -73,37 +70,27 @@ class Options:
 
     @classmethod
     def of(cls: type[_T], values: Mapping[str, Any]) -> _T:
-        """Settings from a mapping, as a file holds it.
-
-        Raises:
-            ValueError: An unknown field, with the nearest known one; or a value that is not allowed.
-        """
+        """Settings from a mapping, as a file holds it."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{cls.name or cls.__name__}: {shown(values)} must be a mapping of {cls.names()}.")
         for name in values:
             if name not in cls.names():
                 raise ValueError(unknown(cls.title(str(name)), name, cls.names(), values[name]))
-        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
-        if missing:
-            raise ValueError(
-                f"{cls.title(missing[0])} is missing: {next(h for n, _, _, h in cls.described() if n == missing[0])}"
-            )
+        for name, _, default, help in cls.described():
+            if default is MISSING and name not in values:
+                raise ValueError(f"{cls.title(name)} is missing: {help}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
-        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: _plain(value) for name, (value, default) in values.items() if value != default}
+        given = [each for each in fields(self) if getattr(self, each.name) != each.default]
+        return {each.name: _plain(getattr(self, each.name)) for each in given}
 
 
-def type_hints(cls: type[Options]) -> dict[str, Any]:
+@cache
+def type_hints(cls: Any) -> dict[str, Any]:
     """The fields' types."""
-    if cls not in _hints:
-        _hints[cls] = get_type_hints(cls)
-    return _hints[cls]
-
-
-_hints: dict[type[Options], dict[str, Any]] = {}
+    return get_type_hints(cls)
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
@@ -118,27 +105,18 @@ def allowed(hint: Any, each: Field[Any]) -> str:
     """What an option may be, in words."""
     least, most = each.metadata["least"], each.metadata["most"]
     bounds = "" if least is None else f" from {least:,}" + ("" if most is None else f" to {most:,}")
+    number = {int: f"a whole number{bounds}", float: f"a number{bounds}"}
+    named = {**number, bool: "True or False", str: "a text", types.NoneType: "None"}
     words = []
     for kind in alternatives(hint):
         origin = get_origin(kind) or kind
-        if origin is Literal:
-            words += [repr(value) for value in get_args(kind)]
-        elif origin is str and each.metadata["choices"] is not None:
-            words += map(repr, each.metadata["choices"])
+        if origin is Literal or (origin is str and each.metadata["choices"] is not None):
+            words += map(repr, get_args(kind) or each.metadata["choices"])
         elif origin is tuple:
-            words.append(
-                "a list of " + {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "texts") + bounds
-            )
+            inner = {int: "whole numbers", float: "numbers"}.get(get_args(kind)[0], "texts")
+            words.append(f"a list of {inner}{bounds}")
         else:
-            words.append(
-                {
-                    int: f"a whole number{bounds}",
-                    float: f"a number{bounds}",
-                    bool: "True or False",
-                    str: "a text",
-                    types.NoneType: "None",
-                }.get(origin, "a mapping")
-            )
+            words.append(named.get(origin, "a mapping"))
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
