@@ -7,7 +7,6 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
-from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 # A repository is data from elsewhere, and its numbers become memory and time.
@@ -87,10 +86,14 @@ class Options:
         return {each.name: _plain(getattr(self, each.name)) for each in given}
 
 
-@cache
-def type_hints(cls: Any) -> dict[str, Any]:
+def type_hints(cls: type[Options]) -> dict[str, Any]:
     """The fields' types."""
-    return get_type_hints(cls)
+    if cls not in _hints:
+        _hints[cls] = get_type_hints(cls)
+    return _hints[cls]
+
+
+_hints: dict[type[Options], dict[str, Any]] = {}
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
