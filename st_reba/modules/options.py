@@ -110,7 +110,7 @@ def allowed(hint: Any, each: Field[Any]) -> str:
     bounds = "" if least is None else f" from {least:,}" + ("" if most is None else f" to {most:,}")
     number = {int: f"a whole number{bounds}", float: f"a number{bounds}"}
     named = {**number, bool: "True or False", str: "a text", types.NoneType: "None"}
-    words = []
+    words: list[str] = []
     for kind in alternatives(hint):
         origin = get_origin(kind) or kind
         if origin is Literal or (origin is str and each.metadata["choices"] is not None):
