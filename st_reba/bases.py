@@ -31,11 +31,7 @@ _MERGE = (
 
 
 def locate(base: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where the base is, and the name to record for it: never a path of this machine.
-
-    Raises:
-        ValueError: A file, or a folder without a model.
-    """
+    """Where the base is, and the name to record for it: never a path of this machine."""
     text = os.fspath(base)
     if text in EMBEDDED:
         return str(EMBEDDED[text]), text
@@ -61,19 +57,10 @@ def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | 
 
 
 def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
-    """The model that a base adapts, where the base is a PEFT adapter.
+    """Folder or Hub id of the model that a base adapts; None: the base is no PEFT adapter.
 
-    Args:
-        path: Folder or Hub id.
-        name: What to call it in errors.
-        hub: ``token``, ``cache_dir``, ``revision`` and ``local_files_only``, as transformers takes them.
-
-    Returns:
-        Folder or Hub id of the adapted model; None: the base is no adapter.
-
-    Raises:
-        ImportError: It is one, and peft is not installed.
-        ValueError: It is a learned prompt or prefix, which no text holds, or names no model.
+    ``name`` is what errors call it, ``hub`` says how transformers finds it. Learned prompts and prefixes are refused:
+    no text holds them.
     """
     try:
         file = find_adapter_config_file(path, **hub)
@@ -81,18 +68,17 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
         return None  # Loading the base says what is wrong with it.
     if file is None:
         return None
-    config = json.loads(Path(file).read_text(encoding="utf-8"))
     if not is_peft_available():
+        adapted = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ImportError(
-            f"base={name!r} is a PEFT adapter of {config.get('base_model_name_or_path')!r}, and peft is not installed. "
-            "Run: pip install peft"
+            f"base={name!r} is a PEFT adapter of {adapted!r}, and peft is not installed: pip install peft"
         )
     adapter: Any = import_module("peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(
-            f"base={name!r} is an adapter of type {config['peft_type']}: it adds learned positions to every text, or "
-            "to every layer's keys, which no copy of the text holds and no layer plan knows. Use its base model, or an "
-            "adapter of the weights, as LoRA."
+            f"base={name!r} is an adapter of type {adapter.peft_type.value}: it adds learned positions to every text "
+            "or layer, which no copy of the text holds and no layer plan knows. Use its base model, or an adapter of "
+            "the weights, as LoRA."
         )
     adapted = adapter.base_model_name_or_path
     if not adapted and not os.path.isfile(os.path.join(path, "config.json")):
@@ -101,13 +87,7 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
 
 
 def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any]) -> dict[str, Any]:
-    """An adapter's folder often holds no tokenizer: arguments that take the adapted model's then.
-
-    Args:
-        path: The adapter's folder or Hub id.
-        adapted: The model that it adapts; None: ``path`` is no adapter.
-        hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as sentence-transformers takes them.
-    """
+    """An adapter's folder often holds no tokenizer: arguments that take the adapted model's then."""
     names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
     if adapted is None or any(load_file_path(path, name, **hub) is not None for name in names):
         return {}
@@ -115,13 +95,7 @@ def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any])
 
 
 def load_error(error: Exception, base: str, adapted: str | None) -> Exception | None:
-    """What to say of a base that could not be loaded; None: what was said is enough.
-
-    Args:
-        error: What transformers or peft said.
-        base: The base as given.
-        adapted: The model that it adapts; None: it is no adapter.
-    """
+    """What to say of a base that could not be loaded; None: what transformers or peft said is enough."""
     if isinstance(error, OSError) and adapted is not None:
         return OSError(f"base={base!r} adapts {adapted!r}, which could not be loaded: {error}")
     if isinstance(error, OSError):
@@ -139,16 +113,7 @@ def check_loaded(
 ) -> None:
     """Refuse a base of which transformers left out something that its files name; merge an adapter into the weights.
 
-    Args:
-        transformer: The module that holds the backbone.
-        path: The base's folder or Hub id.
-        name: What to call it in errors.
-        adapted: The model that it adapts; None: it is no adapter.
-        hub: ``token``, ``cache_dir``, ``revision`` and ``local_files_only``, as transformers takes them.
-
-    Raises:
-        ValueError: Quantized weights were loaded as if they were not, a weight of an adapter was not, or the
-            embeddings are on disk.
+    ``name`` is what errors call it, ``adapted`` the model that it adapts, ``hub`` says how transformers finds it.
     """
     model: PreTrainedModel = transformer.model
     config = model.config
@@ -189,17 +154,10 @@ def check_loaded(
 
 
 def check_padding(transformer: DecoderTransformer, name: str) -> None:
-    """Whether a text's hidden states are the same alone and beside a longer text.
+    """Raise unless a text's hidden states are the same alone and beside a longer text.
 
     A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
     another mask as soon as there is any.
-
-    Args:
-        transformer: The module that holds the backbone.
-        name: What to call the base in errors.
-
-    Raises:
-        ValueError: They are not.
     """
     if transformer.backbone.looks_back or transformer.stack is not None:
         return
@@ -263,7 +221,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
 
 
 def _of_the_body(model: PreTrainedModel, keys: Iterable[str]) -> list[str]:
-    """Those of an adapter's keys that do not belong to a head, which an embedder has not."""
+    """Those of an adapter's keys that do not belong to a head: an embedder has none."""
     parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
     return sorted(key for key in keys if key.removeprefix("base_model.model.").split(".")[0] in parts)
 

@@ -17,36 +17,16 @@ _HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 def is_repository(path: str, hub: Mapping[str, Any]) -> bool:
-    """Whether a folder or Hub repository holds a sentence-transformers model, not just a backbone.
-
-    Args:
-        path: Folder or Hub id.
-        hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` takes them.
-    """
+    """Whether a folder or Hub repository holds a sentence-transformers model, not just a backbone."""
     return load_file_path(path, "modules.json", **hub) is not None
 
 
 def convert_repository(
     path: str, stages: Sequence[Stage], *, check: bool, base_model: str, **kwargs: Any
 ) -> SentenceTransformer:
-    """Load a sentence-transformers model and give its decoder a layer plan.
+    """Load a sentence-transformers model and give its decoder a layer plan (NoSink, sections 3.6 and 4).
 
-    Args:
-        path: Folder or Hub id.
-        stages: What each layer sees.
-        check: Check on a few tokens that every layer obeys the plan.
-        base_model: Name of the base model, for the record.
-        **kwargs: Passed on to ``SentenceTransformer``.
-
-    Returns:
-        The model, its first module replaced.
-
-    Raises:
-        ValueError: It asks for what no repository may have, its first module is no plain Transformer, or its backbone
-            cannot be converted or does not obey.
-
-    Source:
-        NoSink, sections 3.6 and 4: decoders that were already trained into encoders.
+    ``check``: see on a few tokens that every layer obeys. ``kwargs`` are those of ``SentenceTransformer``.
     """
     from .inspection import check_repository
 
