@@ -32,8 +32,7 @@ METHODS = {
     "NoSink, MASK0-BIDIR, 16 layers": "nosink:setting=mask0-bidir,k=16",
 }
 TEXT = (
-    "猫在窗台上睡着了，孩子们在草地上放风筝。The committee read the report twice before it agreed to fund the bridge. "
-    * 4
+    "猫在窗台上睡着了，孩子们在草地上放风筝。The committee read the report twice before it agreed to fund the bridge."
 )
 GIB = 2**30
 

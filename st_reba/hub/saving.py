@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from ..bases import EMBEDDED, adapted_model
+from ..modules.at_base import left_at_base
 from ..modules.decoder import DecoderTransformer, has_adapter
-from ..modules.stored import left_at_base
 from ..persistence import load
 from ..recipe import About
 from .card import write_card

@@ -31,7 +31,7 @@ class Backbone:
                 f"{self.name} is an encoder-decoder: its decoder reads the text shifted, beside an encoder that sees "
                 "all of it. Use a decoder-only base model."
             )
-        self.depth  # noqa: B018 - refused now, where there is none
+        self.depth, self.parameters  # noqa: B018 - what has no layers, or needs more than a text, is refused now
 
     @property
     def decoder(self) -> PreTrainedModel:
@@ -65,6 +65,11 @@ class Backbone:
         """What its configuration says of each layer; empty where it says nothing."""
         config = self.text_config
         return list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [])
+
+    @property
+    def capped(self) -> bool:
+        """Whether it caps attention's scores, which transformers' SDPA forgets in some versions."""
+        return bool(getattr(self.text_config, "attn_logit_softcapping", None))
 
     @property
     def attention(self) -> str:

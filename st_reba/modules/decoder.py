@@ -67,23 +67,22 @@ class DecoderTransformer(Transformer):
         from_base: bool = False,
         **kwargs: Any,
     ) -> None:
-        given = (_record(method), stages_of(stages), base_model, base_revision)
+        stages = stages_of(stages)
+        known = [] if method is None else list(method.values()) if isinstance(method, Mapping) else [method]
+        if not all(isinstance(each, Mapping) for each in known):
+            raise ValueError(f"method={shown(method)} must be a mapping of a method's name to its options.")
         kwargs = {**TEXT_ONLY, **kwargs}
         weights = dict(kwargs.get("model_kwargs") or {})
         if kwargs.get("backend", "torch") == "torch" and not {"dtype", "torch_dtype"} & set(weights):
             # Quicker and more exact on a CPU than 16 bits; a GPU takes the checkpoint's own.
             kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
         if from_base:
-            model_name_or_path = _from_base(model_name_or_path, base_model, base_revision, kwargs)
-        try:
+            at_base = extra("at_base")
+            base = at_base.base_of(model_name_or_path, base_model, base_revision, kwargs)
+            with at_base.looked_for(base_model, base_revision):
+                super().__init__(base, **kwargs)
+        else:
             super().__init__(model_name_or_path, **kwargs)
-        except OSError as error:
-            if not from_base:
-                raise
-            raise OSError(
-                f"The model holds no weights but names those of {base_model!r} (revision {base_revision}), which could "
-                f"not be loaded. Download that model first, or pass token=… where it asks for a login. {error}"
-            ) from error
         if not from_base and has_adapter(self.model):
             extra("adapters").complete_adapter(self.model, model_name_or_path, kwargs.get("model_kwargs") or {})
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None)
@@ -91,7 +90,7 @@ class DecoderTransformer(Transformer):
         if self.tokenizer is not None and not asked and isinstance(positions, int) and positions > 0:
             # A composed configuration keeps its positions with its decoder's.
             self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
-        self._equip(*given)
+        self._equip(method, stages, base_model, base_revision)
 
     @classmethod
     def adopt(cls, transformer: Transformer, stages: Sequence[Stage], **record: str | None) -> DecoderTransformer:
@@ -115,29 +114,23 @@ class DecoderTransformer(Transformer):
 
     def rebind(self, stages: Sequence[Stage], model: PreTrainedModel | None = None) -> None:
         """Put other stages around the layers, or the same around another backbone; nothing changes where it fails."""
-        before = {name: self.__dict__.get(name) for name in ("backbone", "stages", "bound")}, self._modules.get("model")
+        stages = stages_of(stages)
+        before = dict(self.__dict__), self._modules["model"]
         try:
             if model is not None:
                 self._modules["model"] = model
-            self._bind(stages_of(stages))
+            self.backbone = Backbone(self.model)
+            if self.backbone.capped and not any(stage.name == "attention" for stage in stages):
+                stages = stages_of([*stages, Stage.registry["attention"]()])
+            self.stages = stages
+            self.bound: list[Bound] = []
+            for stage in stages:
+                self.bound.append(stage.bind(self))
         except ValueError:
             # A half of them would give another model's vectors.
             self.__dict__.update(before[0])
             self._modules["model"] = before[1]
             raise
-
-    def _bind(self, stages: tuple[Stage, ...]) -> None:
-        self.backbone = Backbone(self.model)
-        self.backbone.parameters  # noqa: B018 - a backbone that needs more than a text is refused now
-        if getattr(self.backbone.text_config, "attn_logit_softcapping", None) and not any(
-            s.name == "attention" for s in stages
-        ):
-            # Some versions of transformers run these models with SDPA, which drops the soft cap.
-            stages = stages_of([*stages, Stage.registry["attention"]()])
-        self.stages = stages
-        self.bound: list[Bound] = []
-        for stage in stages:
-            self.bound.append(stage.bind(self))
 
     def stage(self, name: str) -> Stage | None:
         """The stage of a name, if there is one."""
@@ -324,23 +317,18 @@ class DecoderTransformer(Transformer):
         else:
             self.model.config.save_pretrained(output_path)
             self.save_config(output_path)
-        files = ("adapters",) if has_adapter(self.model) else ()
-        leave_code(output_path, type(self), *map(type, self.stages), files=files)
+        files = {"at_base": self.left_at is not None, "adapters": has_adapter(self.model)}
+        leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in files if files[name]])
 
     def get_config_dict(self) -> dict[str, Any]:
         """The module's configuration, JSON-serializable."""
         config: dict[str, Any] = super().get_config_dict()
         config["stages"] = as_stored(self.stages)
-        dtype = {"dtype": str(self.stored_dtype or self.model.dtype).removeprefix("torch.")}
-        if has_adapter(self.model):
-            # Saved alone, without the configuration that would tell it.
-            config["model_kwargs"] = dtype
         if self.left_at is not None:
-            base, revision = self.left_at
-            # What a saved tokenizer and saved weights would tell.
-            processing = {"model_max_length": self.text_tokenizer.model_max_length}
-            config |= {"from_base": True, "base_model": base, "base_revision": revision}
-            config |= {"model_kwargs": dtype, "processor_kwargs": processing}
+            config |= extra("at_base").recorded(self)
+        if self.left_at is not None or has_adapter(self.model):
+            # Saved without the weights that would tell it.
+            config["model_kwargs"] = {"dtype": str(self.stored_dtype or self.model.dtype).removeprefix("torch.")}
         return config
 
     def __repr__(self) -> str:
@@ -351,14 +339,6 @@ class DecoderTransformer(Transformer):
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether a backbone has an adapter that was not merged into its weights: transformers' own mark."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
-
-
-def _record(method: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if method is not None and not (
-        isinstance(method, Mapping) and all(isinstance(v, Mapping) for v in method.values())
-    ):
-        raise ValueError(f"method={shown(method)} must be a mapping of a method's name to its options.")
-    return method
 
 
 def places_of(features: Mapping[str, Any]) -> list[Place]:
@@ -376,22 +356,6 @@ def places_of(features: Mapping[str, Any]) -> list[Place]:
 def on_host(flag: Tensor) -> bool:
     """A flag's value: the one place where a pass waits for its device, behind its last layer."""
     return bool(flag)
-
-
-def _from_base(folder: str, base: str | None, revision: str | None, kwargs: dict[str, Any]) -> str:
-    """The base that a folder without weights names; what is to find it is put into ``kwargs``."""
-    if guards := extra("guards", needed=False):
-        guards.check_base(base, revision, here=os.path.isdir(folder))
-    for name in ("model_kwargs", "processor_kwargs", "config_kwargs"):
-        # These were to find the repository; the base has its own revision, and stands in its root.
-        kwargs[name] = {**(kwargs.get(name) or {}), "revision": revision, "subfolder": ""}
-    weights = kwargs["model_kwargs"]
-    # Another's name in a file shall not make a pickle be opened.
-    weights["use_safetensors"] = True
-    if "torch_dtype" in weights:
-        # The older name comes from the caller, the newer one maybe from the file, which must not win.
-        weights["dtype"] = weights.pop("torch_dtype")
-    return str(base)
 
 
 def _forget_reader(file: Path) -> None:

@@ -76,13 +76,3 @@ def _survives(weight: torch.Tensor, dtype: torch.dtype) -> bool:
 def _change(weights: list[nn.Parameter], dtype: torch.dtype | None) -> None:
     for weight in weights:
         weight.data = weight.data.to(dtype)
-
-
-@contextmanager
-def left_at_base(module: Any, base: str, revision: str | None) -> Iterator[None]:
-    """Inside the ``with`` block, saving ``module`` writes the name of the base that holds its weights, unchanged."""
-    module.left_at = (base, revision)
-    try:
-        yield
-    finally:
-        module.left_at = None
