@@ -126,11 +126,13 @@ def loaded(folder: Path) -> dict[str, Any]:
     """Load what was saved, and encode."""
     import torch
 
-    from st_reba import load
+    from sentence_transformers import SentenceTransformer
+
+    import st_reba  # noqa: F401 - so that its classes are found
 
     found: dict[str, Any] = {}
     with step("load", found):
-        model = load(folder, dtype="auto", device="cpu")
+        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": "auto"})
     with step("encode again", found):
         vector = model.encode([TEXT], convert_to_tensor=True)
     found["after loading"] = float((vector - torch.load(folder / "vector.pt")).norm())
