@@ -125,7 +125,6 @@ def built_and_saved(base: Path, spec: str, folder: Path) -> dict[str, Any]:
 def loaded(folder: Path) -> dict[str, Any]:
     """Load what was saved, and encode."""
     import torch
-
     from sentence_transformers import SentenceTransformer
 
     import st_reba  # noqa: F401 - so that its classes are found
