@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from .modules.options import Options, alternatives, type_hints, unknown
+from .modules.options import Options, alternatives, unknown
 
 _T = TypeVar("_T", bound=Options)
 
@@ -35,7 +35,7 @@ def read_fields(text: str, kinds: Sequence[type[Options]], title: str) -> dict[s
     Raises:
         ValueError: A part without a value, or an unknown field.
     """
-    hints = {name: hint for kind in kinds for name, hint in type_hints(kind).items() if name in kind.names()}
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items() if name in kind.names()}
     values: dict[str, Any] = {}
     for part in cut(text, ","):
         name, equals, value = (each.strip() for each in part.partition("="))

@@ -6,9 +6,9 @@ import argparse
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ..modules.options import Options, alternatives, type_hints
+from ..modules.options import Options, alternatives
 from ..short import read_value
 from ..spec import METHODS
 
@@ -61,7 +61,7 @@ def add_fields(command: argparse.ArgumentParser) -> None:
         whose = "" if len(methods) == len(METHODS) else f"{', '.join(methods)}: "
         listed = f" ({', '.join(choices)})" if choices else ""
         help = f"{whose}{words}{listed}".replace("%", "%%")
-        flag, hint = f"--{name.replace('_', '-')}", type_hints(kind)[name]
+        flag, hint = f"--{name.replace('_', '-')}", get_type_hints(kind)[name]
         if hint is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
         else:
@@ -71,7 +71,7 @@ def add_fields(command: argparse.ArgumentParser) -> None:
 
 def fields_of(options: argparse.Namespace) -> dict[str, Any]:
     """The fields that were given, as ``build`` takes them."""
-    hints = {name: type_hints(kind)[name] for _, kind in _kinds() for name in kind.names()}
+    hints = {name: get_type_hints(kind)[name] for _, kind in _kinds() for name in kind.names()}
     given = {name: getattr(options, name) for name in hints if hasattr(options, name)}
     return {name: read_value(value, hints[name]) if isinstance(value, str) else value for name, value in given.items()}
 

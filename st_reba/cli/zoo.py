@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
-from ..modules.options import type_hints
 from ..recipe import About
 from ..spec import METHODS
 from .options import new_command
 
-STATUSES = get_args(type_hints(About)["status"])
+STATUSES = get_args(get_type_hints(About)["status"])
 
 
 def add_zoo(commands: Any) -> None:

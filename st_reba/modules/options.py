@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -13,6 +14,10 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 MOST_CHARACTERS = 1 << 16
 MOST_LAYERS = 1024
 
+# Cuts a long text or list before it is written out, and what is nested too deep.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 3, 20, 50, 50
+_SHORT.maxstring = _SHORT.maxother = 200
 _T = TypeVar("_T", bound="Options")
 
 
@@ -46,7 +51,7 @@ class Options:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        hints = type_hints(type(self))
+        hints = get_type_hints(type(self))
         for each in fields(self):
             value = getattr(self, each.name)
             object.__setattr__(self, each.name, _checked(self.title(each.name), value, hints[each.name], each))
@@ -65,7 +70,7 @@ class Options:
     def described(cls) -> Iterator[tuple[str, str, Any, str]]:
         """Each field's name, what it may be, its default, and its help."""
         for each in fields(cls):
-            yield each.name, allowed(type_hints(cls)[each.name], each), each.default, each.metadata["help"]
+            yield each.name, allowed(get_type_hints(cls)[each.name], each), each.default, each.metadata["help"]
 
     @classmethod
     def of(cls: type[_T], values: Mapping[str, Any]) -> _T:
@@ -84,16 +89,6 @@ class Options:
         """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
         given = [each for each in fields(self) if getattr(self, each.name) != each.default]
         return {each.name: _plain(getattr(self, each.name)) for each in given}
-
-
-def type_hints(cls: type[Options]) -> dict[str, Any]:
-    """The fields' types."""
-    if cls not in _hints:
-        _hints[cls] = get_type_hints(cls)
-    return _hints[cls]
-
-
-_hints: dict[type[Options], dict[str, Any]] = {}
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
@@ -155,35 +150,22 @@ def _fits(value: Any, kind: Any, least: float | None, most: float | None) -> boo
         many = isinstance(value, tuple) and 0 < len(value) <= MOST_LAYERS
         return many and all(any(_fits(each, one, least, most) for one in alternatives(inner)) for each in value)
     if origin in (int, float):
-        number = isinstance(value, (int, origin)) and not isinstance(value, bool) and _is_finite(value)
-        return number and (least is None or value >= least) and (most is None or value <= most)
+        number = isinstance(value, (int, origin)) and not isinstance(value, bool)
+        return (
+            number
+            and -math.inf < value < math.inf
+            and (least is None or value >= least)
+            and (most is None or value <= most)
+        )
     return isinstance(value, Mapping if origin not in (str, bool, types.NoneType) else origin)
-
-
-def _is_finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # a whole number beyond all floats
-        return False
 
 
 def shown(value: object) -> str:
     """A value as an error shows it: whole where it is short, else its beginning."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"(a number of {value.bit_length()} bits)"
-    # A long text or list is cut before it is written out, and what is nested is written two levels deep.
-    text = repr(_cut(value, 2))
+    text = _SHORT.repr(value)
     return text if len(text) <= 200 else f"{text[:80]}…"
-
-
-def _cut(value: object, levels: int) -> object:
-    if isinstance(value, (str, bytes)):
-        return value[:200]
-    if isinstance(value, Mapping):
-        return {_cut(k, 0): _cut(v, levels - 1) for k, v in list(value.items())[:20]} if levels else "…"
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cut(each, levels - 1) for each in value[:50]) if levels else "…"
-    return value
 
 
 def _plain(value: Any) -> Any:
