@@ -231,7 +231,7 @@ class TokenLayout:
         return frozenset(name for templates in self.templates for name in templates[task or "document"].fields)
 
     def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
-        """The token ids that surround the content, in each row of a text; see :meth:`RepeatTransformer.frames`."""
+        """See :meth:`RepeatTransformer.frames`."""
         if task is not None and task not in TASKS:
             raise ValueError(f"task={task!r} is not known: choose one of {list(TASKS)}, or None.")
         task = self._task(prompt, fields) if task is None else task
@@ -265,10 +265,7 @@ class TokenLayout:
         return "query" if given & (self.fields("query") - self.fields("document")) else "document"
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, list[Any]]:
-        """Tokenize texts as content, never cut: special-token strings are ordinary text.
-
-        Gives ``input_ids``, a list a text, and with ``offsets`` each token's character span, ``offset_mapping``.
-        """
+        """Tokenize texts as content, never cut: ``input_ids``, and with ``offsets`` the tokens' ``offset_mapping``."""
         for text in texts:
             # Not by its number: sentence-transformers has sorted the texts by length.
             if not isinstance(text, str):
