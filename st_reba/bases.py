@@ -20,6 +20,8 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from .modules.decoder import DecoderTransformer
 
 EMBEDDED = {"mini": Path(__file__).parent / "mini"}
+# Where a model is found, in sentence-transformers' words and in transformers'.
+HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 # What a sentence-transformers that leaves weights where accelerate put them has.
 _OFFLOADS = "_accelerate_placement_hook"
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")

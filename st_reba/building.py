@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import get_device_name, load_file_path
 
 from .bases import (
+    HUB,
     adapted_model,
     check_loaded,
     check_padding,
@@ -41,8 +42,6 @@ from .selfcheck import check_capture, check_plan, hidden_states
 from .spec import Spec
 
 _POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
-# Where a model is found, in sentence-transformers' words and in transformers'.
-_HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 
 
 def build(
@@ -116,7 +115,7 @@ def _converts_all(base: Any, fields: Mapping[str, Any], loading: Mapping[str, An
     named = str(fields.get("setting", "baseline")).lower()
     if {"k", "pooling"} & set(fields) or named.startswith(("baseline", "extend")):
         return False
-    hub = {name: loading[name] for name in _HUB if loading.get(name) is not None}
+    hub = {name: loading[name] for name in HUB if loading.get(name) is not None}
     return load_file_path(locate(base)[0], "modules.json", **hub) is not None
 
 
@@ -137,8 +136,8 @@ class _Build:
         self.device: str | None = loading.get("device")
         self.trusted = bool(loading.get("trust_remote_code"))
         # As sentence-transformers finds a repository, and as transformers does.
-        self.hub = {name: loading[name] for name in _HUB if loading.get(name) is not None}
-        self.files = {_HUB[name]: value for name, value in self.hub.items()}
+        self.hub = {name: loading[name] for name in HUB if loading.get(name) is not None}
+        self.files = {HUB[name]: value for name, value in self.hub.items()}
         self.path, self.name = locate(base)
         own = loading.get("model_kwargs") or {}
         self.model_kwargs = {"dtype": weights_dtype(dtype, self.device), **own}

@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from .bases import EMBEDDED, weights_dtype
+from .bases import EMBEDDED, HUB, weights_dtype
 from .inspection import RepositoryRefused, check_repository
 from .modules.guards import limited
-
-# What says where a repository is.
-_HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 def load(
@@ -49,7 +46,7 @@ def load(
         # Where this is not said, weights in pickles are opened too.
         weights["use_safetensors"] = True
     model_kwargs = {**weights, **(kwargs.pop("model_kwargs", None) or {})}
-    hub = {name: kwargs[name] for name in _HUB if name in kwargs}
+    hub = {name: kwargs[name] for name in HUB if name in kwargs}
     try:
         with limited(check_repository(path, trust_remote_code=trust_remote_code, **hub)):
             return SentenceTransformer(

@@ -9,11 +9,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import load_file_path
 
+from .bases import HUB
 from .modules import Stage
 from .modules.decoder import DecoderTransformer
 from .selfcheck import check_plan
-
-_HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 def is_repository(path: str, hub: Mapping[str, Any]) -> bool:
@@ -30,7 +29,7 @@ def convert_repository(
     """
     from .inspection import check_repository
 
-    hub = {name: kwargs[name] for name in _HUB if name in kwargs}
+    hub = {name: kwargs[name] for name in HUB if name in kwargs}
     check_repository(path, trust_remote_code=kwargs.get("trust_remote_code", False), **hub)
     kwargs["model_kwargs"] = {"use_safetensors": True, **(kwargs.get("model_kwargs") or {})}
     model = SentenceTransformer(path, **kwargs)
