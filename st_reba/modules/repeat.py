@@ -22,19 +22,18 @@ logger = logging.getLogger(__name__)
 class RepeatTransformer(DecoderTransformer):
     """Repeats a text's tokens and runs the decoder over all copies at once.
 
-    The content is tokenized once, without special tokens (special-token strings inside a text are ordinary text),
-    cut to the budget, and placed k times: every copy holds the same ids. The tokenizer's own special tokens stand
-    once, around the whole. k = 1 is the classical input.
+    The content is tokenized once (special-token strings in it are ordinary text), cut to the budget, and placed k
+    times. The tokenizer's own special tokens stand once, around the whole. k = 1 is the classical input.
 
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
-        template: Literal text with ``{text}`` slots, one a copy; or the name of a template (see ``TEMPLATES``); or
-            a mapping with the keys ``query`` and ``document``. None: ``repeats`` copies in a row.
-        repeats: Number of copies k, at most 64; None: as many as the template has slots, or 2 without a template.
+        template: Text with ``{text}`` slots, one a copy; a name of ``TEMPLATES``; or a mapping with ``query`` and
+            ``document``. None: ``repeats`` copies in a row.
+        repeats: Number of copies k, at most 64; None: the template's slots, or 2 without a template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        span: The positions that a following ``Pooling`` sees through ``attention_mask``. ``"last_copy"``: the
-            content of copy k. ``"repeats"``: of copies 2 .. k. ``"last_copy_and_end"``: of copy k and the special
-            tokens after it. ``"end"``: the very last position. ``"all"``: every real position.
+        span: What a following ``Pooling`` sees through ``attention_mask``: the content of the ``"last_copy"``, of
+            copies 2 .. k (``"repeats"``), of the last copy with the special tokens after it
+            (``"last_copy_and_end"``), the very last position (``"end"``), or every real one (``"all"``).
         compute_matched: Halve the content budget, so that two copies cost what one did.
         layout: All of these at once: a :class:`Layout`, or a mapping of its fields.
         **kwargs: All that :class:`DecoderTransformer` takes.
@@ -106,7 +105,7 @@ class RepeatTransformer(DecoderTransformer):
         return len(self.token_layout.templates)
 
     def fields(self, task: str | None = None) -> frozenset[str]:
-        """Names of the fields of a task's templates (None: the document's)."""
+        """Names of the fields of a task's templates; of ``document`` where none is given."""
         return self.token_layout.fields(task)
 
     @property
@@ -129,10 +128,7 @@ class RepeatTransformer(DecoderTransformer):
         return frames
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
-        """How many content tokens a copy may hold (None: no limit); arguments as for :meth:`frames`.
-
-        A text is cut alike in all templates of an ensemble: to the least of their budgets.
-        """
+        """How many content tokens a copy may hold (None: no limit), in all templates of an ensemble alike."""
         return self._budget(self.frames(prompt, task, **fields))
 
     def _budget(self, frames: Sequence[Frame]) -> int | None:
@@ -179,7 +175,7 @@ class RepeatTransformer(DecoderTransformer):
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_ids``, each [B, T] int64, padded on the right, and ``places``,
-            a list of B; of an ensemble of P templates B·P rows, a text's one after another.
+            a list of B; of P templates B·P rows, those of a text one after another.
 
         Raises:
             ValueError: An input that is not a string, or one that no token can stand for.
@@ -238,7 +234,7 @@ class RepeatTransformer(DecoderTransformer):
         }
 
     def on_model_ready(self, model: Any) -> None:
-        """See that what follows can do with these rows: several a text need a module that makes one vector of them."""
+        """Refuse several rows a text where nothing makes one vector of them."""
         super().on_model_ready(model)
         # By its name: the class may be that of a copy of this code.
         if self.rows > 1 and not any(type(module).__name__ == "PromptEnsemble" for module in model):

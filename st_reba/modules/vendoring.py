@@ -1,9 +1,8 @@
 """The code that travels with a model: every save leaves the files that its modules need, as flat files.
 
-A repository's ``modules.json`` names the classes by one dot, as ``st_reba.ReBAPooling``. That name finds the installed
-package, or else, where the reader trusts the repository's code, the file ``st_reba.py`` in its root. The files are
-written by the module that is saved there, so that they follow a model through any number of saves, whether this code
-runs as a package or is itself such a copy. Each module writes what its own class imports, and nothing more.
+``modules.json`` names the classes by one dot, as ``st_reba.ReBAPooling``: the installed package, or else, where the
+reader trusts the repository's code, the file ``st_reba.py`` in its root. Each module that is saved writes what its own
+class imports, also where this code is itself such a copy, so that it follows a model through any number of saves.
 """
 
 from __future__ import annotations
