@@ -20,7 +20,7 @@ from .files import whole_file
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
-_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 # Texts a forward pass where several processes share them out: sentence-transformers' own default.
 _SHARED_BATCH_SIZE = 32
 
@@ -224,7 +224,7 @@ def _counts(
     if prompt is None and name is not None and name not in model.prompts:
         raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
     if prompt is None:
-        names = _PROMPT_NAMES.get(task or "", ())
+        names = PROMPT_NAMES.get(task or "", ())
         name = name or next((one for one in names if one in model.prompts), model.default_prompt_name)
         prompt = model.prompts.get(name) if name is not None else None
     # Anything else does not concern the input's layout, or is refused by the model's method.

@@ -159,7 +159,7 @@ def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> 
     Raises:
         ValueError: The model cannot embed one of the texts.
     """
-    fields = _fields(model)
+    fields = dict.fromkeys(open_fields(model[0]), "Find its meaning.")
     texts = [text for text in TEXTS if text or _embeds_nothing(model)]
     vectors = _vectors(model, texts, fields)
     write_file(folder, header(model, vectors.shape[1], fields), texts, vectors.tolist())
@@ -239,11 +239,10 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _fields(model: SentenceTransformer) -> dict[str, str]:
-    """Values for the fields of a template that has none of its own."""
-    first: Any = model[0]
-    names = sorted(first.fields()) if hasattr(first, "fields") else []
-    return {name: "Find its meaning." for name in names if not (name == "instruction" and first.layout.instruction)}
+def open_fields(first: Any, task: str | None = None) -> list[str]:
+    """The fields of a task's templates that have no value of their own."""
+    names = sorted(first.fields(task)) if hasattr(first, "fields") else []
+    return [name for name in names if not (name == "instruction" and first.layout.instruction)]
 
 
 def _embeds_nothing(model: SentenceTransformer) -> bool:
