@@ -13,13 +13,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from ..bases import EMBEDDED, adapted_model
+from ..folders import check_folder, new_folder
 from ..modules.decoder import DecoderTransformer, has_adapter
 from ..modules.stored import left_at_base
 from ..persistence import load
 from ..recipe import About
 from ..truncation import truncate_layers as truncated
 from .card import write_card
-from .folder import check_folder, new_folder
 from .golden import FILE as GOLDEN
 from .golden import compare, read_golden, write_golden
 
