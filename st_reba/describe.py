@@ -22,34 +22,24 @@ _FIRST = "sentence_bert_config.json"
 
 @dataclass(frozen=True)
 class Description:
-    """A published or saved model.
+    """A published or saved model."""
 
-    Args:
-        base: Name of the base model.
-        revision: Its revision, if one was pinned.
-        architecture: The backbone's class.
-        spec: The method and its stages, as they were given to ``build``.
-        modules: Class names of the modules.
-        copies: Number of copies k of the text; of a text in pieces (chunk) of each piece.
-        layers: What each layer that runs sees.
-        reads: The layers whose hidden states are pooled, where that is not the last.
-        max_seq_length: Positions of a whole sequence, if limited.
-        tokens_per_copy: Content tokens that fit a copy (of a text in pieces: all of it), if limited.
-        dimension: Of the vectors.
-        dtype: Of the stored weights.
-        prompts: The saved prompts.
-    """
-
+    # The base model's name and pinned revision, and the backbone's class.
     base: str | None
     revision: str | None
     architecture: str
+    # The method and its stages, as they were given to ``build``.
     spec: Spec
     modules: tuple[str, ...]
+    # Of the text; of a text in pieces (chunk) of each piece.
     copies: int
+    # What each layer that runs sees, and which are pooled, where that is not the last.
     layers: str
     reads: str | None
+    # Positions of a whole sequence, and content tokens that fit a copy (of a text in pieces: all of it), if limited.
     max_seq_length: int | None
     tokens_per_copy: int | None
+    # Of the vectors, and of the stored weights.
     dimension: int
     dtype: str | None
     prompts: dict[str, str]

@@ -68,7 +68,6 @@ def encode_stream(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size!r} must be a whole number from 1 on.")
-    check_sizes(batch_size, batch_tokens)
     options: dict[str, Any] = {**kwargs, "task": task, "batch_size": batch_size, "batch_tokens": batch_tokens}
     stream = iter(texts)
     total = len(texts) if isinstance(texts, list) else None
@@ -192,13 +191,7 @@ def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int
 def encode_file(
     model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **kwargs: Any
 ) -> tuple[int, int]:
-    """Encode texts and write their vectors as ``.npy``, whole or not at all.
-
-    Args:
-        model: Any SentenceTransformer.
-        texts: The texts.
-        out: The file to write or replace.
-        **kwargs: As for :func:`encode_stream`.
+    """Encode texts and write their vectors as ``.npy``, whole or not at all; arguments as for :func:`encode_stream`.
 
     Returns:
         Number of texts and dimension.

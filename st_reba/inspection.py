@@ -90,13 +90,9 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
 
 
 def read_json(model: str, name: str, *, finite: bool = True, **hub: Any) -> Any:
-    """A JSON file of a repository; None: it has no such file.
+    """A JSON file of a repository, by its path there; None: it has no such file.
 
-    Args:
-        model: Folder or Hub id.
-        name: The file's path in it.
-        finite: Refuse NaN and infinity, which transformers alone may write.
-        **hub: As :func:`check_repository`.
+    ``finite``: refuse NaN and infinity, which transformers alone may write. ``hub``: as for :func:`check_repository`.
 
     Raises:
         RepositoryRefused: It is too large, no JSON in UTF-8, nested too deeply, or lies outside the repository.

@@ -35,11 +35,6 @@ def check_plan(transformer: DecoderTransformer) -> None:
 
     Raises:
         ValueError: A layer does not obey the plan, or does not run as often as it says; the layer is named.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
-        >>> check_plan(model[0])
     """
     planned = next((each for each in transformer.bound if isinstance(each, PlannedLayers)), None)
     if planned is None or planned.stack.is_plain:
@@ -170,11 +165,9 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, wa
 
 
 def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
-    """Capturing must observe the model, not change it; from now on, the backbone shows its attention.
+    """Capturing must observe the model, whose :func:`hidden_states` were ``plain``, and not change it.
 
-    Args:
-        transformer: The module.
-        plain: Its :func:`hidden_states` before.
+    From now on, the backbone shows its attention.
 
     Raises:
         ValueError: The attention that is captured differs from the model's own, or looks ahead where no plan says so.

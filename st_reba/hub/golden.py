@@ -65,37 +65,29 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class TextResult:
-    """How near a text's vector is to the golden one.
-
-    Args:
-        text: The text.
-        cosine: Between the two vectors (1 where both are zero).
-        difference: Largest absolute difference, in units of the golden vector's largest number.
-        ok: Whether that is within the tolerance.
-    """
+    """How near a text's vector is to the golden one."""
 
     text: str
+    # Between the two vectors; 1 where both are zero.
     cosine: float
+    # The largest absolute one, in units of the golden vector's largest number.
     difference: float
+    # Whether that is within the tolerance.
     ok: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether a model gives its golden vectors.
-
-    Args:
-        texts: The result of each text.
-        tolerance: Largest ``difference`` that is allowed.
-        changes: What differs between then and now: the name, what it was, what it is.
-        code: What the code in the repository is, where it is not the installed package's own.
-        graph: The ONNX graph that was run; None: torch ran the model.
-    """
+    """Whether a model gives its golden vectors."""
 
     texts: tuple[TextResult, ...]
+    # The largest ``difference`` that is allowed.
     tolerance: float
+    # What differs between then and now: the name, what it was, what it is.
     changes: dict[str, tuple[str | None, str | None]]
+    # What the code in the repository is, where it is not the installed package's own.
     code: str | None = None
+    # The ONNX graph that was run; None: torch ran the model.
     graph: str | None = None
 
     @property
@@ -147,11 +139,7 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
 
 
 def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> None:
-    """Write ``golden.json`` into a model's folder: texts, their vectors and what made them.
-
-    Raises:
-        ValueError: The model cannot embed one of the texts.
-    """
+    """Write ``golden.json`` into a model's folder: texts, their vectors and what made them."""
     first: Any = model[0]
     fields = dict.fromkeys(open_fields(first), "Find its meaning.")
     laid_out = hasattr(first, "token_layout")
@@ -184,17 +172,7 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
 
 
 def held(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping[str, str | None]) -> Report:
-    """Compare vectors with golden ones.
-
-    Args:
-        stored: What :func:`read_golden` read.
-        found: [texts, d], the vectors of its texts, as computed now.
-        tolerance: As :class:`Report` has it.
-        now: What they depend on: versions, dtype, device.
-
-    Raises:
-        ValueError: They have another dimension.
-    """
+    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts; ``now``: versions, dtype, device."""
     golden = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
     found = np.asarray(found, dtype=np.float64)
     if found.shape != golden.shape:
@@ -274,11 +252,7 @@ def write_file(
 
 
 def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read and check a golden.json.
-
-    Raises:
-        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
-    """
+    """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes, or of a newer format."""
     if (size := os.path.getsize(path)) > _MOST_BYTES:
         raise ValueError(f"{path}: {size} bytes are no golden vectors: at most {_MOST_BYTES} are read.")
     try:
@@ -324,11 +298,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def find_golden(path: str, hub: Mapping[str, Any]) -> str:
-    """The golden.json of a folder or Hub repository; a file is one itself.
-
-    Raises:
-        FileNotFoundError: There is none, or it could not be fetched.
-    """
+    """The golden.json of a folder or Hub repository; a file is one itself."""
     if os.path.isfile(path):
         return path
     try:

@@ -46,22 +46,16 @@ class HubError(OSError):
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was published, or would be.
-
-    Args:
-        repo_id: The repository.
-        commit: The commit that holds the files; None after a dry run.
-        url: The page of that commit, or of the pull request; None after a dry run.
-        files: Paths of all files of the model.
-        removed: Files of an earlier push that the commit removes.
-        unchanged: Whether the repository held all of this already, so that there is no new commit.
-    """
+    """What was published, or would be: after a dry run, there is no commit and no page."""
 
     repo_id: str
     commit: str | None
+    # The page of that commit, or of the pull request.
     url: str | None
+    # All files of the model, and those of an earlier push that the commit removes.
     files: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    # Whether the repository held all of this already, so that there is no new commit.
     unchanged: bool = False
 
 
@@ -224,11 +218,7 @@ def _build(recipe: str, folder: Path, weights: bool, building: Mapping[str, Any]
 
 
 def access_token(token: str | None) -> str:
-    """The given token for the Hub, or the one that huggingface_hub keeps.
-
-    Raises:
-        ValueError: There is none, or it cannot be one. The message never holds it.
-    """
+    """The given token for the Hub, or the one that huggingface_hub keeps; an error, without it, where it is none."""
     from huggingface_hub import get_token
 
     found = token or get_token()
