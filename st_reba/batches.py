@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .modules.repeat import RepeatTransformer
 
-# Positions a forward pass where the caller does not say: measured on two CPU cores, more make nothing faster, only the
+# Positions a forward pass where the caller does not say: on two CPU cores, more make nothing faster, only the
 # activations larger (docs/PERFORMANCE.md).
 DEFAULT_BATCH_TOKENS = 4096
 # The share of a batch that may be padding.
@@ -20,17 +20,15 @@ _COUNTED_TOGETHER = 64
 
 
 def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
-    """Group texts of like length into batches of bounded size and bounded padding.
+    """Group texts of like length into batches of bounded size and padding, the longest first.
 
-    The longest come first, so that memory peaks at once or never. A budget alone would put the longest and the shortest
-    of a few hundred short texts together, at 15 to 25 % of padding.
+    A budget alone would put the longest and the shortest of a few hundred short texts together, at 15 to 25 % of
+    padding.
 
     Args:
         lengths: Positions of each text.
-        budget: Positions a batch, padding included: its number of texts times its longest. A text that is longer makes
-            a batch of its own.
-        max_padding: The share of a batch's positions that may be padding, from 0 (equal lengths only) up to 1 (the
-            budget alone decides).
+        budget: Positions a batch, padding included. A text that is longer makes a batch of its own.
+        max_padding: The share of a batch's positions that may be padding; 1: the budget alone decides.
 
     Returns:
         Indices into ``lengths``, each once, a list a batch.
@@ -61,13 +59,7 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
 
 
 def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> list[list[int]]:
-    """Group texts by whichever of the two sizes is given, the longest first.
-
-    Args:
-        lengths: Positions of each text.
-        batch_size: Texts a batch.
-        batch_tokens: Positions a batch, as for :func:`token_batches`; None: ``DEFAULT_BATCH_TOKENS``, unless
-            ``batch_size`` is given.
+    """Group texts by texts a batch, or else by positions (None: ``DEFAULT_BATCH_TOKENS``), the longest first.
 
     Example:
         >>> sized_batches([5, 40, 6], batch_size=2, batch_tokens=None)
@@ -81,11 +73,7 @@ def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: 
 
 
 def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
-    """Refuse sizes that are no sizes, and two at once.
-
-    Raises:
-        ValueError: One is no whole number from 1 on, or both are given.
-    """
+    """Raise a ValueError for a size that is no whole number from 1 on, and for two at once."""
     for name, number in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
@@ -136,21 +124,18 @@ def position_counts(
 ) -> list[int] | None:
     """How many positions each text takes in a model: copies, template, prompt and special tokens included.
 
-    Characters would not do: a Chinese character is about a token and an English word too, so that texts of as many
-    characters differ by a factor of four in positions. Each text is tokenized here and again when it is encoded, which
-    is a hundredth of the time that even the smallest model takes to encode it.
+    Characters would not do: a Chinese character is about a token and an English word too. Each text is tokenized here
+    and again when it is encoded, which is a hundredth of the time that even the smallest model takes to encode it.
 
     Args:
         model: Any SentenceTransformer.
         texts: The texts.
-        prompt: The prompt itself, never its name; None: none.
-        task: ``"query"``, ``"document"`` or None, as the model's ``preprocess`` takes it.
-        processing_kwargs: As ``preprocess`` takes it; RepeatTransformer refuses any, when the texts are encoded.
-        **fields: What else ``preprocess`` takes, as values of a template's fields.
+        prompt: The prompt itself, not its name.
+        task, processing_kwargs, **fields: As the model's ``preprocess`` takes them.
 
     Returns:
-        One number a text; None of a model that pads nothing: one whose input has no ``attention_mask`` with a row for
-        each text (bags of words, sequences laid end to end).
+        One number a text; None of a model that pads nothing: whose input has no ``attention_mask`` with a row for each
+        text (bags of words, sequences laid end to end).
 
     Example:
         >>> import st_reba

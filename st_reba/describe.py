@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from .inspection import check_repository, read_json
-from .modules import Ensemble, Layout, ReadLayers, ReBA
+from .modules import Layout, ReadLayers, ReBA
 from .modules.layout import NO_LIMIT, TokenLayout
 from .modules.methods import ByHand, method_of
 from .modules.plan import LayerPlan
@@ -22,34 +22,24 @@ _FIRST = "sentence_bert_config.json"
 
 @dataclass(frozen=True)
 class Description:
-    """A published or saved model.
+    """A published or saved model."""
 
-    Args:
-        base: Name of the base model.
-        revision: Its revision, if one was pinned.
-        architecture: The backbone's class.
-        spec: The method and its stages, as they were given to ``build``.
-        modules: Class names of the modules.
-        copies: Number of copies k of the text; of a text in pieces (chunk) of each piece.
-        layers: What each layer that runs sees.
-        reads: The layers whose hidden states are pooled, where that is not the last.
-        max_seq_length: Positions of a whole sequence, if limited.
-        tokens_per_copy: Content tokens that fit a copy (of a text in pieces: all of it), if limited.
-        dimension: Of the vectors.
-        dtype: Of the stored weights.
-        prompts: The saved prompts.
-    """
-
+    # The base model's name and pinned revision, and the backbone's class.
     base: str | None
     revision: str | None
     architecture: str
+    # The method and its stages, as they were given to ``build``.
     spec: Spec
     modules: tuple[str, ...]
+    # Of the text; of a text in pieces (chunk) of each piece.
     copies: int
+    # What each layer that runs sees, and which are pooled, where that is not the last.
     layers: str
     reads: str | None
+    # Positions of a whole sequence, and content tokens that fit a copy (of a text in pieces: all of it), if limited.
     max_seq_length: int | None
     tokens_per_copy: int | None
+    # Of the vectors, and of the stored weights.
     dimension: int
     dtype: str | None
     prompts: dict[str, str]
@@ -77,8 +67,8 @@ def describe(
         trust_remote_code: Allow the backbone's own configuration code.
 
     Raises:
-        ValueError: It is not a model of this package, is refused by :func:`st_reba.inspection.check_repository`, or
-            the base that has its tokenizer was not found.
+        ValueError: It is no model of this package, is refused by :func:`st_reba.inspection.check_repository`, or its
+            base's tokenizer was not found.
 
     Example:
         >>> import st_reba, tempfile
@@ -101,36 +91,30 @@ def describe(
     backbone = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     # A sentence-transformers model that was converted keeps its own input: the text once.
     layout = Layout.of(first["layout"]) if "layout" in first else Layout(repeats=1)
-    spec = Spec(method_of(first["method"]) if first.get("method") else ByHand(), stages_of(first["stages"]))
-    rows = next((stage.rows() for stage in spec.stages if isinstance(stage, Ensemble)), None)
+    method, stages = method_of(first["method"]) if first.get("method") else ByHand(), stages_of(first["stages"])
+    rows = next((rows for stage in stages if (rows := stage.rows()) is not None), None)
     tokens = TokenLayout(_tokenizer(path, first, revision, trust_remote_code), layout, rows)
     text = backbone.get_text_config()
     depth = int(text.num_hidden_layers)
-    read = next((stage.resolve(depth) for stage in spec.stages if isinstance(stage, ReadLayers)), None)
-    plan: Any = next((stage for stage in spec.stages if stage.order == LayerPlan.order), LayerPlan())
+    read = next((stage.resolve(depth) for stage in stages if isinstance(stage, ReadLayers)), None)
+    plan: Any = next((stage for stage in stages if stage.order == LayerPlan.order), LayerPlan())
     limits = [tokens.limit(), getattr(text, "max_position_embeddings", None)]
     limit = min((each for each in limits if each is not None and 0 < each <= NO_LIMIT), default=None)
     return Description(
         base=first["base_model"],
         revision=first["base_revision"],
         architecture=(backbone.architectures or [backbone.model_type])[0],
-        spec=spec,
+        spec=Spec(method, stages),
         modules=types,
-        copies=_copies(spec, tokens),
+        copies=(method.repeats or 2) if isinstance(method, ReBA) and method.chunk is not None else tokens.copies,
         layers=str(plan.plan.resolve(depth if read is None else read.runs)),
         reads=None if read is None or read.is_plain else str(read),
         max_seq_length=limit,
-        tokens_per_copy=_budget(tokens, spec.stages, limit),
+        tokens_per_copy=_budget(tokens, stages, limit),
         dimension=settings.get("truncate_dim") or _dimension(path, listed, revision),
         dtype=None if backbone.dtype is None else str(backbone.dtype).removeprefix("torch."),
         prompts={name: prompt for name, prompt in (settings.get("prompts") or {}).items() if prompt},
     )
-
-
-def _copies(spec: Spec, tokens: TokenLayout) -> int:
-    """Copies of the text, or of its pieces."""
-    method = spec.method
-    return (method.repeats or 2) if isinstance(method, ReBA) and method.chunk is not None else tokens.copies
 
 
 def _tokenizer(model: str, first: dict[str, Any], revision: str | None, trust_remote_code: bool) -> Any:
@@ -165,7 +149,7 @@ def _dimension(model: str, listed: list[dict[str, Any]], revision: str | None) -
     dimension = 0
     for each in listed[1:]:
         config = read_json(model, f"{each['path']}/config.json", revision=revision) or {}
-        modes = config.get("pooling_mode", "one")
+        modes = config.get("pooling_mode")
         sides = len(modes) if isinstance(modes, list) else 1
         dimension = config.get("out_features") or sides * config.get("embedding_dimension", 0) or dimension
     return int(dimension)

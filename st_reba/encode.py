@@ -20,7 +20,7 @@ from .files import whole_file
 Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
-_PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 # Texts a forward pass where several processes share them out: sentence-transformers' own default.
 _SHARED_BATCH_SIZE = 32
 
@@ -43,8 +43,8 @@ def encode_stream(
         texts: The texts; a generator is read once.
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
         batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass, padding included, which is at most 5 % of them; a text counts with all
-            its copies, the template and special tokens. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
+        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
+            5 % of them. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
         chunk_size: Texts that are sorted by length and encoded together.
         show_progress_bar: Show one; None: on a terminal.
         **kwargs: Passed on to the model's method, as ``prompt``.
@@ -68,7 +68,6 @@ def encode_stream(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size!r} must be a whole number from 1 on.")
-    check_sizes(batch_size, batch_tokens)
     options: dict[str, Any] = {**kwargs, "task": task, "batch_size": batch_size, "batch_tokens": batch_tokens}
     stream = iter(texts)
     total = len(texts) if isinstance(texts, list) else None
@@ -122,7 +121,7 @@ def encode_texts(
             )
         batch_size = batch_size or _SHARED_BATCH_SIZE
     if batch_size is not None:
-        vectors = _float32(_method(model, task)(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
+        vectors = _encoded(model, texts, task, batch_size, kwargs)
         done(len(texts))
         return vectors
     # These precisions cut up the range of values that they are shown: batches would each get a scale of their own.
@@ -157,13 +156,21 @@ def planned_batches(
         >>> planned_batches(st_reba.build("mini", repeats=3), ["你好", "", "Hello"], batch_size=2)
         ([[2, 0], [1]], [7, 4, 10])
     """
-    counts = _counts(model, texts, task, kwargs)
-    # Without padding, characters measure the work as well as any, and short texts may run with long ones.
-    lengths = [len(text) for text in texts] if counts is None else counts
+    prompt, name = kwargs.get("prompt"), kwargs.get("prompt_name")
+    if prompt is None:
+        if name is not None and name not in model.prompts:
+            raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
+        saved = (one for one in PROMPT_NAMES.get(task or "", ()) if one in model.prompts)
+        prompt = model.prompts.get(name or next(saved, None) or model.default_prompt_name or "")
+    # Anything else does not concern the input's layout, or is refused by the model's method.
+    known = {*model.get_model_kwargs(), "processing_kwargs"}
+    fields = {key: value for key, value in kwargs.items() if key in known}
+    counts = position_counts(model, texts, prompt=prompt, task=task, **fields)
     if counts is None and batch_size is None:
+        # Without padding, characters measure the work as well as any, and short texts may run with long ones.
         budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-        return token_batches(lengths, budget, max_padding=1), None
-    return sized_batches(lengths, batch_size, batch_tokens), counts
+        return token_batches([len(text) for text in texts], budget, max_padding=1), None
+    return sized_batches(counts or [len(text) for text in texts], batch_size, batch_tokens), counts
 
 
 def encode_batch(
@@ -171,7 +178,7 @@ def encode_batch(
 ) -> NDArray[np.float32]:
     """Encode texts in one forward pass, [texts, d] float32; arguments as for :func:`encode_stream`."""
     # One call a batch costs a millisecond more than one for all, and every option stays the model's own.
-    return _float32(_method(model, task)(texts, batch_size=len(texts), show_progress_bar=False, **kwargs))
+    return _encoded(model, texts, task, len(texts), kwargs)
 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -184,13 +191,7 @@ def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int
 def encode_file(
     model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **kwargs: Any
 ) -> tuple[int, int]:
-    """Encode texts and write their vectors as ``.npy``, whole or not at all.
-
-    Args:
-        model: Any SentenceTransformer.
-        texts: The texts.
-        out: The file to write or replace.
-        **kwargs: As for :func:`encode_stream`.
+    """Encode texts and write their vectors as ``.npy``, whole or not at all; arguments as for :func:`encode_stream`.
 
     Returns:
         Number of texts and dimension.
@@ -212,25 +213,11 @@ def encode_file(
     return vectors.shape[0], vectors.shape[1]
 
 
-def _method(model: SentenceTransformer, task: Task | None) -> Any:
-    return {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
-
-
-def _counts(
-    model: SentenceTransformer, texts: Sequence[str], task: Task | None, kwargs: dict[str, Any]
-) -> list[int] | None:
-    """Positions of each text, for the arguments that the model's method gets."""
-    prompt, name = kwargs.get("prompt"), kwargs.get("prompt_name")
-    if prompt is None and name is not None and name not in model.prompts:
-        raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
-    if prompt is None:
-        names = _PROMPT_NAMES.get(task or "", ())
-        name = name or next((one for one in names if one in model.prompts), model.default_prompt_name)
-        prompt = model.prompts.get(name) if name is not None else None
-    # Anything else does not concern the input's layout, or is refused by the model's method.
-    known = {*model.get_model_kwargs(), "processing_kwargs"}
-    fields = {key: value for key, value in kwargs.items() if key in known}
-    return position_counts(model, texts, prompt=prompt, task=task, **fields)
+def _encoded(
+    model: SentenceTransformer, texts: Sequence[str], task: Task | None, batch_size: int, kwargs: dict[str, Any]
+) -> NDArray[np.float32]:
+    method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
+    return _float32(method(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
 
 
 def _float32(vectors: Any) -> NDArray[np.float32]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn, cast
 
 from sentence_transformers.base.modules import Module, Router
@@ -34,7 +33,6 @@ _OF_TRAINING = frozenset(("training_args.bin", "optimizer.pt", "scheduler.pt", "
 _OWN = {f"st_reba.{name}" for name in modules.MODULES}
 # Modules without weights, whose configuration says all.
 _CONFIGURED = (ReBAPooling, PromptEnsemble)
-_SETTINGS = "config_sentence_transformers.json"
 # A limit beyond this is transformers' way of saying that a tokenizer knows none.
 _NO_LIMIT = 10**12
 _KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs", "model_args", "tokenizer_args", "config_args")
@@ -48,24 +46,20 @@ class RepositoryRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class _Lengths(Options):
+class _Settings(Options):
     max_seq_length: int | None = option(None, "positions", least=1, most=_NO_LIMIT)
     model_max_length: int | None = option(None, "positions", least=1, most=_NO_LIMIT)
     truncate_dim: int | None = option(None, "dimensions that are kept", least=1, most=1 << 24)
-
-
-@dataclass(frozen=True)
-class _Prompt(Options):
     prompt: str | None = option(None, "text in front")
 
 
 def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub: Any) -> int | None:
     """Refuse a sentence-transformers repository that is malicious or broken, before anything of it is loaded.
 
-    Read are modules.json, the configurations and the headers of the weights: module types other than
-    sentence-transformers' own and st_reba's are refused, and so are folders outside the repository, settings beyond
-    their limits or beyond what the weights hold, and, in a folder, pickled weights where there are no others. (In a Hub
-    repository, which is not listed, pickles are left to loading with ``use_safetensors=True``.)
+    It reads modules.json, the configurations and the headers of the weights. Refused are module types other than
+    sentence-transformers' own and st_reba's, paths outside the repository, settings beyond their limits or beyond what
+    the weights hold, and, in a folder, pickled weights where there are no others. (A Hub repository is not listed;
+    there, pickles are left to loading with ``use_safetensors=True``.)
 
     Args:
         model: Folder or Hub id. One without a modules.json is not judged.
@@ -85,29 +79,20 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
         ...     check_repository(folder)
         3934656
     """
-    path = os.fspath(model)
-    listed = read_json(path, "modules.json", **hub)
-    if listed is None:
-        return None
-    repository = _Repository(path, hub, trust_remote_code)
-    with repository.judging("modules.json"):
-        kinds = repository.modules(listed)
-    with repository.judging(_SETTINGS):
-        repository.settings()
-    for module, kind in zip(listed, kinds, strict=True):
-        repository.module(module["path"], kind)
-    with repository.judging(None):
-        return check_sizes(path, listed[0]["path"], **hub)
+    repository = _Repository(os.fspath(model), hub, trust_remote_code)
+    try:
+        return repository.check()
+    except RepositoryRefused:
+        raise
+    except (TypeError, ValueError) as error:
+        where = f"{repository.file}: " if repository.file else ""
+        raise RepositoryRefused(f"MODEL={repository.path!r}: {where}{error}") from error
 
 
 def read_json(model: str, name: str, *, finite: bool = True, **hub: Any) -> Any:
-    """A JSON file of a repository; None: it has no such file.
+    """A JSON file of a repository, by its path there; None: it has no such file.
 
-    Args:
-        model: Folder or Hub id.
-        name: The file's path in it.
-        finite: Refuse NaN and infinity, which transformers alone may write.
-        **hub: As :func:`check_repository`.
+    ``finite``: refuse NaN and infinity, which transformers alone may write. ``hub``: as for :func:`check_repository`.
 
     Raises:
         RepositoryRefused: It is too large, no JSON in UTF-8, nested too deeply, or lies outside the repository.
@@ -133,25 +118,36 @@ def read_json(model: str, name: str, *, finite: bool = True, **hub: Any) -> Any:
 
 
 class _Repository:
-    """A repository under inspection: what is wrong is a ValueError, to which ``judging`` adds where it stands."""
+    """A repository under inspection. What is wrong is a ValueError, of the ``file`` that was read last."""
 
     def __init__(self, path: str, hub: Mapping[str, Any], trusted: bool) -> None:
         self.path, self.hub, self.trusted = path, hub, trusted
-
-    @contextmanager
-    def judging(self, file: str | None) -> Iterator[None]:
-        try:
-            yield
-        except RepositoryRefused:
-            raise
-        except (TypeError, ValueError) as error:
-            raise RepositoryRefused(f"MODEL={self.path!r}: {f'{file}: ' if file else ''}{error}") from error
+        self.file = ""
 
     def read(self, name: str, *, finite: bool = True) -> dict[str, Any] | None:
+        self.file = name
         value = read_json(self.path, name, finite=finite, **self.hub)
         if value is not None and not isinstance(value, dict):
-            raise RepositoryRefused(f"MODEL={self.path!r}: {name}: it is no JSON object. Build the model again.")
+            raise ValueError("it is no JSON object. Build the model again.")
         return value
+
+    def check(self) -> int | None:
+        self.file = "modules.json"
+        listed = read_json(self.path, self.file, **self.hub)
+        if listed is None:
+            return None
+        kinds = self.modules(listed)
+        settings = self.read("config_sentence_transformers.json") or {}
+        prompts = settings.get("prompts") or {}
+        if not isinstance(prompts, dict) or len(prompts) > MOST_PROMPTS:
+            raise ValueError(f"prompts={shown(prompts)} must be a mapping of at most {MOST_PROMPTS} strings.")
+        for prompt in prompts.values():
+            _Settings(prompt=prompt)
+        _Settings(truncate_dim=settings.get("truncate_dim"))
+        for module, kind in zip(listed, kinds, strict=True):
+            self.module(module["path"], kind)
+        self.file = ""
+        return check_sizes(self.path, listed[0]["path"], **self.hub)
 
     def modules(self, listed: object) -> list[type | None]:
         """The classes that modules.json names; None for one that is trusted."""
@@ -167,16 +163,16 @@ class _Repository:
         if len({each["name"] for each in listed}) < len(listed):
             raise ValueError("two modules have the same name.")
         kinds = [self.kind(each["type"]) for each in listed]
+        pooled = False
         for number, kind in enumerate(kinds):
-            if kind is None:
-                continue
-            if issubclass(kind, DecoderTransformer) and number > 0:
+            if kind is not None and issubclass(kind, DecoderTransformer) and number > 0:
                 raise ValueError(f"{kind.__name__} is module {number}, but it must be the first.")
-            pooled = any(each is not None and issubclass(each, ReBAPooling) for each in kinds[:number])
-            if issubclass(kind, ReBAPooling) and (number == 0 or pooled):
-                raise ValueError(f"{kind.__name__} is module {number}: one pooling follows the first module.")
+            if kind is not None and issubclass(kind, ReBAPooling):
+                if number == 0 or pooled:
+                    raise ValueError(f"{kind.__name__} is module {number}: one pooling follows the first module.")
+                pooled = True
         if issubclass(kinds[0] or Module, DecoderTransformer) and not any(
-            each is None or issubclass(each, (Pooling, ReBAPooling)) for each in kinds[1:]
+            kind is None or issubclass(kind, (Pooling, ReBAPooling)) for kind in kinds[1:]
         ):
             raise ValueError("no pooling follows the first module. Copy all of the model's files, or build it again.")
         return kinds
@@ -209,16 +205,6 @@ class _Repository:
         if root.is_dir() and not _inside(root, root / path):
             raise ValueError(f"path={shown(path)} is a link to a place outside of the repository. Copy it there.")
 
-    def settings(self) -> None:
-        """The repository's own settings: prompts and dimension."""
-        settings = self.read(_SETTINGS) or {}
-        prompts = settings.get("prompts") or {}
-        if not isinstance(prompts, dict) or len(prompts) > MOST_PROMPTS:
-            raise ValueError(f"prompts={shown(prompts)} must be a mapping of at most {MOST_PROMPTS} strings.")
-        for prompt in prompts.values():
-            _Prompt(prompt)
-        _Lengths(truncate_dim=settings.get("truncate_dim"))
-
     def module(self, path: str, kind: type | None) -> None:
         """A module's configuration and the kind of its weights."""
         if kind is None:
@@ -229,61 +215,54 @@ class _Repository:
         transformer = issubclass(kind, Transformer)
         elsewhere = transformer and self.transformer(path, cast("type[Transformer]", kind))
         if issubclass(kind, _CONFIGURED):
-            name = _joined(path, "config.json")
-            with self.judging(name):
-                if (config := self.read(name)) is None:
-                    raise ValueError("it is missing. Copy all of the model's files, or build it again.")
-                kind(**config)
+            if (config := self.read(_joined(path, "config.json"))) is None:
+                raise ValueError("it is missing. Copy all of the model's files, or build it again.")
+            kind(**config)
         if not elsewhere:
             self.weights(path, adapters=transformer)
 
     def router(self, path: str) -> None:
         """The modules inside a Router, which names types and folders of its own."""
-        name = _joined(path, "router_config.json")
-        if (config := self.read(name)) is None:
-            name = _joined(path, "config.json")
-            config = self.read(name) or {}
-        with self.judging(name):
-            types = config.get("types")
-            if not isinstance(types, dict) or len(types) > MOST_MODULES:
-                raise ValueError(f"types={shown(types)} must be a mapping of at most {MOST_MODULES} modules.")
-            for inner, type_ in types.items():
-                if not isinstance(type_, str):
-                    raise ValueError(f"type={shown(type_)} of a module must be a string.")
-                self.check_path(_joined(path, inner))
-                kind = self.kind(type_)
-                if kind is not None and issubclass(kind, Router):
-                    raise ValueError("a Router stands inside a Router. Build the model again.")
-                if inner:
-                    self.module(_joined(path, inner), kind)
+        config = self.read(_joined(path, "router_config.json"))
+        if config is None:
+            config = self.read(_joined(path, "config.json")) or {}
+        types = config.get("types")
+        if not isinstance(types, dict) or len(types) > MOST_MODULES:
+            raise ValueError(f"types={shown(types)} must be a mapping of at most {MOST_MODULES} modules.")
+        kinds = {}
+        for inner, type_ in types.items():
+            if not isinstance(type_, str):
+                raise ValueError(f"type={shown(type_)} of a module must be a string.")
+            self.check_path(_joined(path, inner))
+            kinds[inner] = kind = self.kind(type_)
+            if kind is not None and issubclass(kind, Router):
+                raise ValueError("a Router stands inside a Router. Build the model again.")
+        for inner, kind in kinds.items():
+            if inner:
+                self.module(_joined(path, inner), kind)
 
     def transformer(self, path: str, kind: type[Transformer]) -> bool:
         """A Transformer's settings; whether it takes its weights from a base model."""
-        name = _joined(path, "sentence_bert_config.json")
-        config = self.read(name) or {}
+        config = self.read(_joined(path, "sentence_bert_config.json")) or {}
         own = issubclass(kind, DecoderTransformer)
-        with self.judging(name):
-            if own:
-                check_config(config, kind.config_keys, here=os.path.isdir(self.path))
-                Layout.of(config.get("layout", {}))
-            elif not self.trusted:
-                _check_passed_on(config)
-            processing = config.get("processor_kwargs", config.get("tokenizer_args", {}))
-            _check_length("max_seq_length", config.get("max_seq_length"))
-            if isinstance(processing, dict):
-                _check_length("model_max_length", processing.get("model_max_length"))
-        name = _joined(path, "tokenizer_config.json")
-        with self.judging(name):
-            _check_length("model_max_length", (self.read(name, finite=False) or {}).get("model_max_length"))
+        if own:
+            check_config(config, kind.config_keys, here=os.path.isdir(self.path))
+            Layout.of(config.get("layout", {}))
+        elif not self.trusted:
+            _check_passed_on(config)
+        processing = config.get("processor_kwargs", config.get("tokenizer_args", {}))
+        _check_length("max_seq_length", config.get("max_seq_length"))
+        if isinstance(processing, dict):
+            _check_length("model_max_length", processing.get("model_max_length"))
+        tokenizer = self.read(_joined(path, "tokenizer_config.json"), finite=False) or {}
+        _check_length("model_max_length", tokenizer.get("model_max_length"))
         self.read(_joined(path, "config.json"), finite=False)
         return own and bool(config.get("from_base"))
 
     def weights(self, path: str, *, adapters: bool) -> None:
         """Refuse a folder whose only weights are pickles; those beside others are never opened."""
         folder = Path(self.path, path)
-        if not folder.is_dir():
-            return
-        names = sorted(each.name for each in folder.iterdir())
+        names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
         safe = [each for each in names if each.endswith(".safetensors")]
         pickled = [each for each in names if each.lower().endswith(PICKLES) and each not in _OF_TRAINING]
         if adapters and "adapter_model.bin" in pickled and "adapter_model.safetensors" not in safe:
@@ -291,10 +270,11 @@ class _Repository:
         elif safe or any(each in ("onnx", "openvino") or each.endswith(".onnx") for each in names):
             return
         if pickled:
-            raise RepositoryRefused(
-                f"MODEL={self.path!r}: {_joined(path, pickled[0])}: weights as a pickle, which can run code when it is "
-                "opened, and none as safetensors. Ask for safetensors, or, where you trust the file, convert it: load "
-                "it with torch.load(…, weights_only=True) and write it with safetensors.torch.save_file."
+            self.file = _joined(path, pickled[0])
+            raise ValueError(
+                "weights as a pickle, which can run code when it is opened, and none as safetensors. Ask for "
+                "safetensors, or, where you trust the file, convert it: load it with torch.load(…, weights_only=True) "
+                "and write it with safetensors.torch.save_file."
             )
 
 
@@ -304,8 +284,9 @@ def _check_passed_on(config: Mapping[str, Any]) -> None:
         given = config.get(name, {})
         if not isinstance(given, dict):
             raise ValueError(f"{name}={shown(given)} must be a mapping.")
-        kernel = given.get("attn_implementation")
-        reaching = sorted(_REACHING & set(given)) or (["attn_implementation"] if "/" in str(kernel) else [])
+        reaching = sorted(_REACHING & set(given))
+        if "/" in str(given.get("attn_implementation")):
+            reaching.append("attn_implementation")
         if reaching:
             raise ValueError(
                 f"{name}: {reaching[0]}={shown(given[reaching[0]])} may not come from a repository. Remove it, and "
@@ -318,12 +299,11 @@ def _check_passed_on(config: Mapping[str, Any]) -> None:
         )
 
 
-def _check_length(name: str, value: object) -> None:
+def _check_length(name: str, value: Any) -> None:
     """A number of positions; transformers writes 1e30 where there is no limit."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > _NO_LIMIT:
-        return
-    whole: Any = int(value) if isinstance(value, float) and value.is_integer() else value
-    _Lengths(**{name: whole})
+    if type(value) not in (int, float) or value <= _NO_LIMIT or value != value:
+        whole: Any = int(value) if type(value) is float and value.is_integer() else value
+        _Settings(**{name: whole})
 
 
 def _leaves(path: str) -> bool:
@@ -341,7 +321,7 @@ def _inside(root: Path, path: Path) -> bool:
 
 
 def _joined(path: str, name: str) -> str:
-    return f"{path}/{name}" if path not in ("", ".") else name
+    return str(PurePosixPath(path, name))
 
 
 def _no_number(name: str) -> NoReturn:

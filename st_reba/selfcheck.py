@@ -1,7 +1,7 @@
 """Self-checks when a model is built: does every layer see what its plan says, and does capturing only observe?
 
-An attention patch that silently does nothing is the commonest fault of converted decoders. So the plan's check trusts
-no mask: it changes one position's input to an attention module at a time and looks at which positions' outputs change.
+An attention patch that silently does nothing is the commonest fault of converted decoders, so the plan's check trusts
+no mask: it changes one position's input to an attention module at a time, and looks which positions' outputs change.
 """
 
 from __future__ import annotations
@@ -33,16 +33,8 @@ _REMEDY = "check=False builds it nevertheless."
 def check_plan(transformer: DecoderTransformer) -> None:
     """Run a few tokens through the backbone and compare what each layer sees with the layer plan.
 
-    Args:
-        transformer: The module whose plan is checked.
-
     Raises:
         ValueError: A layer does not obey the plan, or does not run as often as it says; the layer is named.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
-        >>> check_plan(model[0])
     """
     planned = next((each for each in transformer.bound if isinstance(each, PlannedLayers)), None)
     if planned is None or planned.stack.is_plain:
@@ -84,16 +76,10 @@ def _hooked(transformer: DecoderTransformer, hook: Any) -> Iterator[None]:
             handle.remove()
 
 
-def seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """What a module sees, by trial.
+def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
+    """What a module sees, by trial, [T, T] bool: whether the output at a row changes with the input at a column.
 
-    Args:
-        module: A module that takes and gives hidden states [2T + 1, T, d], the same text in every row.
-        arguments: The arguments it was called with.
-        keywords: The keyword arguments it was called with.
-
-    Returns:
-        [T, T] bool: whether the output at a position (row) changes with the input at another (column).
+    It was called with ``arguments`` and ``keywords``, the same text in each of 2T + 1 rows.
     """
     hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     length = hidden.shape[1]
@@ -126,10 +112,10 @@ class _Check:
     def measure(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """What a module sees by transformers' own attention."""
         hidden = arguments[0] if arguments else keywords.get("hidden_states")
-        shown = output[0] if isinstance(output, tuple) else output
+        given = output[0] if isinstance(output, tuple) else output
         # Whole layers, which know their index too, may pass on several streams at once, projections heads.
-        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == self.rows for each in (hidden, shown)):
-            self.own[module] = seen(module, arguments, keywords)
+        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == self.rows for each in (hidden, given)):
+            self.own[module] = _seen(module, arguments, keywords)
 
     def compare(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         """Raise unless the module saw what the plan says."""
@@ -139,7 +125,7 @@ class _Check:
             return
         layer, kind = module.layer_idx, run.kinds.last[1]
         self.ran[layer, kind] += 1
-        sees = seen(module, arguments, keywords)
+        sees = _seen(module, arguments, keywords)
         wanted = kind_of(kind).sees(self.own[module][None, None], m=self.stack.m)[0, 0]
         if not torch.equal(sees, wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
@@ -161,22 +147,16 @@ class _Check:
 
 
 def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, watch: Sequence[Bound] = ()) -> Tensor:
-    """Hidden states of a short text, wherever the backbone is by now.
+    """Hidden states of a short text, [1, T, d] float32 on the CPU, wherever the backbone is by now.
 
-    Args:
-        transformer: The module.
-        other_end: Change the last token.
-        watch: What the pass watches.
-
-    Returns:
-        [1, T, d] float32, on the CPU.
+    ``other_end``: with another last token. ``watch``: what the pass watches.
     """
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
     # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
     features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frames(**fields)[0])
     if other_end:
-        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
+        features["input_ids"][0, -1] = int(features["input_ids"][0, -1] == 0)
     device = transformer.model.device
     with torch.inference_mode():
         moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
@@ -185,11 +165,9 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, wa
 
 
 def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
-    """Capturing must observe the model, not change it.
+    """Capturing must observe the model, whose :func:`hidden_states` were ``plain``, and not change it.
 
-    Args:
-        transformer: The module, whose backbone shows its attention from now on.
-        plain: Its :func:`hidden_states` before.
+    From now on, the backbone shows its attention.
 
     Raises:
         ValueError: The attention that is captured differs from the model's own, or looks ahead where no plan says so.

@@ -29,9 +29,9 @@ _REMEDY = "Save it with all its layers: those above are not run in any case."
 
 
 def truncate_layers(model: SentenceTransformer) -> SentenceTransformer:
-    """A model that holds only the layers that run, where :class:`ReadLayers` reads inner ones.
+    """A model with the same vectors that holds only the layers that run, where :class:`ReadLayers` reads inner ones.
 
-    Its vectors are the same. It takes less memory, and ``save_pretrained`` writes fewer weights.
+    It takes less memory, and ``save_pretrained`` writes fewer weights.
 
     Args:
         model: A model that does not run all its layers; not changed. Its weights are shared, not copied.
@@ -59,7 +59,8 @@ def truncate_layers(model: SentenceTransformer) -> SentenceTransformer:
     kept = replace(read, layers=numbers[0] if len(numbers) == 1 else (numbers[0], numbers[-1]))
     short = copied(first)
     short.rebind([kept if stage is read else stage for stage in first.stages], _backbone(first.model, first.runs))
-    difference = _difference(first, short)
+    whole, less = _hidden(first), _hidden(short)
+    difference = float((whole - less).abs().max() / whole.abs().max())
     if not difference <= _TOLERANCE:
         raise ValueError(
             f"truncate_layers: by themselves, the {first.runs} lower layers of {first.backbone.name} give hidden "
@@ -70,31 +71,34 @@ def truncate_layers(model: SentenceTransformer) -> SentenceTransformer:
 
 def _check(first: DecoderTransformer) -> None:
     backbone: Any = first.model
+    reason = ""
     if first.runs == first.depth:
-        raise ValueError(
-            f"truncate_layers: all {first.depth} layers run, so there is nothing to cut. Build with "
-            "stages=[st_reba.ReadLayers(…)] of an inner layer, or leave this out."
+        reason = (
+            f"all {first.depth} layers run, so there is nothing to cut. Build with stages=[st_reba.ReadLayers(…)] of "
+            "an inner layer, or leave this out."
         )
-    if has_adapter(backbone):
-        raise ValueError(
-            "truncate_layers: the model has an adapter of all its layers. Merge it before: "
-            "st_reba.bases.merge_adapter(model[0].model)."
+    elif has_adapter(backbone):
+        reason = (
+            "the model has an adapter of all its layers. Merge it before: st_reba.bases.merge_adapter(model[0].model)."
         )
-    if getattr(backbone, "hf_quantizer", None) is not None:
-        raise ValueError(
-            "truncate_layers: the weights are quantized, and cannot be handed to another backbone. Build from the base "
-            "without quantization, truncate, save, and quantize the saved folder."
+    elif getattr(backbone, "hf_quantizer", None) is not None:
+        reason = (
+            "the weights are quantized, and cannot be handed to another backbone. Build from the base without "
+            "quantization, truncate, save, and quantize the saved folder."
         )
-    if first.backbone.has_towers:
-        raise ValueError(f"truncate_layers: {first.backbone.name} has towers beside its decoder. {TEXT_TOWER}")
-    if len(set((getattr(backbone, "hf_device_map", None) or {}).values())) > 1:
-        raise ValueError("truncate_layers: the weights lie on several devices (device_map). Build on one of them.")
+    elif first.backbone.has_towers:
+        reason = f"{first.backbone.name} has towers beside its decoder. {TEXT_TOWER}"
+    elif len(set((getattr(backbone, "hf_device_map", None) or {}).values())) > 1:
+        reason = "the weights lie on several devices (device_map). Build on one of them."
+    if reason:
+        raise ValueError(f"truncate_layers: {reason}")
 
 
 def _backbone(whole: PreTrainedModel, runs: int) -> PreTrainedModel:
     """The lowest layers as a model by itself, of the same tensors: what loading them with fewer layers would give."""
-    each = (whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False))
-    tensors: dict[str, Tensor] = dict(chain(*each))
+    tensors: dict[str, Tensor] = dict(
+        chain(whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False))
+    )
     modules = dict(whole.named_modules(remove_duplicate=False))
     try:
         # Without numbers, which come from the whole model; a buffer that no checkpoint holds does too.
@@ -122,26 +126,23 @@ def _config(whole: PretrainedConfig, runs: int) -> PretrainedConfig:
     for name, value in dict(vars(config)).items():
         if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
             setattr(config, name, value[:runs])
-    for name in _FROM_THE_TOP:
-        if isinstance(value := getattr(config, name, None), int):
+        elif name in _FROM_THE_TOP and isinstance(value, int):
             setattr(config, name, max(0, value - (depth - runs)))
     # By the common name; some architectures have one of their own, which stands for it.
     config.num_hidden_layers = runs
     return config
 
 
-def _difference(first: DecoderTransformer, short: DecoderTransformer) -> float:
-    """The largest difference of both modules' hidden states of a few tokens, relative to the largest state."""
+def _hidden(first: DecoderTransformer) -> Tensor:
+    """Hidden states of a few tokens."""
     ids = torch.arange(1, _TOKENS + 1, device=first.model.device)[None]
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
-    states = []
-    for module in (first, short):
-        training = {each: each.training for each in module.modules()}
-        module.eval()
-        try:
-            with torch.inference_mode():
-                states.append(DecoderTransformer.forward(module, features, watch=[])["token_embeddings"].float())
-        finally:
-            for each, before in training.items():
-                each.training = before
-    return float((states[0] - states[1]).abs().max() / states[0].abs().max())
+    training = {each: each.training for each in first.modules()}
+    first.eval()
+    try:
+        with torch.inference_mode():
+            hidden: Tensor = DecoderTransformer.forward(first, features, watch=[])["token_embeddings"]
+            return hidden.float()
+    finally:
+        for each, before in training.items():
+            each.training = before

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..batches import DEFAULT_BATCH_TOKENS
-from ..files import check_folder
 from ..fingerprint import ModelFingerprint, check, fingerprint
+from ..folders import check_folder
 from ..lock import LOCK_FILE
 from .folder import GATHERED_FILE, HEADER_FILE, REJECTS_FILE, Corpus, is_corpus
 from .model_source import relative

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ FORMAT = 1
 GRAPH = "onnx/model.onnx"
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
-# Each text is embedded alone; a file of another program may hold more of them than ours, but not without end.
+# A file of another program may hold more texts than ours, but not without end.
 _MOST_TEXTS = 1000
 _MOST_BYTES = 1 << 26
 # A vector's own numbers are far smaller, and their squares must still be finite.
@@ -65,37 +65,29 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class TextResult:
-    """How near a text's vector is to the golden one.
-
-    Args:
-        text: The text.
-        cosine: Between the two vectors (1 where both are zero).
-        difference: Largest absolute difference, in units of the golden vector's largest number.
-        ok: Whether that is within the tolerance.
-    """
+    """How near a text's vector is to the golden one."""
 
     text: str
+    # Between the two vectors; 1 where both are zero.
     cosine: float
+    # The largest absolute one, in units of the golden vector's largest number.
     difference: float
+    # Whether that is within the tolerance.
     ok: bool
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether a model gives its golden vectors.
-
-    Args:
-        texts: The result of each text.
-        tolerance: Largest ``difference`` that is allowed.
-        changes: What differs between then and now: the name, what it was, what it is.
-        code: What the code in the repository is, where it is not the installed package's own.
-        graph: The ONNX graph that was run; None: torch ran the model.
-    """
+    """Whether a model gives its golden vectors."""
 
     texts: tuple[TextResult, ...]
+    # The largest ``difference`` that is allowed.
     tolerance: float
+    # What differs between then and now: the name, what it was, what it is.
     changes: dict[str, tuple[str | None, str | None]]
+    # What the code in the repository is, where it is not the installed package's own.
     code: str | None = None
+    # The ONNX graph that was run; None: torch ran the model.
     graph: str | None = None
 
     @property
@@ -132,17 +124,14 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     Rounding errors grow with the square root of the number L of layers. Against float64, as the largest of 20 texts and
     4 methods, they were at most 5.0·ε·√L in float32 and 2.2·ε·√L in bfloat16 and float16 in trained models (of 5 and 6
     layers), where ε is the type's precision, and 25 and 8 in random ones of 4 to 80 layers. Two machines may differ by
-    twice as much.
-
-    Args:
-        model: The model.
-        dtype: The type of its weights; None: as they are.
+    twice as much. ``dtype`` is the type of the weights; None: as they are.
     """
     config: Any = getattr(model.transformers_model, "config", None)
     depth = getattr(config and config.get_text_config(), "num_hidden_layers", None) or 1
-    quantized = getattr(model.transformers_model, "hf_quantizer", None) is not None
-    # Kernels for quantized weights round differently from machine to machine.
-    dtype = "bfloat16" if quantized else dtype or _environment(model)["dtype"]
+    if getattr(model.transformers_model, "hf_quantizer", None) is not None:
+        # Kernels for quantized weights round differently from machine to machine.
+        dtype = "bfloat16"
+    dtype = dtype or _environment(model)["dtype"]
     # The file keeps no more digits than float32 has.
     exact = dtype in ("float32", "float64")
     precision = torch.finfo(torch.float32 if exact else getattr(torch, dtype)).eps
@@ -150,17 +139,13 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
 
 
 def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> None:
-    """Write ``golden.json``: texts, their vectors and what made them.
-
-    Args:
-        model: The model, as it is saved.
-        folder: Where it is saved.
-
-    Raises:
-        ValueError: The model cannot embed one of the texts.
-    """
-    fields = _fields(model)
-    texts = [text for text in TEXTS if text or _embeds_nothing(model)]
+    """Write ``golden.json`` into a model's folder: texts, their vectors and what made them."""
+    first: Any = model[0]
+    fields = dict.fromkeys(open_fields(first), "Find its meaning.")
+    laid_out = hasattr(first, "token_layout")
+    # Whether an empty text has a token that stands for it.
+    empty = first.token_layout.stand_in() is not None if laid_out else any(special_ids(model.tokenizer))
+    texts = [text for text in TEXTS if text or empty]
     vectors = _vectors(model, texts, fields)
     write_file(folder, header(model, vectors.shape[1], fields), texts, vectors.tolist())
 
@@ -179,7 +164,7 @@ def header(model: SentenceTransformer, dimension: int, fields: Mapping[str, str]
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
-    """Hold a loaded model against golden vectors that :func:`read_golden` read."""
+    """Compare a loaded model with golden vectors that :func:`read_golden` read."""
     found = _vectors(model, [each["text"] for each in stored["texts"]], stored["fields"])
     # Whichever of both is coarser: then, or now.
     tolerance = max(tolerance_of(model), tolerance_of(model, stored["dtype"]))
@@ -187,36 +172,29 @@ def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
 
 
 def held(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping[str, str | None]) -> Report:
-    """Hold vectors against golden ones.
-
-    Args:
-        stored: What :func:`read_golden` read.
-        found: [texts, d], the vectors of its texts, as computed now.
-        tolerance: As :class:`Report` has it.
-        now: What they depend on: versions, dtype, device.
-
-    Raises:
-        ValueError: They have another dimension.
-    """
-    wanted = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
+    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts; ``now``: versions, dtype, device."""
+    golden = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
     found = np.asarray(found, dtype=np.float64)
-    if found.shape != wanted.shape:
+    if found.shape != golden.shape:
         raise ValueError(
-            f"The model gives vectors of {found.shape[1]} dimensions, and its golden vectors have {wanted.shape[1]}: "
+            f"The model gives vectors of {found.shape[1]} dimensions, and its golden vectors have {golden.shape[1]}: "
             "these are not of the same model."
         )
-    texts = [each["text"] for each in stored["texts"]]
-    results = tuple(_result(*row, tolerance) for row in zip(texts, wanted, found, strict=True))
+    results = []
+    for each, wanted, given in zip(stored["texts"], golden, found, strict=True):
+        difference = float(np.abs(given - wanted).max()) / (float(np.abs(wanted).max()) or 1.0)
+        lengths = float(np.linalg.norm(wanted)) * float(np.linalg.norm(given))
+        cosine = float(wanted @ given) / lengths if lengths else float(not wanted.any() and not given.any())
+        results.append(TextResult(each["text"], cosine, difference, difference <= tolerance))
     then = {"dtype": stored["dtype"], "device": stored["device"], **stored["versions"]}
     changes = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
-    return Report(results, tolerance, changes)
+    return Report(tuple(results), tolerance, changes)
 
 
-def _result(text: str, wanted: Any, found: Any, tolerance: float) -> TextResult:
-    difference = float(np.abs(found - wanted).max()) / (float(np.abs(wanted).max()) or 1.0)
-    lengths = float(np.linalg.norm(wanted)) * float(np.linalg.norm(found))
-    cosine = float(wanted @ found) / lengths if lengths else float(not wanted.any() and not found.any())
-    return TextResult(text, cosine, difference, difference <= tolerance)
+def open_fields(first: Any, task: str | None = None) -> list[str]:
+    """The fields of a task's templates that have no value of their own."""
+    names = sorted(first.fields(task)) if hasattr(first, "fields") else []
+    return [name for name in names if not (name == "instruction" and first.layout.instruction)]
 
 
 def _environment(model: SentenceTransformer) -> dict[str, str]:
@@ -230,53 +208,30 @@ def _environment(model: SentenceTransformer) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"st-reba": __version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
-
-
-def _fields(model: SentenceTransformer) -> dict[str, str]:
-    """Values for the fields of a template that has none of its own."""
-    first: Any = model[0]
-    names = sorted(first.fields()) if hasattr(first, "fields") else []
-    return {name: "Find its meaning." for name in names if not (name == "instruction" and first.layout.instruction)}
-
-
-def _embeds_nothing(model: SentenceTransformer) -> bool:
-    """Whether an empty text has a token that stands for it."""
-    first: Any = model[0]
-    if hasattr(first, "token_layout"):
-        return first.token_layout.stand_in() is not None
-    return any(special_ids(model.tokenizer))
+    return {"st-reba": __version__, **{package: version(package) for package in _PACKAGES}}
 
 
 def _vectors(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
     """Each text alone, so that no vector holds what a batch adds to it."""
     first: Any = model[0]
-    warned = getattr(first, "_warned_of_cut", None)
-    if warned is not None:
-        first._warned_of_cut = True  # These texts are no one's to be warned about.
+    # These texts are no one's to be warned about.
+    warned, first._warned_of_cut = getattr(first, "_warned_of_cut", False), True
     try:
         with model.truncate_embeddings(None):
             bar = tqdm(texts, desc="Golden vectors", unit=" texts", leave=False, disable=None)
             return np.stack([_vector(model, text, fields) for text in bar])
     finally:
-        if warned is not None:
-            first._warned_of_cut = warned
+        first._warned_of_cut = warned
 
 
 def _vector(model: SentenceTransformer, text: str, fields: Mapping[str, str]) -> Any:
     try:
         vector: Any = model.encode([text], prompt="", show_progress_bar=False, convert_to_tensor=True, **fields)  # type: ignore[call-overload]
+        numbers = vector[0].float().cpu().numpy()
+        if not np.isfinite(numbers).all():
+            raise ValueError("it is not finite.")
     except ValueError as error:
         raise ValueError(f"No golden vector of {text[:40]!r}: {error} (Or leave them out: golden=False.)") from error
-    numbers = vector[0].float().cpu().numpy()
-    if not np.isfinite(numbers).all():
-        raise ValueError(f"No golden vector of {text[:40]!r}: it is not finite. (Leave them out: golden=False.)")
     return numbers
 
 
@@ -286,36 +241,18 @@ def _vector(model: SentenceTransformer, text: str, fields: Mapping[str, str]) ->
 def write_file(
     folder: str | os.PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
 ) -> None:
-    """Write a golden.json, a text a line.
-
-    Args:
-        folder: The model's.
-        header: All that it holds beside texts.
-        texts: The texts.
-        vectors: Their vectors.
-    """
+    """Write a model's golden.json: a ``header``, and a line for each text with its vector."""
     rows = [
         json.dumps({"text": text, "vector": [float(f"{x:.{_DIGITS}g}") for x in vector]}, ensure_ascii=False)
         for text, vector in zip(texts, vectors, strict=True)
     ]
-    lines = [json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [']
-    lines += [f"  {row}," for row in rows[:-1]] + [f"  {rows[-1]}", " ]", "}", ""]
+    whole = json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [\n  ' + ",\n  ".join(rows)
     with whole_file(Path(folder) / FILE) as stream:
-        stream.write("\n".join(lines).encode("utf-8"))
+        stream.write(f"{whole}\n ]\n}}\n".encode())
 
 
 def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a golden.json.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What it holds, checked.
-
-    Raises:
-        ValueError: It is not what :func:`write_golden` writes, or is of a newer format.
-    """
+    """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes, or of a newer format."""
     if (size := os.path.getsize(path)) > _MOST_BYTES:
         raise ValueError(f"{path}: {size} bytes are no golden vectors: at most {_MOST_BYTES} are read.")
     try:
@@ -327,18 +264,41 @@ def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: no golden vectors, as it names no format. Save the model again.")
     if format_ > FORMAT:
         raise ValueError(f"{path}: format {format_} is newer than {FORMAT}, which this st_reba reads. Update st_reba.")
-    wrong = next((name for name, fits in _FITS.items() if not fits(value.get(name), value)), None)
-    if wrong is not None:
-        raise ValueError(f"{path}: {wrong!r} is missing or not as written. Save the model again.")
+    for name, fits in _FITS.items():
+        try:
+            right = fits(value.get(name))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            right = False
+        if not right or name == "texts" and len(value["texts"][0]["vector"]) != value["dimension"]:
+            raise ValueError(f"{path}: {name!r} is missing or not as written. Save the model again.")
     return dict(value)
 
 
-def find_golden(path: str, hub: Mapping[str, Any]) -> str:
-    """The golden.json of a folder or Hub repository; a file is one itself.
+def _are_strings(values: Any) -> bool:
+    return all(isinstance(each, str) and len(each) <= MOST_CHARACTERS for each in values)
 
-    Raises:
-        FileNotFoundError: There is none, or it could not be fetched.
-    """
+
+def _are_texts(rows: Any) -> bool:
+    vectors = np.array([row["vector"] for row in rows[: _MOST_TEXTS + 1]])
+    number = vectors.ndim == 2 and vectors.dtype.kind in "iuf" and bool((np.abs(vectors) < _LARGEST).all())
+    return number and len(rows) <= _MOST_TEXTS and _are_strings(row["text"] for row in rows)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "dimension": lambda value: type(value) is int and value > 0,
+    "dtype": lambda value: value in _DTYPES,
+    # Of an exported model alone.
+    "graph": lambda value: value in (None, GRAPH),
+    "device": lambda value: isinstance(value, str),
+    "fields": lambda value: _are_strings(value.values()),
+    "versions": lambda value: _are_strings(value.values()),
+    "tolerance": lambda value: 0 < value < 0.5,
+    "texts": _are_texts,
+}
+
+
+def find_golden(path: str, hub: Mapping[str, Any]) -> str:
+    """The golden.json of a folder or Hub repository; a file is one itself."""
     if os.path.isfile(path):
         return path
     try:
@@ -351,44 +311,3 @@ def find_golden(path: str, hub: Mapping[str, Any]) -> str:
             "st_reba.hub.saving.save(model, folder)."
         )
     return str(file)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
-
-
-def _is_row(value: object, dimension: object) -> bool:
-    row: Any = value if isinstance(value, dict) else {}
-    vector = row.get("vector")
-    return (
-        _text(row.get("text")) and isinstance(vector, list) and len(vector) == dimension and all(map(_number, vector))
-    )
-
-
-def _is_texts(value: object, whole: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= _MOST_TEXTS
-        and all(_is_row(each, whole.get("dimension")) for each in value)
-    )
-
-
-def _is_strings(value: object, _: object) -> bool:
-    return isinstance(value, dict) and all(map(_text, value.values()))
-
-
-_FITS: dict[str, Any] = {
-    "dimension": lambda value, _: type(value) is int and value > 0,
-    "dtype": lambda value, _: value in _DTYPES,
-    # Of an exported model alone.
-    "graph": lambda value, _: value is None or value == GRAPH,
-    "device": lambda value, _: isinstance(value, str),
-    "fields": _is_strings,
-    "versions": _is_strings,
-    "tolerance": lambda value, _: _number(value) and 0 < value < 0.5,
-    "texts": _is_texts,
-}

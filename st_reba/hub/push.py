@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CODE = "st_reba.py"
-# In a repository: the files that a push wrote, which later ones may take away. All else there is somebody's own.
+# Lists, in a repository, the files that a push wrote, which later ones may remove. All else there is somebody's own.
 PUSHED = "st_reba_files.json"
 _OURS = re.compile(r"st_reba(_\w+)?\.py")
 # What the Hub or its web page puts into a new repository.
@@ -47,28 +46,22 @@ class HubError(OSError):
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was published, or would be.
-
-    Args:
-        repo_id: The repository.
-        commit: The commit that holds the files; None after a dry run.
-        url: The page of that commit, or of the pull request; None after a dry run.
-        files: Paths of all files of the model.
-        removed: Files of an earlier push that the commit takes away.
-        unchanged: Whether the repository held all of this already, so that there is no new commit.
-    """
+    """What was published, or would be: after a dry run, there is no commit and no page."""
 
     repo_id: str
     commit: str | None
+    # The page of that commit, or of the pull request.
     url: str | None
+    # All files of the model, and those of an earlier push that the commit removes.
     files: tuple[str, ...]
     removed: tuple[str, ...] = ()
+    # Whether the repository held all of this already, so that there is no new commit.
     unchanged: bool = False
 
 
 @dataclass(frozen=True)
 class _Place:
-    """How a repository's branch is before the push; ``ours`` are the files that an earlier one wrote."""
+    """A repository's branch before the push; ``ours`` are the files that an earlier push wrote."""
 
     exists: bool = False
     branch_exists: bool = False
@@ -91,37 +84,36 @@ def push(
     verify: bool = True,
     say: Callable[[str], Any] = print,
 ) -> Pushed:
-    """Publish a saved model as a Hub repository.
+    """Publish a saved model as a Hub repository, in one commit.
 
-    The folder is checked, its golden vectors are computed again in a process of its own, what will happen is told, and
-    only then anything is sent. huggingface_hub sends what the repository does not hold, tries uploads again, and shows
-    all files in one commit. Of the files there, only those go that an earlier push wrote.
+    Before anything is sent, the folder is checked, its golden vectors are computed again in another process, and
+    ``say`` is told what will be sent and removed. Only files of an earlier push are ever removed.
 
     Args:
         folder: A folder that ``st-reba build`` or ``st-reba export-onnx`` wrote.
         repo_id: ``ORG/NAME``.
-        private: Make a new repository private. One that is there keeps its visibility, which must not be wider.
+        private: Make a new repository private; one that is there must be private already.
         revision: The branch to write to, made from ``main`` where it is missing; None: ``main``.
-        create_pr: Open a pull request to ``main`` in place of writing to it.
+        create_pr: Open a pull request to ``main`` instead of writing to it.
         message: Of the commit.
         token: For the Hub; None: the one of ``hf auth login`` or HF_TOKEN.
-        dry_run: Check the folder, say what would be uploaded and removed, and send nothing.
+        dry_run: Check the folder, say what would be sent and removed, and send nothing.
         verify: Check the golden vectors first.
         say: Is told what happens, a line at a time.
 
     Returns:
-        The commit and its files; where all was there already, the latest commit.
+        The commit and its files; the latest commit where nothing was new.
 
     Raises:
         ValueError: The folder, the name or the branch cannot be used, or a golden vector differs.
-        HubError: The Hub refused or failed; an OSError, whose message says what to do.
+        HubError: The Hub refused or failed; an OSError.
 
     Example:
         >>> pushed = push("my_model", "org/my-model", dry_run=True)  # doctest: +SKIP
     """
     from huggingface_hub import HfApi, get_token
 
-    check_name(repo_id, revision, create_pr=create_pr)
+    _check_name(repo_id, revision, create_pr)
     files, left_out = _contents(Path(folder), repo_id)
     for name in left_out:
         say(f"Left out: {name}")
@@ -136,7 +128,7 @@ def push(
             raise
         say(f"What {repo_id} holds is not known. {error}")
         place = _Place()
-    _check_place(place, files, repo_id, branch, private=private, create_pr=create_pr)
+    _check_place(place, files, repo_id, branch, private, create_pr)
     gone = sorted({path for path in place.files if path in place.ours or _OURS.fullmatch(path)} - set(files))
     new = "" if place.branch_exists else ", new"
     say(f"To {repo_id} ({'private' if place.private or private else 'public'}), branch {branch}{new}:")
@@ -149,16 +141,27 @@ def push(
     if verify:
         say("Checking the golden vectors in a process of its own ...")
         verify_fresh(Path(folder))
-    pushed = Pushed(repo_id, None, None, tuple(files), tuple(gone))
     if dry_run:
         say("Nothing was sent: this is a dry run.")
-        return pushed
+        return Pushed(repo_id, None, None, tuple(files), tuple(gone))
     with _explained(repo_id, f"{repo_id} holds what it held; push again, and what has arrived is not sent twice."):
-        commit = _commit(api, repo_id, branch, place, files, gone, private, create_pr, message or "Upload with st-reba")
-    url = commit.pr_url or f"{api.endpoint}/{repo_id}/tree/{commit.oid}"
+        if not place.exists:
+            api.create_repo(repo_id, private=private, exist_ok=True)
+        options = {"create_pr": True} if create_pr else {"revision": branch}
+        with _branch(api, repo_id, branch, place):
+            # Not upload_folder: huggingface_hub 2 may spread it over several commits, and whoever loads the model
+            # between two of them would get one version's code and another's weights.
+            commit = api.create_commit(
+                repo_id,
+                _operations(files, gone),
+                commit_message=message or "Upload with st-reba",
+                parent_commit=place.head,
+                **options,
+            )
+    url = str(commit.pr_url or f"{api.endpoint}/{repo_id}/tree/{commit.oid}")
     unchanged = commit.oid == place.head
     say(f"Unchanged: {repo_id} holds all of this already." if unchanged else f"Published: {url}")
-    return replace(pushed, commit=str(commit.oid), url=str(url), unchanged=unchanged)
+    return Pushed(repo_id, str(commit.oid), url, tuple(files), tuple(gone), unchanged)
 
 
 def push_recipe(
@@ -178,9 +181,7 @@ def push_recipe(
         repo_id: ``ORG/NAME``.
         weights: Publish the weights; False: a repository that names its pinned base instead.
         building: Arguments of :func:`st_reba.build` in place of the recipe's.
-        dry_run: Build, check, say what would be uploaded and removed, and send nothing.
-        token: For the Hub; None: the one of ``hf auth login`` or HF_TOKEN.
-        **options: As for :func:`push`.
+        dry_run, token, **options: As for :func:`push`.
 
     Returns:
         As :func:`push`.
@@ -192,14 +193,14 @@ def push_recipe(
     Example:
         >>> pushed = push_recipe("mini-reba", "org/mini-reba", dry_run=True)  # doctest: +SKIP
     """
-    check_name(repo_id, options.get("revision"), create_pr=options.get("create_pr", False))
+    # Building takes long; what can be known to fail fails before.
+    _check_name(repo_id, options.get("revision"), options.get("create_pr", False))
     if not dry_run:
-        # Building takes long; what can be known to fail fails before.
         access_token(token)
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
         folder = Path(temporary) / "model"
         _build(recipe, folder, weights, {name: value for name, value in (building or {}).items() if value is not None})
-        # What the model held is free again before another process loads it to verify it.
+        # The model is free again before another process loads it to verify it.
         gc.collect()
         return push(folder, repo_id, dry_run=dry_run, token=token, **options)
 
@@ -217,11 +218,7 @@ def _build(recipe: str, folder: Path, weights: bool, building: Mapping[str, Any]
 
 
 def access_token(token: str | None) -> str:
-    """The token that the Hub is asked with: the given one, or the one that huggingface_hub keeps.
-
-    Raises:
-        ValueError: There is none, or it cannot be one. The message never holds it.
-    """
+    """The given token for the Hub, or the one that huggingface_hub keeps; an error, without it, where it is none."""
     from huggingface_hub import get_token
 
     found = token or get_token()
@@ -232,12 +229,7 @@ def access_token(token: str | None) -> str:
     return found
 
 
-def check_name(repo_id: str, revision: str | None, *, create_pr: bool = False) -> None:
-    """Refuse a repository or branch name that the Hub would not take.
-
-    Raises:
-        ValueError: A name is no such name.
-    """
+def _check_name(repo_id: str, revision: str | None, create_pr: bool) -> None:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if repo_id.count("/") != 1 or not all(repo_id.split("/")):
@@ -254,43 +246,44 @@ def check_name(repo_id: str, revision: str | None, *, create_pr: bool = False) -
 
 def _contents(folder: Path, repo_id: str) -> tuple[dict[str, Path | bytes], list[str]]:
     """What of a folder is published, by its path there, and the hidden and temporary files that are left out."""
+    given = f"FOLDER={str(folder)!r}"
     if not folder.is_dir():
-        raise FileNotFoundError(f"FOLDER={str(folder)!r}: there is no such folder")
+        raise FileNotFoundError(f"{given}: there is no such folder")
     exported = not (folder / CODE).is_file() and (folder / "onnx").is_dir()
     for name in ("modules.json", CARD, GOLDEN, *((GRAPH, "tokenizer.json") if exported else (CODE,))):
         if not (folder / name).is_file():
             remedy = "st-reba export-onnx MODEL FOLDER" if exported else "st-reba build BASE FOLDER"
-            raise ValueError(f"FOLDER={str(folder)!r} holds no {name}, so it is not complete; make it again: {remedy}")
+            raise ValueError(f"{given} holds no {name}, so it is not complete; make it again: {remedy}")
     if (read_golden(folder / GOLDEN).get("graph") is not None) is not exported:
         # A graph beside a model would vouch for weights that nobody has run.
-        raise ValueError(f"FOLDER={str(folder)!r}: its golden.json is of another kind of model. Write it again.")
+        raise ValueError(f"{given}: its golden.json is of another kind of model. Write it again.")
     files: dict[str, Path | bytes] = {}
-    left_out, foreign = [], []
+    # A folder is named once, not with all that is in it.
+    left_out: dict[str, None] = {}
+    foreign = []
     for source in sorted(folder.rglob("*")):
-        path = source.relative_to(folder).as_posix()
-        parts = PurePosixPath(path).parts
-        passing = next((index for index, part in enumerate(parts) if _PASSING.fullmatch(part)), None)
+        path = source.relative_to(folder)
+        passing = next((n for n, part in enumerate(path.parts, 1) if _PASSING.fullmatch(part)), None)
         if passing is not None:
-            # A folder is named once, not with all that is in it.
-            left_out.append("/".join(parts[: passing + 1]))
+            left_out["/".join(path.parts[:passing])] = None
         elif source.is_symlink() and source.is_dir():
-            foreign.append(f"{path} (a link to a folder)")
+            foreign.append(f"{path.as_posix()} (a link to a folder)")
         elif source.is_dir():
             continue
         elif not _KNOWN.fullmatch(source.name) or exported and source.suffix in (".py", ".safetensors"):
-            foreign.append(path)
-        elif path != PUSHED:
-            files[path] = source
+            foreign.append(path.as_posix())
+        else:
+            files[path.as_posix()] = source
     if foreign:
         shown = ", ".join(foreign[:5]) + (f", and {len(foreign) - 5} more" if len(foreign) > 5 else "")
         raise ValueError(
-            f"FOLDER={str(folder)!r} holds what is no part of such a model and is not published: {shown}. Move it "
-            "elsewhere (and save weights as safetensors, not as pickles), then push."
+            f"{given} holds what is no part of such a model and is not published: {shown}. Move it elsewhere (and save "
+            "weights as safetensors, not as pickles), then push."
         )
     files[CARD] = with_repo_id((folder / CARD).read_text(encoding="utf-8"), repo_id).encode("utf-8")
-    listed = {"files": sorted([*files, PUSHED])}
+    listed = {"files": sorted({*files, PUSHED})}
     files[PUSHED] = (json.dumps(listed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
-    return dict(sorted(files.items())), list(dict.fromkeys(left_out))
+    return dict(sorted(files.items())), list(left_out)
 
 
 # The Hub.
@@ -320,7 +313,7 @@ def _look(api: HfApi, repo_id: str, branch: str) -> _Place:
 
 
 def _check_place(
-    place: _Place, files: Mapping[str, Any], repo_id: str, branch: str, *, private: bool, create_pr: bool
+    place: _Place, files: Mapping[str, Any], repo_id: str, branch: str, private: bool, create_pr: bool
 ) -> None:
     if create_pr and not place.exists:
         raise ValueError(f"{repo_id} is not on the Hub, so no pull request can be opened there: drop create_pr")
@@ -343,47 +336,26 @@ def _check_place(
         )
 
 
-def _commit(
-    api: HfApi,
-    repo_id: str,
-    branch: str,
-    place: _Place,
-    files: Mapping[str, Path | bytes],
-    gone: Sequence[str],
-    private: bool,
-    create_pr: bool,
-    message: str,
-) -> Any:
-    """Send the files and commit.
-
-    Not by ``upload_folder``: huggingface_hub 2 may spread a folder over several commits, and whoever loads the model
-    between two of them would get one version's code and another's weights.
-    """
+def _operations(files: Mapping[str, Path | bytes], gone: Sequence[str]) -> list[Any]:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    operations: list[Any] = [
-        CommitOperationAdd(path, io.BytesIO(file) if isinstance(file, bytes) else str(file))
-        for path, file in files.items()
+    return [
+        *(CommitOperationAdd(path, file if isinstance(file, bytes) else str(file)) for path, file in files.items()),
+        *(CommitOperationDelete(path, is_folder=False) for path in gone),
     ]
-    operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
-    if not place.exists:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-    made = not place.branch_exists and branch != "main"
-    if made:
-        api.create_branch(repo_id, branch=branch, revision=place.head, exist_ok=True)
+
+
+@contextmanager
+def _branch(api: HfApi, repo_id: str, branch: str, place: _Place) -> Iterator[None]:
+    """Make a missing branch, and remove it again where it gets no content: it would show that of main."""
+    if place.branch_exists or branch == "main":
+        yield
+        return
+    api.create_branch(repo_id, branch=branch, revision=place.head, exist_ok=True)
     try:
-        return api.create_commit(
-            repo_id,
-            operations,
-            commit_message=message,
-            revision=None if create_pr else branch,
-            create_pr=create_pr or None,
-            parent_commit=place.head,
-        )
+        yield
     except BaseException:
-        if made:
-            # It would show the content of main under a name that promises another.
-            api.delete_branch(repo_id, branch=branch)
+        api.delete_branch(repo_id, branch=branch)
         raise
 
 
@@ -400,13 +372,13 @@ def _explained(repo_id: str, afterwards: str) -> Iterator[None]:
         cause: Any = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
         status = int(getattr(getattr(cause, "response", None), "status_code", 0))
         said = " ".join(str(getattr(cause, "server_message", None) or cause).split()).rstrip(".")
+        changed = f"{repo_id} has changed meanwhile: look at it and push again"
         advice = {
             401: f"the Hub does not accept the token: {_LOGIN}",
             403: f"the token may not write to {repo_id}: {_LOGIN}, of a member of {repo_id.split('/')[0]!r}",
             404: f"{repo_id} is not there, or the token may not see it",
-            409: f"{repo_id} has changed meanwhile: look at it and push again",
-            412: f"{repo_id} has changed meanwhile: look at it and push again",
+            409: changed,
+            412: changed,
             429: "the Hub allows no more requests now: push again later",
         }.get(status, "push again later" if not status or status >= 500 else "")
-        parts = [*([f"{status}"] if status else []), *([advice] if advice else []), said]
-        raise HubError(f"{': '.join(parts)}. {afterwards}") from error
+        raise HubError(f"{': '.join(filter(None, [str(status or ''), advice, said]))}. {afterwards}") from error

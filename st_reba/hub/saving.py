@@ -7,18 +7,19 @@ import re
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from ..bases import EMBEDDED, adapted_model
+from ..folders import check_folder, new_folder
 from ..modules.at_base import left_at_base
 from ..modules.decoder import DecoderTransformer, has_adapter
 from ..persistence import load
 from ..recipe import About
+from ..truncation import truncate_layers as truncated
 from .card import write_card
-from .folder import check_folder, new_folder
 from .golden import FILE as GOLDEN
 from .golden import compare, read_golden, write_golden
 
@@ -49,21 +50,20 @@ def save(
         folder: The folder to make; an empty one may be there.
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, by which ``st-reba verify`` knows the model again.
-        weights: Write the weights. False: only where they are: the base model's name and revision, from which the
-            backbone and its tokenizer are then loaded.
+        weights: Write the weights; False: only the base's name and revision, from which backbone and tokenizer are
+            then loaded.
         truncate_layers: Write the layers that run, and none above (see :func:`st_reba.truncate_layers`).
         check: With ``weights=False`` or ``truncate_layers=True``, load the result and compare it with ``model`` before
-            it is put in place. Both are in memory then; False leaves the check to :func:`st_reba.hub.verify.verify`.
+            it is put in place; both are in memory then. False leaves this to :func:`st_reba.hub.verify.verify`.
         about: What a recipe says of the model, for its card.
         name: What the card calls the model; None: its base and method.
-        base: For ``weights=False``: the base's Hub id, or its folder, where the result stays on this machine; None:
-            the Hub id that the model was built from.
+        base: For ``weights=False``: the base's Hub id, or its folder (the result then loads on this machine only);
+            None: the Hub id that the model was built from.
         base_revision: For ``weights=False``: the base's commit; None: the one that the model was built from.
 
     Raises:
         FileExistsError: Something is there that may not be replaced.
-        ValueError: The weights cannot be left at the base, as they are not the base's, or the base has no name; or no
-            layer can be left out.
+        ValueError: The weights are not those of a base that has a name, or no layer can be left out.
 
     Example:
         >>> import st_reba, tempfile
@@ -78,9 +78,16 @@ def save(
     if truncate_layers and not weights:
         raise ValueError("truncate_layers=True: with weights=False all of the base's layers are loaded. Drop one.")
     source = None if weights else _source(model, base, base_revision)
-    short = _truncated(model) if truncate_layers else model
+    short = truncated(model) if truncate_layers else model
     first: Any = short[0]
-    _warn_of_local_base(first)
+    ours = isinstance(first, DecoderTransformer)
+    place = str(first.model.name_or_path) if ours and has_adapter(first.model) else ""
+    if os.path.isdir(place):
+        warnings.warn(
+            f"The adapter's base is the folder {place!r}: the saved model loads on this machine only. Build from a Hub "
+            "id, or save all weights: st_reba.bases.merge_adapter(model[0].model) before.",
+            stacklevel=2,
+        )
     check = check and (source is not None or truncate_layers)
     with new_folder(folder, overwrite=overwrite, kind=_KIND, is_kind=_is_model) as temporary:
         with nullcontext() if source is None else left_at_base(first, *source):
@@ -92,7 +99,7 @@ def save(
             if not golden:
                 (temporary / GOLDEN).unlink()
         # A model that is not ours keeps sentence-transformers' own card.
-        if isinstance(first, DecoderTransformer):
+        if ours:
             write_card(short, temporary, about=about, name=name)
 
 
@@ -105,55 +112,39 @@ def _is_model(folder: Path) -> bool:
     return (folder / "modules.json").is_file()
 
 
-def _truncated(model: SentenceTransformer) -> SentenceTransformer:
-    from ..truncation import truncate_layers
-
-    return truncate_layers(model)
-
-
-def _warn_of_local_base(first: Any) -> None:
-    """An adapter says where its base is, which a folder of this machine is to nobody else."""
-    place = str(first.model.name_or_path) if isinstance(first, DecoderTransformer) and has_adapter(first.model) else ""
-    if os.path.isdir(place):
-        warnings.warn(
-            f"The adapter's base is the folder {place!r}: the saved model loads on this machine only. Build from a Hub "
-            "id, or save all weights: st_reba.bases.merge_adapter(model[0].model) before.",
-            stacklevel=3,
-        )
-
-
 def _source(model: SentenceTransformer, base: str | None, revision: str | None) -> tuple[str, str | None]:
     """Name and revision of the base whose weights are not saved."""
     first: Any = model[0]
     if not isinstance(first, DecoderTransformer):
         raise ValueError(f"weights=False: the model starts with {type(first).__name__}, not with a module of st_reba.")
-    backbone: Any = first.model
-    if getattr(backbone, "hf_quantizer", None) is not None:
+    config: Any = first.model.config
+    if getattr(first.model, "hf_quantizer", None) is not None:
         raise ValueError(f"weights=False: the weights are quantized, which the base's need not be. {_WEIGHTS}.")
-    if has_adapter(backbone):
+    if has_adapter(first.model):
         raise ValueError(
             "weights=False: the model has an adapter, which no base holds. Save it as it is: the adapter alone is "
             "written, or, after st_reba.bases.merge_adapter(model[0].model), all weights."
         )
-    # A filter is small, and stored by itself.
-    kept = [module for module in list(model)[1:] if not (first.stage("filter") and isinstance(module, Dense))]
-    if others := [type(module).__name__ for module in kept if any(True for _ in module.parameters())]:
-        raise ValueError(f"weights=False: {others[0]} has weights of its own, which no base holds. {_WEIGHTS}.")
-    if base is None:
-        if first.base_model in EMBEDDED:
-            raise ValueError(f"weights=False: {first.base_model!r} is embedded in st_reba, not on the Hub. {_WEIGHTS}.")
-        if not _HUB_ID.fullmatch(first.base_model or ""):
+    for module in list(model)[1:]:
+        # A filter is small, and stored by itself.
+        if any(True for _ in module.parameters()) and not (first.stage("filter") and isinstance(module, Dense)):
             raise ValueError(
-                f"weights=False: the model was built from a folder, and {first.base_model!r} says nothing to another "
-                f"machine. Give base='organization/name', where the Hub has that model. Or: {_WEIGHTS}."
+                f"weights=False: {type(module).__name__} has weights of its own, which no base holds. {_WEIGHTS}."
             )
-        base = str(first.base_model)
+    if base is None:
+        base = first.base_model or ""
+        if base in EMBEDDED:
+            raise ValueError(f"weights=False: {base!r} is embedded in st_reba, not on the Hub. {_WEIGHTS}.")
+        if not _HUB_ID.fullmatch(base):
+            raise ValueError(
+                f"weights=False: the model was built from a folder, and {base!r} says nothing to another machine. Give "
+                f"base='organization/name', where the Hub has that model. Or: {_WEIGHTS}."
+            )
     if revision is None and base == first.base_model:
         revision = first.base_revision
-    commit = getattr(backbone.config, "_commit_hash", None)
-    if not _COMMIT.fullmatch(revision or "") and commit and backbone.config.name_or_path == base:
+    if not _COMMIT.fullmatch(revision or "") and config.name_or_path == base:
         # A branch or tag moves; this is what was loaded.
-        revision = commit
+        revision = getattr(config, "_commit_hash", None) or revision
     if not os.path.isdir(base) and not _COMMIT.fullmatch(revision or ""):
         warnings.warn(
             f"base_revision={revision!r} is no commit: when {base!r} changes, so do this model's vectors. Give "
@@ -168,20 +159,14 @@ def _source(model: SentenceTransformer, base: str | None, revision: str | None) 
 def _check(model: SentenceTransformer, folder: Path, source: tuple[str, str | None] | None) -> None:
     """Load what was written: a model that was trained since, another base, or fewer layers may give other vectors."""
     option = "truncate_layers=True" if source is None else "weights=False"
-    backbone: Any = model.transformers_model
     try:
-        again = load(folder, device=str(model.device), dtype=backbone.dtype)
+        again = load(folder, device=str(model.device), dtype=cast(Any, model.transformers_model).dtype)
     except ValueError as error:
         raise ValueError(f"{option}: what was written could not be loaded: {error.__cause__ or error}") from error
     report = compare(again, read_golden(folder / GOLDEN))
-    if report.ok:
-        return
-    far = f"(cosine {report.worst.cosine:.4f} for {report.worst.text[:20]!r})"
-    if source is None:
+    if not report.ok:
+        of = "" if source is None else f" with the weights and tokenizer of {source[0]!r} (revision {source[1]!r})"
         raise ValueError(
-            f"{option}: without its upper layers the loaded model gives other vectors {far}. Save it with all of them."
+            f"{option}:{of} the loaded model gives other vectors (cosine {report.worst.cosine:.4f} for "
+            f"{report.worst.text[:20]!r}). {_WEIGHTS if source else 'Save it with all layers'}."
         )
-    raise ValueError(
-        f"{option}: with the weights and tokenizer of {source[0]!r} (revision {source[1]!r}) the model gives other "
-        f"vectors {far}, so its own are not that base's. {_WEIGHTS}."
-    )

@@ -25,7 +25,7 @@ from .golden import Report, compare, find_golden, read_golden
 _VERSION = re.compile(r"# st_reba (\d[\w.+-]{0,40})\s")
 _CLASS = re.compile(rf"^from \.{NAME}_(\w+) import ([A-Z]\w+)$", re.MULTILINE)
 _FILE = re.compile(rf"^from \.{NAME}_(\w+) import __name__ as _", re.MULTILINE)
-# What the process of its own runs; its last line is the report.
+# What another process runs; its last line is the report.
 _SCRIPT = (
     "import json, sys; from st_reba.hub.verify import verify; "
     "print(json.dumps(verify(sys.argv[1], device=sys.argv[2] or None).to_dict()))"
@@ -38,11 +38,8 @@ def verify(
     *,
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
-    revision: str | None = None,
     trust_remote_code: bool = False,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
+    **hub: Any,
 ) -> Report:
     """Compare a model's vectors with those that it gave when it was saved.
 
@@ -51,11 +48,8 @@ def verify(
         golden: A file like golden.json, or the folder that holds one; needed for a loaded model, else the model's own.
         device: Where to run; an exported model's graph runs on a CPU.
         dtype: Of the weights; None: as they were when the vectors were made. A graph has its own.
-        revision: Hub revision.
         trust_remote_code: Allow code from the repository.
-        token: Hub token.
-        cache_folder: Where downloads are kept.
-        local_files_only: Download nothing.
+        **hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` has them.
 
     Returns:
         The result of each text, and what has changed since.
@@ -74,7 +68,6 @@ def verify(
         ...     verify(folder).ok
         True
     """
-    hub = {"revision": revision, "token": token, "cache_folder": cache_folder, "local_files_only": local_files_only}
     if isinstance(model, SentenceTransformer):
         if golden is None:
             raise ValueError("golden=None: name the golden.json that a loaded model is to be compared with.")
@@ -86,17 +79,13 @@ def verify(
 
         return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
     loaded = load(path, device=device, dtype=dtype or stored["dtype"], trust_remote_code=trust_remote_code, **hub)
-    return replace(compare(loaded, stored), code=code_state(path, hub))
+    return replace(compare(loaded, stored), code=code_state(path, **hub))
 
 
-def code_state(path: str, hub: Mapping[str, Any] | None = None) -> str | None:
+def code_state(path: str, **hub: Any) -> str | None:
     """How the code that a repository carries differs from the installed package's; None: it does not.
 
-    It runs only for readers who have no st_reba and trust the repository's code.
-
-    Args:
-        path: Folder or Hub id.
-        hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` takes them.
+    It runs only for readers who have no st_reba and trust the repository's code. Arguments as for :func:`verify`.
     """
     main = _read(path, f"{NAME}.py", hub)
     if main is None:
@@ -121,23 +110,17 @@ def code_state(path: str, hub: Mapping[str, Any] | None = None) -> str | None:
     return f"differs from st_reba {__version__} ({says}): {listed}"
 
 
-def verify_fresh(folder: Path, *, device: str | None = None, offline: bool = False) -> None:
-    """Compute a folder's golden vectors again in a process of its own, so that nothing of this one can help.
-
-    Args:
-        folder: The saved or exported model.
-        device: Where to run.
-        offline: Let that process ask no server; the base of a model without weights is then taken from the cache.
+def verify_fresh(folder: Path, *, device: str | None = None) -> None:
+    """Compute a folder's golden vectors again in another process, so that nothing of this one can help.
 
     Raises:
         ValueError: A vector differs, or the model does not load.
     """
     # The package that runs now, and not whatever the new process would find.
     package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {**os.environ, "PYTHONPATH": path, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", _SCRIPT, str(folder), device or ""]
-    run = subprocess.run(command, env=variables, capture_output=True, text=True)
+    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     try:
         texts = json.loads(run.stdout.splitlines()[-1])["texts"]
     except (ValueError, LookupError, TypeError):
@@ -153,7 +136,7 @@ def verify_fresh(folder: Path, *, device: str | None = None, offline: bool = Fal
     )
 
 
-def _read(path: str, name: str, hub: Mapping[str, Any] | None) -> bytes | None:
-    file = load_file_path(path, name, **(hub or {}))
+def _read(path: str, name: str, hub: Mapping[str, Any]) -> bytes | None:
+    file = load_file_path(path, name, **hub)
     # As written, whatever a checkout made of the line ends.
     return None if file is None else Path(file).read_bytes().replace(b"\r\n", b"\n")

@@ -248,12 +248,20 @@ def test_what_a_recipe_says(tmp_path: Path) -> None:
     assert "STSB" not in changed and metadata(changed)["model_name"] != "mini-echo"
 
 
-def test_measured_results(tmp_path: Path) -> None:
-    result = EvalResult("STS", "mteb/STSB", "STSB", "spearman", 0.439, dataset_split="test")
-    text = card_of(st_reba.build("mini", device="cpu"), results=[result], repo_id="org/mine")
-    index = metadata(text)["model-index"]
-    assert index[0]["name"] == "mini-reba" and index[0]["results"][0]["metrics"][0]["value"] == 0.439
-    assert "| STS | spearman | 0.439 | STSB (test) |" in text and 'SentenceTransformer("org/mine"' in text
+def test_measured_results_stay(tmp_path: Path) -> None:
+    """Those of a card by hand, in the metadata and in the text, while it is the same model."""
+    model = st_reba.build("mini", device="cpu")
+    save(model, tmp_path, golden=False)
+    card = ModelCard(text_of(tmp_path) + "\n## Results\n\nGood.\n")
+    card.data.eval_results = [EvalResult("STS", "mteb/STSB", "STSB", "spearman", 0.439, dataset_split="test")]
+    card.data.model_name = "mine"
+    (tmp_path / "README.md").write_text(str(card), encoding="utf-8")
+    loaded = SentenceTransformer(str(tmp_path), device="cpu")
+    index = metadata(card_of(loaded))["model-index"]
+    assert index[0]["name"] == "mine" and index[0]["results"][0]["metrics"][0]["value"] == 0.439
+    assert "## Results\n\nGood.\n" in card_of(loaded) and "No benchmark was run" not in card_of(loaded)
+    loaded.prompts["query"] = "Q: "
+    assert "model-index" not in metadata(card_of(loaded))
 
 
 def test_weights_left_at_a_base_of_the_hub(base: Callable[..., str], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...files import whole_folder
+from ...folders import new_folder
 from ..figures import save_figure
 from ..results import FORMAT, Result
 from .averages import Average, averages
@@ -143,7 +143,7 @@ def write_report(report: Report, folder: str | os.PathLike[str], *, figures: boo
         FileExistsError: The folder holds something else.
         ImportError: Figures are to be drawn, and matplotlib is not installed.
     """
-    with whole_folder(folder, overwrite=True, kind="a report of st-reba", is_kind=is_report) as temporary:
+    with new_folder(folder, overwrite=True, kind="a report of st-reba", is_kind=is_report) as temporary:
         if figures and report.figures:
             (temporary / FIGURES).mkdir()
             for drawn in report.figures:

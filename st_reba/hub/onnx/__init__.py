@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from ...files import check_folder, whole_folder
+from ...folders import check_folder, new_folder
 from .card import write_onnx_card
 from .export import LARGEST, export_graph, require_onnx
 from .folder import write_folder
@@ -66,7 +66,7 @@ def export_onnx(
     """
     require_onnx()
     method = method_of(model, task)
-    with whole_folder(folder, overwrite=overwrite, kind=_KIND, is_kind=_is_exported) as temporary:
+    with new_folder(folder, overwrite=overwrite, kind=_KIND, is_kind=_is_exported) as temporary:
         write_folder(model, method, temporary)
         export_graph(model, method, temporary / GRAPH, largest=largest)
         golden = write_vectors(model, method, task, temporary)

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from st_reba.hub import folder as folders
-from st_reba.hub.folder import check_folder, new_folder
+from st_reba import folders
+from st_reba.folders import check_folder, new_folder
 
 # Writes versions of a folder over each other until it is killed; each file of a version holds its number.
 WRITER = """
 import sys
 from pathlib import Path
-from st_reba.hub import folder
+from st_reba import folders
 if sys.argv[2] == "renames":
-    folder._exchange = lambda *_: False
+    folders._exchange = lambda *_: False
 print("begun", flush=True)
 for version in range(1, 100000):
-    with folder.new_folder(sys.argv[1], overwrite=True, kind="it", is_kind=lambda path: (path / "0").is_file()) as new:
+    with folders.new_folder(sys.argv[1], overwrite=True, kind="it", is_kind=lambda path: (path / "0").is_file()) as new:
         for name in range(20):
             (new / str(name)).write_text(str(version))
 """
@@ -51,7 +51,7 @@ def version(target: Path) -> int:
 @pytest.mark.parametrize("way", ["exchange", "renames"])
 def test_a_killed_writer_leaves_a_whole_folder_and_the_next_clears_up(tmp_path: Path, way: str) -> None:
     target, pauses = tmp_path / "it", random.Random(7)
-    environment = {**os.environ, "PYTHONPATH": str(Path(folders.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(folders.__file__).parents[1])}
     for _ in range(3):
         command = [sys.executable, "-c", WRITER, str(target), way]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..files import sync
+from .files import sync
 
 # linux/fs.h, fcntl.h.
 _RENAME_EXCHANGE = 2
@@ -26,9 +26,8 @@ def new_folder(
 ) -> Iterator[Path]:
     """Write a folder that appears complete; one that is there is replaced at the end, or stays on failure.
 
-    Linux swaps both folders at one moment. Elsewhere two renames follow each other; a process that is killed between
-    them leaves the old folder under a hidden name, and the next call puts it back. What killed writers left beside the
-    folder is removed.
+    Linux swaps both folders at one moment. Elsewhere two renames follow each other; if the process is killed between
+    them, the next call puts the old folder back. What killed writers left beside the folder is removed.
 
     Args:
         path: The folder to make. A link is followed.
@@ -51,8 +50,13 @@ def new_folder(
     claim = _claim(temporary)
     try:
         yield temporary
-        _give_ordinary_modes(temporary)
+        # Others may read what some libraries write for its owner alone, as far as this process's umask lets them.
+        (temporary / ".mode").touch()
+        mode = stat.S_IMODE((temporary / ".mode").stat().st_mode)
+        (temporary / ".mode").unlink()
         for file in temporary.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                file.chmod(mode)
             sync(file)
         sync(temporary)
         # Again, as filling it takes long.
@@ -142,14 +146,3 @@ def _claim(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _give_ordinary_modes(folder: Path) -> None:
-    """Let others read what some libraries write for its owner alone, as far as this process's umask lets them."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for file in folder.rglob("*"):
-        if file.is_file() and not file.is_symlink():
-            file.chmod(mode)
