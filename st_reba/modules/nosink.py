@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from .plan import NoSink, PlanVariant, Setting
+from .plan import NoSink, PlanVariant
 from .repeat import RepeatTransformer
 from .stages import Stage, stages_of
 from .vendoring import published
@@ -37,7 +37,7 @@ class NoSinkTransformer(RepeatTransformer):
     def __init__(
         self,
         model_name_or_path: str,
-        setting: Setting | None = None,
+        setting: str | None = None,
         *,
         k: int | Literal["all"] | None = None,
         k0: int | None = None,
