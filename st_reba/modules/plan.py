@@ -144,10 +144,7 @@ class LayerPlan(Stage):
             (k0 and self.kind != "bidirectional", f"k0={k0} needs kind='bidirectional', not {self.kind!r}. Drop k0."),
             (k != "all" and k0 > k, f"k0={k0} is more than k={k}: of k converted layers, k0 hide the sink."),
             (self.layers == {}, "layers={} names no layer: give a mapping as {'backward': [-1]}."),
-            (
-                self.layers and (k or k0 or extend),
-                f"layers={shown(self.layers)} names the layers itself. Drop k={k}, k0={k0} and 'extend'.",
-            ),
+            (self.layers and (k or k0 or extend), f"layers names what k={k}, k0={k0} or 'extend' would. Drop these."),
         ):
             if wrong:
                 raise ValueError(f"layers: {message}")
@@ -277,24 +274,22 @@ class NoSink(Stage):
     @property
     def plan(self) -> LayerPlan:
         """The layer plan that the setting means."""
-        setting, k, k0, fixed = f"setting={self.setting!r}", self.k, self.k0, dict(SETTINGS[self.setting])
-        takes_k0 = fixed.get("k0", 0) is None
-        for wrong, message in (
-            (self.m != 1 and "mask0" not in setting, f"m={self.m}: {setting} hides no tokens. Drop m."),
-            (
-                self.variant != "paper" and fixed.get("architecture") not in ("inter", "extra"),
-                f"variant={self.variant!r}: {setting} has one reading. Drop variant.",
-            ),
-            (k is not None and not fixed, f"k={k!r}: {setting} converts no layers. Drop k."),
-            (k is None and fixed, f"{setting} needs k, the number of converted layers from the top, or 'all'."),
-            (k0 is not None and not takes_k0, f"k0={k0}: {setting} takes no k0. Drop it."),
-            (k0 is None and takes_k0, f"{setting} needs k0, the number of converted layers that hide the sink."),
-        ):
-            if wrong:
-                raise ValueError(f"nosink: {message}")
-        if k0 is not None:
-            fixed["k0"] = min(k0, max(1, k0 // 2)) if self.setting == "mask0-mid" else k0
-        return LayerPlan(**fixed, k=k or 0, m=self.m, variant=self.variant)
+        fixed = dict(SETTINGS[self.setting])
+        takes = {
+            "k": self.setting != "baseline",
+            "k0": fixed.get("k0", 0) is None,
+            "m": self.setting.startswith("mask0"),
+            "variant": fixed.get("architecture") in ("inter", "extra"),
+        }
+        for name, taken in takes.items():
+            if name in self.to_dict() and not taken:
+                given = f"{name}={getattr(self, name)!r}: setting={self.setting!r}"
+                raise ValueError(f"nosink: {given} takes no {name}. Drop it.")
+            if taken and getattr(self, name) is None:
+                raise ValueError(f"nosink: setting={self.setting!r} needs {name}, a number of layers from the top.")
+        if self.k0 is not None:
+            fixed["k0"] = min(self.k0, max(1, self.k0 // 2)) if self.setting == "mask0-mid" else self.k0
+        return LayerPlan(**fixed, k=self.k or 0, m=self.m, variant=self.variant)
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """As of the plan."""

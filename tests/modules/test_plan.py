@@ -114,7 +114,7 @@ def test_stack_is_shown(plan: LayerPlan, shown: str) -> None:
         ({"m": 10**6}, "m=1000000"),
         ({"kind": B, "k": 2, "k0": 1}, "k0=1 needs kind='bidirectional', not 'backward'"),
         ({"architecture": "extend", "k": "all"}, "k='all'.*'extend' adds new ones"),
-        ({"architecture": "extend", "layers": {B: [1]}}, "names the layers itself. Drop .* and 'extend'"),
+        ({"architecture": "extend", "layers": {B: [1]}}, "layers names what .* or 'extend' would. Drop these"),
         ({"layers": [1, 2]}, r"layers=\(1, 2\)|layers=\[1, 2\]"),
         ({"layers": {}}, r"layers=\{\} names no layer"),
         ({"layers": {"sideways": [1]}}, "'sideways'.* is not known"),
@@ -123,7 +123,7 @@ def test_stack_is_shown(plan: LayerPlan, shown: str) -> None:
         ({"layers": {B: [True]}}, r"backward=\[True\]"),
         ({"layers": {B: [10**9]}}, r"backward=\[1000000000\]"),
         ({"layers": {B: [0] * 10**5}}, "must be a list of up to 1024"),
-        ({"layers": {B: [1]}, "k": 1}, "names the layers itself. Drop k=1, k0=0"),
+        ({"layers": {B: [1]}, "k": 1}, "layers names what k=1, k0=0 or"),
         ({"depth": 3}, "depth.* is not known.*architecture"),
     ],
 )
@@ -209,12 +209,16 @@ def test_unknown_setting(setting: Any) -> None:
 @pytest.mark.parametrize(
     ("setting", "options", "message"),
     [
-        ("baseline", {"m": 2}, "m=2: setting='baseline' hides no tokens"),
-        ("baseline", {"k": 2}, "k=2: setting='baseline' converts no layers"),
-        ("inplace-back", {"k": 1, "m": 2}, "hides no tokens"),
+        ("baseline", {"m": 2}, "m=2: setting='baseline' takes no m"),
+        ("baseline", {"k": 2}, "k=2: setting='baseline' takes no k"),
+        ("inplace-back", {"k": 1, "m": 2}, "m=2: setting='inplace-back' takes no m"),
         ("extend-bidir", {"k": 1, "m": -5}, "m=-5 is not allowed"),
         ("extend-bidir", {"k": "all"}, "k='all'.*'extend' adds new ones"),
-        ("mask0-bidir", {"k": 1, "variant": "published"}, "variant='published': setting='mask0-bidir' has one reading"),
+        (
+            "mask0-bidir",
+            {"k": 1, "variant": "published"},
+            "variant='published': setting='mask0-bidir' takes no variant",
+        ),
         ("inter-back", {"k": 1, "variant": "code"}, "variant='code' is not allowed"),
         ("mask0-mid", {"k": 1, "k0": True}, "k0=True is not allowed"),
         ("mask0&bidir", {"k": 1, "k0": 2}, "k0=2 is more than k=1"),
