@@ -243,10 +243,8 @@ class PostFilter:
         from safetensors.numpy import save
 
         target = Path(path)
-        if target.suffix != SUFFIX or target.is_dir():
-            raise ValueError(f"{str(target)!r}: a post-filter is written as a file that ends in {SUFFIX!r}.")
-        if not target.parent.is_dir():
-            raise ValueError(f"{str(target)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
+        if target.suffix != SUFFIX or not target.parent.is_dir():
+            raise ValueError(f"{str(target)!r}: give a file that ends in {SUFFIX!r}, in a folder that exists.")
         arrays = {name: np.ascontiguousarray(array) for name in _ARRAYS if (array := getattr(self, name)) is not None}
         facts = {name: value for name, value in vars(self).items() if name not in _ARRAYS}
         about = json.dumps({"version": _VERSION, **facts}, ensure_ascii=False)
