@@ -195,12 +195,9 @@ class PostFilter:
 
     def record(self) -> Filter:
         """What a model's configuration keeps of it."""
-        numbers: dict[str, Any] = {}
-        if self.directions is not None:
-            numbers["r" if self.kind == "abtt" else "dimensions"] = len(self.directions)
-        if self.kind == "whiten":
-            numbers |= {"r": self.skipped or None, "power": self.power}
-        return Filter(self.kind, **numbers, texts=self.count, seed=self.seed, sha256=self.sha256)
+        rows = None if self.directions is None else len(self.directions)
+        r, dimensions = (rows, None) if self.kind == "abtt" else (self.skipped or None, rows)
+        return Filter(self.kind, r, dimensions, self.power, self.count, self.seed, self.sha256)
 
     def apply(self, vectors: NDArray[Any]) -> Array:
         """The filtered vectors in float64, [N, out_dimension] or [out_dimension], not scaled to length 1.
