@@ -144,7 +144,7 @@ class LayerPlan(Stage):
             (k0 and self.kind != "bidirectional", f"k0={k0} needs kind='bidirectional', not {self.kind!r}. Drop k0."),
             (k != "all" and k0 > k, f"k0={k0} is more than k={k}: of k converted layers, k0 hide the sink."),
             (self.layers == {}, "layers={} names no layer: give a mapping as {'backward': [-1]}."),
-            (self.layers and (k or k0 or extend), f"layers names what k={k}, k0={k0} or 'extend' would. Drop these."),
+            (self.layers and (k or k0 or extend), f"give layers, or one of k={k}, k0={k0} and 'extend', not both."),
         ):
             if wrong:
                 raise ValueError(f"layers: {message}")

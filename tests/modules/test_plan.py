@@ -114,7 +114,7 @@ def test_stack_is_shown(plan: LayerPlan, shown: str) -> None:
         ({"m": 10**6}, "m=1000000"),
         ({"kind": B, "k": 2, "k0": 1}, "k0=1 needs kind='bidirectional', not 'backward'"),
         ({"architecture": "extend", "k": "all"}, "k='all'.*'extend' adds new ones"),
-        ({"architecture": "extend", "layers": {B: [1]}}, "layers names what .* or 'extend' would. Drop these"),
+        ({"architecture": "extend", "layers": {B: [1]}}, "give layers, or one of .* and 'extend', not both"),
         ({"layers": [1, 2]}, r"layers=\(1, 2\)|layers=\[1, 2\]"),
         ({"layers": {}}, r"layers=\{\} names no layer"),
         ({"layers": {"sideways": [1]}}, "'sideways'.* is not known"),
@@ -123,7 +123,7 @@ def test_stack_is_shown(plan: LayerPlan, shown: str) -> None:
         ({"layers": {B: [True]}}, r"backward=\[True\]"),
         ({"layers": {B: [10**9]}}, r"backward=\[1000000000\]"),
         ({"layers": {B: [0] * 10**5}}, "must be a list of up to 1024"),
-        ({"layers": {B: [1]}, "k": 1}, "layers names what k=1, k0=0 or"),
+        ({"layers": {B: [1]}, "k": 1}, "give layers, or one of k=1, k0=0"),
         ({"depth": 3}, "depth.* is not known.*architecture"),
     ],
 )
