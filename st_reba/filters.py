@@ -1,4 +1,4 @@
-"""A linear filter behind the pooling, fitted on vectors of unlabelled texts: its mathematics, its file, its models."""
+"""A linear filter behind the pooling, fitted on vectors of unlabelled texts."""
 
 from __future__ import annotations
 
@@ -27,23 +27,20 @@ from .pipelines import copied, rebuilt
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUFFIX = ".safetensors"
-# How much longer a filter may make a difference of two vectors, in parts of the vectors' length: what rounding does to
-# the same text in another batch becomes no larger than 1e-5. Measured, see docs/COMPOSING.md.
+# How much longer a filter may make a difference of two vectors, in parts of their length: rounding stays below 1e-5.
+# Measured, see docs/COMPOSING.md.
 MOST_GAIN = 200.0
 
-_FORMAT = "st_reba.postfilter"
-_FACTS = ("kind", "skipped", "power", "count", "spread", "seed", "sha256", "prompt", "dtype")
-_VERSION = 1
+_FORMAT, _VERSION = "st_reba.postfilter", 1
+_ARRAYS = ("mean", "directions", "scale", "probe")
 # A mean of fewer texts is a chance one.
 _FEWEST = 100
-# Texts a kept dimension, of which each needs a variance and a direction of its own.
+# Each kept dimension needs a variance and a direction of its own.
 _TEXTS_A_DIMENSION = 4
-# A standard deviation that is smaller, in parts of the largest one or of the vectors' length, is mostly rounding of
-# float32: the direction is a chance one.
-_SMALLEST_OF_LARGEST = 1e-4
-_SMALLEST_OF_LENGTH = 1e-5
-# How far a probe's vector may be from the one that was kept, in parts of the sample's spread: rounding stays below,
-# whatever machine it is done by; another base, layer, template or pooling does not. Of 16-bit weights, and of others.
+# A smaller standard deviation, in parts of the largest or of the vectors' length, is mostly rounding of float32.
+_SMALLEST_OF_LARGEST, _SMALLEST_OF_LENGTH = 1e-4, 1e-5
+# How far a probe's vector may be from the stored one, in parts of the sample's spread, for 16-bit weights and others:
+# rounding stays below on every machine; another base, layer, template or pooling does not.
 _TOLERANCE_16, _TOLERANCE = 0.05, 0.005
 # Rows whose float64 copies exist at a time.
 _ROWS = 4096
@@ -56,22 +53,19 @@ class PostFilter:
     """y = W (x − mean), fitted on a sample of vectors.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"``, all but the top: W takes away the parts of x along the sample's ``r``
-            principal directions. ``"standardize"``: W divides each dimension by its standard deviation. ``"whiten"``:
-            W gives the coordinates along d' of the sample's principal directions, those behind the first ``skipped``,
-            each divided by its standard deviation to the power ``power``.
+        kind: ``"center"``: W = 1. ``"abtt"``, all but the top: W takes away the sample's ``r`` principal directions.
+            ``"standardize"``: W divides each dimension by its standard deviation. ``"whiten"``: W gives the coordinates
+            along d' principal directions, those behind the first ``skipped``, each divided by its standard deviation to
+            the power ``power``.
         mean: The sample's, [d].
-        directions: Its principal directions, the largest variance first, [r, d] or [d', d]: rows of length 1, in which
-            the number of largest size is positive; abtt and whiten.
-        scale: What is divided by, [d] or [d']; standardize and whiten.
+        directions: Of abtt and whiten: principal directions, the largest variance first, [r, d] or [d', d]: rows of
+            length 1, in which the number of largest size is positive.
+        scale: Of standardize and whiten: what is divided by, [d] or [d'].
         skipped: Of whiten: principal directions that are taken away, as by abtt.
         power: Of whiten.
-        count: Vectors in the sample.
+        count, seed, sha256: Of the sample's texts: their number, the draw's seed, their hash.
         spread: Root of the mean squared distance of the sample's vectors from their mean.
-        seed: By which the sample was drawn.
-        sha256: Of the sample's texts.
-        prompt: With which they were encoded.
-        dtype: Of the model's weights then.
+        prompt, dtype: The prompt that they were encoded with; of the model's weights then.
         probe: The model's vectors of two fixed texts, [2, d], by which it is known again; None: not known.
 
     Source:
@@ -101,19 +95,20 @@ class PostFilter:
 
     def __post_init__(self) -> None:
         self.record()
-        wanted = {"center": (), "abtt": ("directions",), "standardize": ("scale",), "whiten": ("directions", "scale")}
-        for name in ("directions", "scale"):
-            if (getattr(self, name) is not None) != (name in wanted[self.kind]):
-                raise ValueError(f"a post-filter of kind {self.kind!r} has {list(wanted[self.kind])}, not {name!r}.")
-        rows = self.dimension if self.directions is None else len(self.directions)
-        shapes = {"mean": (self.dimension,), "directions": (rows, self.dimension), "scale": (rows,)}
-        for name, shape in {**shapes, "probe": (2, self.dimension)}.items():
+        d = self.dimension
+        rows = d if self.directions is None else len(self.directions)
+        shapes = {
+            "mean": (d,),
+            "directions": (rows, d) if self.kind in ("abtt", "whiten") else None,
+            "scale": (rows,) if self.kind in ("standardize", "whiten") else None,
+            "probe": None if self.probe is None else (2, d),
+        }
+        for name, shape in shapes.items():
             array = getattr(self, name)
-            if array is None:
-                continue
-            if array.shape != shape or not 0 < rows <= self.dimension:
-                raise ValueError(f"{name} of a post-filter has the shape {array.shape}, not {shape}.")
-            if not np.isfinite(array).all() or (name == "scale" and not (array > 0).all()):
+            found = None if array is None else array.shape
+            if found != shape or not 0 < rows <= d:
+                raise ValueError(f"{name} of a post-filter of kind {self.kind!r} has the shape {found}, not {shape}.")
+            if array is not None and not (np.isfinite(array).all() and (name != "scale" or (array > 0).all())):
                 raise ValueError(f"{name} of a post-filter holds numbers that cannot be: NaN, infinite or below zero.")
         if not (np.isfinite(self.spread) and self.spread >= 0):
             raise ValueError(f"spread={self.spread!r} of a post-filter must be a number from 0 on.")
@@ -127,13 +122,10 @@ class PostFilter:
         r: int | None = None,
         dimensions: int | None = None,
         power: float = 1.0,
-        seed: int = 0,
-        sha256: str | None = None,
     ) -> PostFilter:
         """Fit a filter on vectors, in float64.
 
-        Nothing is divided by less than the vectors' length (its root mean square) over ``MOST_GAIN``, as rounding would
-        be blown up with the direction.
+        Nothing is divided by less than the vectors' root mean square length over ``MOST_GAIN``.
 
         Args:
             vectors: [N, d], as the model gives them without a filter.
@@ -141,8 +133,6 @@ class PostFilter:
             r: Principal directions that abtt or whiten takes away; None: 3 of abtt, none of whiten.
             dimensions: d' of whiten; None: all that are left.
             power: Of whiten, above 0 and at most 1.
-            seed: For the record.
-            sha256: For the record.
 
         Returns:
             The filter. What model it belongs to is not known.
@@ -154,17 +144,15 @@ class PostFilter:
         if getattr(vectors, "ndim", None) != 2 or not np.issubdtype(vectors.dtype, np.floating):
             raise ValueError(f"vectors: {type(vectors).__name__} must be a NumPy array [N, d] of floating point.")
         count, width = vectors.shape
-        r = _checked(kind, r, dimensions, power, width)
-        _check_count(count, kind, width, dimensions)
+        r = _check(kind, r, dimensions, power, count, width)
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16, and encode again.")
         mean = vectors.mean(axis=0, dtype=np.float64)
-        starts = range(0, count, _ROWS)
-        parts = (np.asarray(vectors[start : start + _ROWS], dtype=np.float64) - mean for start in starts)
+        parts = (vectors[start : start + _ROWS].astype(np.float64) - mean for start in range(0, count, _ROWS))
         covariance = np.asarray(sum(part.T @ part for part in parts) / count)
         variance = covariance.diagonal()
         total = float(variance.sum())
-        facts: dict[str, Any] = {"count": count, "spread": total**0.5, "seed": seed, "sha256": sha256}
+        facts: dict[str, Any] = {"count": count, "spread": total**0.5}
         if kind == "center":
             return cls(kind, mean, **facts)
         every, columns = (variance, None) if kind == "standardize" else np.linalg.eigh(covariance)
@@ -175,55 +163,47 @@ class PostFilter:
             if len(flat := np.flatnonzero(variance <= least)):
                 raise ValueError(
                     f"kind='standardize': of {width} dimensions, {len(flat)} have (nearly) no variance in the sample, "
-                    f"as number {flat[0]}, so nothing can be divided by it. Use kind='abtt', or 'whiten' with fewer "
-                    "dimensions."
+                    f"as number {flat[0]}. Use kind='abtt', or 'whiten' with fewer dimensions."
                 )
             return cls(kind, mean, scale=np.sqrt(np.maximum(variance, floor)), **facts)
         kept = r if kind == "abtt" else r + (dimensions or width - r)
         values, directions = every[::-1][:kept], columns.T[::-1][:kept]
         if values[-1] <= least:
             rank = int((every > least).sum())
-            asked = f"r={r}" if kind == "abtt" else f"dimensions={dimensions or f'{width} (all)'}"
+            name, asked = ("r", r) if kind == "abtt" else ("dimensions", dimensions or f"{width} (all)")
             raise ValueError(
-                f"{asked}: the sample's vectors vary in {rank} directions only (of {width}); in the others there is "
-                "no variance that could be taken away or divided by. Give "
-                f"{'r' if kind == 'abtt' else 'dimensions'} of at most {rank}, or more texts that differ more."
+                f"{name}={asked}: the sample's vectors vary in {rank} directions only (of {width}). Give {name} of at "
+                f"most {rank}, or more texts."
             )
         # Either sign is an eigenvector's; the same one has to come out on every machine.
         largest = np.abs(directions).argmax(axis=1)
-        directions = directions * np.sign(directions[np.arange(kept), largest])[:, None]
+        directions = np.ascontiguousarray(directions * np.sign(directions[np.arange(kept), largest])[:, None])
         if kind == "abtt":
-            return cls(kind, mean, np.ascontiguousarray(directions), **facts)
+            return cls(kind, mean, directions, **facts)
         scale = np.maximum(values[r:], floor) ** (power / 2)
-        return cls(kind, mean, np.ascontiguousarray(directions[r:]), scale, skipped=r, power=float(power), **facts)
+        return cls(kind, mean, directions[r:], scale, skipped=r, power=float(power), **facts)
 
     @property
     def dimension(self) -> int:
         """Dimension d of the vectors that it takes."""
-        return int(self.mean.shape[0]) if self.mean.ndim == 1 else 0
+        return self.mean.size
 
     @property
     def out_dimension(self) -> int:
         """Dimension of the vectors that it gives."""
-        return len(self.scale) if self.kind == "whiten" and self.scale is not None else self.dimension
+        return self.dimension if self.directions is None or self.kind == "abtt" else len(self.directions)
 
     def record(self) -> Filter:
         """What a model's configuration keeps of it."""
-        numbers: dict[str, Any] = {}
-        if self.directions is not None:
-            numbers["r" if self.kind == "abtt" else "dimensions"] = len(self.directions)
-        if self.kind == "whiten":
-            numbers |= {"r": self.skipped or None, "power": self.power}
-        return Filter(self.kind, **numbers, texts=self.count, seed=self.seed, sha256=self.sha256)
+        rows = None if self.directions is None else len(self.directions)
+        r, dimensions = (rows, None) if self.kind == "abtt" else (self.skipped or None, rows)
+        return Filter(self.kind, r, dimensions, self.power, self.count, self.seed, self.sha256)
 
     def apply(self, vectors: NDArray[Any]) -> Array:
-        """Filter vectors in float64, without scaling them to length 1.
+        """The filtered vectors in float64, [N, out_dimension] or [out_dimension], not scaled to length 1.
 
         Args:
             vectors: [N, d] or [d], as the model gives them without the filter.
-
-        Returns:
-            [N, out_dimension] or [out_dimension].
 
         Raises:
             ValueError: They have another dimension.
@@ -260,23 +240,17 @@ class PostFilter:
         from safetensors.numpy import save
 
         target = Path(path)
-        if target.suffix != SUFFIX or target.is_dir():
-            raise ValueError(f"{str(target)!r}: a post-filter is written as a file that ends in {SUFFIX!r}.")
-        if not target.parent.is_dir():
-            raise ValueError(f"{str(target)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
-        arrays = {name: getattr(self, name) for name in ("mean", "directions", "scale", "probe")}
-        facts = {name: getattr(self, name) for name in _FACTS}
-        stored = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+        if target.suffix != SUFFIX or not target.parent.is_dir():
+            raise ValueError(f"{str(target)!r}: give a file that ends in {SUFFIX!r}, in a folder that exists.")
+        arrays = {name: np.ascontiguousarray(array) for name in _ARRAYS if (array := getattr(self, name)) is not None}
+        facts = {name: value for name, value in vars(self).items() if name not in _ARRAYS}
         about = json.dumps({"version": _VERSION, **facts}, ensure_ascii=False)
         with whole_file(target) as stream:
-            stream.write(save(stored, metadata={_FORMAT: about}))
+            stream.write(save(arrays, metadata={_FORMAT: about}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PostFilter:
         """Read what :meth:`save` wrote.
-
-        Args:
-            path: The file.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -297,9 +271,8 @@ class PostFilter:
             for name, array in arrays.items():
                 if array.dtype != (np.float32 if name == "probe" else np.float64):
                     raise ValueError(f"{name} is of {array.dtype}")
-            for name in ("prompt", "dtype"):
-                if not isinstance(about[name], (str, type(None))):
-                    raise ValueError(f"{name}={about[name]!r} is no string")
+            if not all(isinstance(about[name], (str, type(None))) for name in ("prompt", "dtype")):
+                raise ValueError("its prompt or dtype is no string")
             return cls(**about, **arrays)
         except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
             reason = "it has none's metadata" if isinstance(error, KeyError) else str(error)
@@ -307,28 +280,13 @@ class PostFilter:
 
 
 def least_texts(kind: Kind, width: int, dimensions: int | None = None) -> int:
-    """How many different texts a filter is fitted on at least.
-
-    Args:
-        kind: Of filter.
-        width: Dimension d of the vectors.
-        dimensions: d' of whiten; None: d.
-
-    Example:
-        >>> least_texts("center", 192), least_texts("abtt", 192), least_texts("whiten", 192)
-        (100, 192, 768)
-    """
+    """How many different texts a filter of vectors [N, width] is fitted on at least."""
     needed = {"abtt": width, "whiten": _TEXTS_A_DIMENSION * (dimensions or width)}
     return max(_FEWEST, needed.get(kind, 0))
 
 
 def told(record: Filter) -> str:
-    """A record in words.
-
-    Example:
-        >>> told(Filter("abtt", r=3, texts=2000))
-        'abtt, r=3, fitted on 2,000 texts'
-    """
+    """A record in words."""
     if record.file is not None:
         return f"of the file {record.file}"
     given = record.to_dict()
@@ -336,7 +294,13 @@ def told(record: Filter) -> str:
     return f"{record.kind}{''.join(numbers)}, fitted on {record.texts:,} texts"
 
 
-def _check_count(count: int, kind: Kind, width: int, dimensions: int | None) -> None:
+def _check(kind: Kind, r: int | None, dimensions: int | None, power: float, count: int, width: int) -> int:
+    """Refuse options that do not fit vectors [count, width]; how many principal directions are taken away."""
+    Filter(kind, r, dimensions, power)
+    away = 3 if r is None and kind == "abtt" else r or 0
+    for name, value, most in (("r", r, width - 1), ("dimensions", dimensions, width - away)):
+        if value is not None and value > most:
+            raise ValueError(f"{name}={value}: the vectors have {width} dimensions. Give at most {most}.")
     least = least_texts(kind, width, dimensions)
     if count < least:
         fewer = ", or fewer dimensions" if kind == "whiten" else ", or kind='center'" if least > _FEWEST else ""
@@ -344,16 +308,6 @@ def _check_count(count: int, kind: Kind, width: int, dimensions: int | None) -> 
             f"kind={kind!r}: a sample of {count} different texts is too small; vectors of {width} dimensions need at "
             f"least {least}. Give more texts{fewer}."
         )
-
-
-def _checked(kind: Kind, r: int | None, dimensions: int | None, power: float, width: int | None) -> int:
-    """Refuse options that do not fit together; how many principal directions are taken away."""
-    Filter(kind, r, dimensions, power)
-    away = r if r is not None else 3 if kind == "abtt" else 0
-    most = {"r": (r, -1), "dimensions": (dimensions, -away if kind == "whiten" else 0)}
-    for name, (value, room) in most.items():
-        if width is not None and value is not None and value > width + room:
-            raise ValueError(f"{name}={value}: the vectors have {width} dimensions. Give at most {width + room}.")
     return away
 
 
@@ -367,10 +321,7 @@ def fit_postfilter(
     power: float = 1.0,
     sample: int | None = None,
     seed: int = 0,
-    prompt: str | None = None,
-    batch_size: int | None = None,
-    batch_tokens: int | None = None,
-    show_progress_bar: bool | None = None,
+    **encoding: Any,
 ) -> SentenceTransformer:
     """Fit a linear filter on unlabelled texts, and append it to a model.
 
@@ -383,14 +334,12 @@ def fit_postfilter(
             see :class:`PostFilter`.
         r: For abtt and whiten: principal directions that are taken away; None: 3 of abtt, none of whiten.
         dimensions: For whiten: d' that are kept; None: all.
-        power: For whiten: of the standard deviations that are divided by, above 0 and at most 1; less than 1 whitens in
-            part, which depends less on the sample.
+        power: For whiten: of the standard deviations that are divided by, above 0 and at most 1; less than 1 depends
+            less on the sample.
         sample: Fit on so many of the texts, drawn at random; None: on all.
         seed: Of that draw.
-        prompt: As for ``encode``; None: the model's default prompt, if it has one. A text counts as a document.
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`.
-        show_progress_bar: Show one; None: on a terminal.
+        **encoding: As for :func:`st_reba.encode.encode_stream`: ``prompt`` (None: the model's default prompt, if it has
+            one; a text counts as a document), ``batch_size``, ``batch_tokens``, ``show_progress_bar``.
 
     Returns:
         A new model that shares the weights of ``model``, sentence-transformers' own ``Dense`` behind them, and a
@@ -406,18 +355,15 @@ def fit_postfilter(
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini", "echo", pooling="mean")
-        >>> texts = [f"{name} sells {goods} in {place}." for name in ("Ann", "Ben", "王芳", "Li", "Eve", "Tom")
-        ...     for goods in ("rice", "books", "苹果", "shoes", "tea", "maps") for place in ("Rome", "北京", "Oslo")]
+        >>> texts = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom", "Li") for number in range(27)]
         >>> filtered = st_reba.fit_postfilter(model, texts, "center")
         >>> [type(module).__name__ for module in filtered]
         ['RepeatTransformer', 'Pooling', 'Normalize', 'Dense', 'Normalize']
         >>> filtered[0].stage("filter").texts
         108
     """
-    numbers: dict[str, Any] = {"r": r, "dimensions": dimensions, "power": power, "sample": sample, "seed": seed}
-    sizes: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    fitted = postfilter_of(model, texts, kind, **numbers, prompt=prompt, **sizes, show_progress_bar=show_progress_bar)
-    return _appended(model, fitted)
+    options: dict[str, Any] = {"r": r, "dimensions": dimensions, "power": power, "sample": sample, "seed": seed}
+    return _appended(model, postfilter_of(model, texts, kind, **options, **encoding))
 
 
 def postfilter_of(
@@ -433,94 +379,65 @@ def postfilter_of(
     **encoding: Any,
 ) -> PostFilter:
     """The filter alone that :func:`fit_postfilter` appends, which knows its model again; arguments as there."""
-    _check_model(model)
-    width = _whole(model).get_embedding_dimension()
-    _checked(kind, r, dimensions, power, width)
+    whole = _whole(model)
     chosen, digest = sample_texts(texts, sample, seed)
-    if width is not None:
+    if (width := whole.get_embedding_dimension()) is not None:
         # Before the work of encoding.
-        _check_count(len(chosen), kind, width, dimensions)
-    parts = [part for _, part in encode_stream(_whole(model), chosen, **encoding)]
+        _check(kind, r, dimensions, power, len(chosen), width)
+    parts = [part for _, part in encode_stream(whole, chosen, **encoding)]
     vectors = np.concatenate(parts or [np.zeros((0, width or 1), np.float32)])
-    fitted = PostFilter.fit(vectors, kind, r=r, dimensions=dimensions, power=power, seed=seed, sha256=digest)
+    fitted = PostFilter.fit(vectors, kind, r=r, dimensions=dimensions, power=power)
     prompt = encoding.get("prompt")
-    return replace(fitted, prompt=prompt, dtype=_dtype(model), probe=_probe(model, prompt))
+    probe = _probe(whole, prompt)
+    return replace(fitted, seed=seed, sha256=digest, prompt=prompt, dtype=_dtype(model), probe=probe)
 
 
 def with_postfilter(model: SentenceTransformer, postfilter: PostFilter | str | os.PathLike[str]) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for.
-
-    Args:
-        model: The model; not changed.
-        postfilter: The filter, or the file that :meth:`PostFilter.save` wrote.
-
-    Returns:
-        A new model, as of :func:`fit_postfilter`.
+    """Append a filter, or one that was saved as a file, to the model that it was fitted for.
 
     Raises:
-        ValueError: The filter is of another dimension, or was fitted on vectors of another model; or the model is none
-            of st_reba's, or has a post-filter already.
+        ValueError: The filter was fitted on vectors of another model; or the model is none of st_reba's, or has a
+            post-filter already.
         FileNotFoundError: There is no such file.
     """
     name = "filter" if isinstance(postfilter, PostFilter) else f"filter: file={os.fspath(postfilter)!r}"
     fitted = postfilter if isinstance(postfilter, PostFilter) else PostFilter.load(postfilter)
-    _check_model(model)
-    width = _whole(model).get_embedding_dimension()
+    whole = _whole(model)
+    width = whole.get_embedding_dimension()
     remedy = "Fit one on this model: st_reba.fit_postfilter(model, texts)."
     if width is not None and width != fitted.dimension:
-        raise ValueError(
-            f"{name} was fitted on vectors of {fitted.dimension} dimensions, but this model's have {width}. {remedy}"
-        )
+        given = f"{fitted.dimension} dimensions, but this model's have {width}"
+        raise ValueError(f"{name} was fitted on vectors of {given}. {remedy}")
     if fitted.probe is not None:
-        apart = float(np.linalg.norm(_probe(model, fitted.prompt) - fitted.probe, axis=1).max())
+        apart = float(np.linalg.norm(_probe(whole, fitted.prompt) - fitted.probe, axis=1).max())
         allowed = _TOLERANCE if {fitted.dtype, _dtype(model)} == {"float32"} else _TOLERANCE_16
         if not apart <= allowed * fitted.spread:
             raise ValueError(
-                f"{name} was fitted on vectors of another model: those of a fixed text differ by {apart:.3g}, where "
-                f"the sample's are {fitted.spread:.3g} from their mean (at most {allowed:g} of that is allowed). Base, "
-                "method, layers, template, pooling and prompt must be those that it was fitted with. " + remedy
+                f"{name} was fitted on vectors of another model: those of a fixed text differ by {apart:.3g}, not "
+                f"{allowed * fitted.spread:.3g} at most. Base, method, stages and prompt must be the same. {remedy}"
             )
     return _appended(model, fitted)
 
 
 def sample_texts(texts: Iterable[str], sample: int | None = None, seed: int = 0) -> tuple[list[str], str]:
-    """The texts that a filter is fitted on.
-
-    Args:
-        texts: All texts.
-        sample: How many to draw; None: all.
-        seed: Of the draw.
-
-    Returns:
-        Texts in their order, blank and repeated ones left out before any are drawn; and the SHA-256 of them.
-
-    Raises:
-        TypeError: ``texts`` is one string, or holds something else than strings.
-        ValueError: ``sample`` or ``seed`` is no whole number, or there are fewer different texts than ``sample``.
-
-    Example:
-        >>> sample_texts(["b", "a", " ", "b", "c"], sample=2)[0]
-        ['a', 'c']
-    """
+    """Different texts that are not blank, ``sample`` of them drawn by ``seed``, in their order; and their SHA-256."""
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
     for name, value, least in (("sample", 1 if sample is None else sample, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}={value!r} must be a whole number from {least} on.")
     different = dict.fromkeys(texts)
-    if wrong := next((text for text in different if not isinstance(text, str)), None):
-        raise TypeError(f"texts holds {wrong!r:.80}, which is no str")
+    for text in different:
+        if not isinstance(text, str):
+            raise TypeError(f"texts holds {text!r:.80}, which is no str")
     chosen = [text for text in different if text.strip()]
     if sample is not None:
         if sample > len(chosen):
-            raise ValueError(
-                f"sample={sample}: there are only {len(chosen)} different texts. Give more, or a smaller sample."
-            )
+            raise ValueError(f"sample={sample}: there are only {len(chosen)} different texts. Give a smaller sample.")
         rows = np.sort(np.random.default_rng(seed).choice(len(chosen), sample, replace=False))
         chosen = [chosen[row] for row in rows]
     digest = hashlib.sha256()
-    for text in chosen:
-        data = text.encode("utf-8", "surrogatepass")
+    for data in (text.encode("utf-8", "surrogatepass") for text in chosen):
         # With its length, so that no two samples read alike.
         digest.update(len(data).to_bytes(8, "big") + data)
     return chosen, digest.hexdigest()
@@ -528,32 +445,25 @@ def sample_texts(texts: Iterable[str], sample: int | None = None, seed: int = 0)
 
 def _probe(model: SentenceTransformer, prompt: str | None) -> NDArray[np.float32]:
     """Vectors [2, d] of two fixed texts, by which a filter knows its model again."""
-    vectors = _whole(model).encode(list(PROBES), prompt=prompt, show_progress_bar=False)
-    return np.asarray(vectors, dtype=np.float32)
+    return np.asarray(model.encode(list(PROBES), prompt=prompt, show_progress_bar=False), dtype=np.float32)
 
 
 def _dtype(model: SentenceTransformer) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def _check_model(model: SentenceTransformer) -> None:
+def _whole(model: SentenceTransformer) -> SentenceTransformer:
+    """A model that can take a filter, without ``truncate_dim``: the filter stands before the cut."""
     first = model[0]
     if not isinstance(first, DecoderTransformer):
         raise ValueError(
-            f"the model starts with {type(first).__name__}, which has no place for the record of a post-filter. Build "
-            "it with st_reba.build(…, pooling=…); or fit by hand, PostFilter.fit(vectors), and append its .dense()."
+            f"the model starts with {type(first).__name__}, which cannot keep a post-filter's record. Build it with "
+            "st_reba.build(…, pooling=…); or fit by hand, PostFilter.fit(vectors), and append its .dense()."
         )
     if (record := first.stage("filter")) is not None:
         raise ValueError(
-            f"the model has a post-filter already ({told(cast(Filter, record))}), and two would follow one another. "
-            "Fit on the model without it: build that anew, or load it from where it was saved before."
+            f"the model has a post-filter already ({told(cast(Filter, record))}). Fit on the model without it."
         )
-
-
-def _whole(model: SentenceTransformer) -> SentenceTransformer:
-    """The model without ``truncate_dim``: the filter stands before the cut."""
-    if model.truncate_dim is None:
-        return model
     whole = copy.copy(model)
     whole.truncate_dim = None
     return whole
@@ -562,9 +472,8 @@ def _whole(model: SentenceTransformer) -> SentenceTransformer:
 def _appended(model: SentenceTransformer, fitted: PostFilter) -> SentenceTransformer:
     first = copied(cast(DecoderTransformer, model[0]))
     first.rebind([*first.stages, fitted.record()])
-    # What stands behind the first module has its dtype, as where sentence-transformers puts a model together.
-    weight = next(first.parameters(), None)
-    dense = fitted.dense() if weight is None else fitted.dense(weight.dtype)
+    # sentence-transformers gives all modules the first one's dtype.
+    dense = fitted.dense(model.dtype or torch.float32)
     modules: list[nn.Module] = [first, *list(model)[1:], dense.to(model.device)]
     if isinstance(modules[-2], Normalize):
         modules.append(Normalize())

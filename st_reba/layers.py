@@ -15,22 +15,7 @@ Layers = Literal["last", "all"] | Sequence[int]
 
 
 def layer_numbers(layers: Layers, depth: int) -> list[int]:
-    """Which layers are meant.
-
-    Args:
-        layers: ``"last"``, ``"all"``, or numbers from −L − 1 to L.
-        depth: The model's number of layers L.
-
-    Returns:
-        Numbers from 0 to L, each once, in their order.
-
-    Raises:
-        ValueError: There is no such layer, or none is named.
-
-    Example:
-        >>> layer_numbers("all", 2), layer_numbers([-1, 0, 2], 2)
-        ([0, 1, 2], [2, 0])
-    """
+    """The layers that are meant, numbers from 0 to ``depth``, each once, in their order."""
     if isinstance(layers, str):
         if layers not in ("last", "all"):
             raise ValueError(f"layers={layers!r} is not known: give 'last', 'all', or a list of numbers.")
@@ -39,34 +24,19 @@ def layer_numbers(layers: Layers, depth: int) -> list[int]:
     for layer in layers:
         if isinstance(layer, bool) or not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
             raise ValueError(
-                f"layers={list(layers)}: {layer!r} is no layer of this model, which has 0 (embeddings) to {depth} (the "
-                f"last hidden states), or -1 to {-depth - 1} counted from the end."
+                f"layers={list(layers)}: {layer!r} is no layer of this model, which has 0 (embeddings) to {depth}, or "
+                f"-1 to {-depth - 1} counted from the end."
             )
-        numbers.append(layer if layer >= 0 else depth + 1 + layer)
+        numbers.append(layer % (depth + 1))
     if not numbers:
         raise ValueError("layers=[]: name one at least, or 'last'.")
     return list(dict.fromkeys(numbers))
 
 
 class InnerStates(Bound):
-    """What a pass watches where the hidden states of several layers are wanted.
+    """What a pass watches where the hidden states of several layers, of numbers from 0 to L, are wanted.
 
     (A backbone's own ``output_hidden_states`` does not come through sentence-transformers, and keeps every layer.)
-
-    Args:
-        transformer: The module that runs.
-        layers: Numbers of layers from 0 to L.
-
-    Raises:
-        ValueError: This model has no hidden states between its layers, or none that can be looked at.
-
-    Example:
-        >>> import st_reba
-        >>> transformer = st_reba.build("mini", "echo")[0]
-        >>> inner = InnerStates(transformer, [0, 6])
-        >>> output = transformer(transformer.preprocess(["你好", "Hello, world"]), watch=[inner])
-        >>> [each["token_embeddings"].shape for each in inner.outputs(output)]
-        [torch.Size([2, 11, 192]), torch.Size([2, 11, 192])]
     """
 
     def __init__(self, transformer: RepeatTransformer, layers: list[int]) -> None:
@@ -79,8 +49,8 @@ class InnerStates(Bound):
             )
         if (read := transformer.stage("read")) is not None:
             raise ValueError(
-                f"layers={layers}: this model reads inner layers itself ({read}), and runs none above. Use "
-                "layers='last', or a model that was built without ReadLayers."
+                f"layers={layers}: this model reads inner layers itself ({read}). Use layers='last', or build without "
+                "ReadLayers."
             )
         try:
             transformer.backbone.layers()
@@ -127,8 +97,8 @@ class InnerStates(Bound):
         finite = torch.isfinite(hidden).flatten(1).all(dim=1)
         if not self.transformer.zeros and not bool(finite.all()):
             raise ValueError(
-                f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it with "
-                "dtype='float32' (or 'bfloat16'), or leave this layer out."
+                f"layers={self.layers}: layer {layer} of {name} gave NaN or infinity ({hidden.dtype}). Load it in "
+                "float32 or bfloat16, or leave this layer out."
             )
         # What such a layer's attention gave the weights is not finite either.
         weights = {name: output[name] for name in ("backward_attention",) if name in output}

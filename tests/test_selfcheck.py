@@ -69,7 +69,7 @@ def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str)
         planned.ran += sum(layer == call.index for layer, _ in planned.stack.second)
         return call.hidden
 
-    monkeypatch.setattr(plan, "_further", nothing)
+    monkeypatch.setattr(plan.PlannedPass, "further", nothing)
     message = "layer [45] ran as backward 0 times in place of [12]" if setting != "extra-back" else "cannot run it"
     with pytest.raises(ValueError, match=f"NoSink.*{message}"):
         st_reba.build("mini", "nosink", setting=setting, k=2)

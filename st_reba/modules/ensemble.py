@@ -49,14 +49,10 @@ class Ensemble(Stage):
     contrastive: what a text's vector has in common with that in an auxiliary prompt is taken away.
 
     Args:
-        templates: The name of an ensemble, or a list of templates (each as a method's ``template``) with as many
-            ``{text}`` slots each.
+        templates: The name of an ensemble, or a list of 2 to 64 templates (each as a method's ``template``) with as
+            many ``{text}`` slots each.
         weights: One a template; None: those of the named ensemble, else the same for all, 1 together.
-        equal_norms: Divide each template's vector by its length before, so that no prompt outweighs the others by its
-            longer vectors.
-
-    Raises:
-        ValueError: Fewer than two templates, more than 64, or not a weight for each.
+        equal_norms: Divide each template's vector by its length before, so that no prompt outweighs the others.
 
     Source:
         MetaEOL (Lei et al., 2024: meta-task prompting, average). Contrastive prompting, here on the finished vectors:
@@ -78,22 +74,15 @@ class Ensemble(Stage):
         super().__post_init__()
         if isinstance(self.templates, str) and self.templates not in ENSEMBLES:
             raise ValueError(unknown("ensemble: templates", self.templates, sorted(ENSEMBLES), self.templates))
-        listed = self.listed
-        if not 2 <= len(listed) <= MOST_PROMPTS:
-            raise ValueError(
-                f"ensemble: templates={shown(self.templates)} are {len(listed)}: give from 2 to {MOST_PROMPTS}."
-            )
+        given = f"ensemble: templates={shown(self.templates)}"
+        if not 2 <= len(self.listed) <= MOST_PROMPTS:
+            raise ValueError(f"{given} are {len(self.listed)}: give from 2 to {MOST_PROMPTS}.")
         if len(copies := {each["document"].copies for each in self.rows()}) > 1:
-            raise ValueError(
-                f"ensemble: templates={shown(self.templates)} have {sorted(copies)} {{text}} slots, but need as "
-                "many, as one pooling serves them all."
-            )
+            raise ValueError(f"{given} have {sorted(copies)} {{text}} slots, but need as many, for their one pooling.")
         check_weights(self.summed)
-        if len(self.summed) != len(listed):
-            raise ValueError(
-                f"ensemble: weights={shown(self.weights)} are "
-                f"{len(self.summed)}, for {len(listed)} templates. Give one each."
-            )
+        if len(self.summed) != len(self.listed):
+            counts = f"{len(self.summed)}, for {len(self.listed)} templates"
+            raise ValueError(f"ensemble: weights={shown(self.weights)} are {counts}. Give one each.")
 
     @property
     def listed(self) -> tuple[str | Mapping[str, str], ...]:
@@ -116,6 +105,4 @@ class Ensemble(Stage):
 def check_weights(weights: tuple[float, ...]) -> None:
     """Raise unless some weight is not zero."""
     if not any(weights):
-        raise ValueError(
-            f"ensemble: weights={shown(weights)} are all 0, so every vector would be. Give one that is not."
-        )
+        raise ValueError(f"ensemble: weights={shown(weights)} are all 0, so every vector would be. Change one.")

@@ -31,13 +31,8 @@ class Filter(Stage):
         r: Principal directions that abtt or whiten takes away; None: 3 of abtt, none of whiten.
         dimensions: Of whiten: how many are kept; None: all.
         power: Of whiten: of the standard deviations that are divided by, above 0.
-        texts: Number of texts that it was fitted on.
-        seed: By which these were drawn.
-        sha256: Of these texts.
+        texts, seed, sha256: Of the texts that it was fitted on: their number, their draw's seed, their hash.
         file: The file that ``PostFilter.save`` wrote; it says all else.
-
-    Raises:
-        ValueError: A number of another kind, something beside ``file``, or neither ``kind`` nor ``file``.
 
     Example:
         >>> Filter("whiten", dimensions=48, texts=2000).to_dict()
@@ -60,19 +55,15 @@ class Filter(Stage):
         super().__post_init__()
         if self.file is not None:
             if extra := [name for name in self.to_dict() if name != "file"]:
-                raise ValueError(
-                    f"filter: {extra[0]}={shown(getattr(self, extra[0]))}: the file {shown(self.file)} says what the "
-                    "filter is. Drop one of both."
-                )
+                given = f"{extra[0]}={shown(getattr(self, extra[0]))}"
+                raise ValueError(f"filter: {given}: the file {shown(self.file)} says what the filter is. Drop it.")
             return
         if self.kind is None:
             raise ValueError("filter: kind is missing: give 'center', 'abtt', 'standardize' or 'whiten'; or file=….")
         for name, kinds in _OF.items():
             if name in self.to_dict() and self.kind not in kinds:
-                raise ValueError(
-                    f"filter: {name}={getattr(self, name)} belongs to kind={' or '.join(map(repr, kinds))}, not to "
-                    f"kind={self.kind!r}. Drop it."
-                )
+                given = f"{name}={getattr(self, name)} belongs to kind={' or '.join(map(repr, kinds))}"
+                raise ValueError(f"filter: {given}, not to kind={self.kind!r}. Drop it.")
         if self.power == 0:
             raise ValueError("filter: power=0 must be a number above 0, at most 1.")
         if self.kind == "abtt" and self.r == 0:
@@ -81,14 +72,10 @@ class Filter(Stage):
             raise ValueError(f"filter: sha256={shown(self.sha256)} must be 64 hexadecimal digits, or None.")
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
-        """Nothing: the vectors are filtered behind the pooling.
-
-        Raises:
-            ValueError: A file is named, which is the recipe's to name.
-        """
+        """Nothing: the vectors are filtered behind the pooling."""
         if self.file is not None:
             raise ValueError(
                 f"filter: file={shown(self.file)}: a module holds a filter's record, not its file. Build with "
-                "st_reba.build(base, method, stages=[st_reba.Filter(file=…)]), which appends the filter itself."
+                "st_reba.build(base, method, stages=[st_reba.Filter(file=…)])."
             )
         return Bound()

@@ -1,8 +1,7 @@
 """What a layer can see: a registry of kinds, and the masks of a pass.
 
-A layer's own mask, which transformers built, says what it sees by itself: its window or chunk is in it. Every kind
-follows from that mask, by mirroring or by hiding, so that no window has to be known here. A new kind is one more entry
-of :data:`KINDS`.
+Every kind follows from the layer's own mask, which transformers built and which holds its window or chunk, by mirroring
+or by hiding. A new kind is one more entry of :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 Attention = Callable[["Tensor", "Tensor", "Tensor", bool], "Tensor"]
 # attention, query, key, value, m, causal → [B, T, H, D]: a kind's attention, made of such.
 Fast = Callable[[Attention, "Tensor", "Tensor", "Tensor", int, bool], "Tensor"]
-
-
-# A layer's own mask [B or 1, 1, T, T] (row = query, column = key), the places [T] of tokens, the very last one's
+# A layer's own mask [B or 1, 1, T, T] (row = query, column = key), tokens' places [T], the very last one's
 # [B or 1, 1, 1, 1], number of sink tokens m → what is visible.
 Rule = Callable[["Tensor", "Tensor", "Tensor", int], "Tensor"]
 
@@ -36,8 +33,8 @@ class Kind:
     Args:
         about: What token i sees, in words; ``{m}`` is the number of sink tokens.
         rule: What is visible, all of it boolean.
-        fast: The same attention without a mask, where a layer's own mask hides later keys at most, and nothing is
-            padded; None: there is no such way.
+        fast: The same attention without a mask, for a layer whose own mask hides later keys at most, without padding;
+            None: there is no such way.
         looks_ahead: Whether a token may see a later one.
         hides_sink: Whether ``m`` matters.
     """
@@ -53,7 +50,7 @@ class Kind:
 
         Args:
             own: [B or 1, 1, T, T] bool, what it sees by itself: row = query, column = key.
-            real: [B, T] bool, False at padding, which stands behind every text; None: there is none.
+            real: [B, T] bool, False at padding, which follows every text; None: there is none.
             m: Sink tokens that nosink kinds hide.
 
         Returns:
@@ -73,9 +70,7 @@ class Kind:
         place = torch.arange(own.shape[-1], device=own.device)
         last = place[-1:] if real is None else real.sum(dim=1) - 1
         seen = self.rule(own, place, last[:, None, None, None], m)
-        if real is None:
-            return seen
-        return seen & real[:, None, None, :] | (place[:, None] == place)
+        return seen if real is None else seen & real[:, None, None, :] | (place[:, None] == place)
 
 
 def _in_two(attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: int, causal: bool) -> Tensor:
@@ -89,7 +84,7 @@ def _in_two(attention: Attention, query: Tensor, key: Tensor, value: Tensor, m: 
         parts.append(attention(query[:, :, :sinks], key[:, :, shown], value[:, :, shown], causal))
     if sinks < query.shape[2]:
         parts.append(attention(query[:, :, sinks:], key[:, :, sinks:], value[:, :, sinks:], causal))
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+    return torch.cat(parts, dim=1)
 
 
 def _sink(place: Tensor, m: int) -> Tensor:
@@ -136,15 +131,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
-# What is wrong with a backbone's own mask, where it cannot be converted.
 _BIASED = (
-    "The backbone adds position biases to its mask, so that hidden and visible keys cannot be told apart, and its "
-    "layers cannot be converted. Drop the plan."
+    "The backbone adds position biases to its mask, so hidden and visible keys cannot be told apart, and it cannot be "
+    "converted. Drop the plan."
 )
-_INDEXED = (
-    "A layer of the backbone does not let every token see itself: it chooses its keys by an indexer, so that it cannot "
-    "be converted. Drop the plan."
-)
+_INDEXED = "A layer of the backbone lets an indexer choose its keys, so that it cannot be converted. Drop the plan."
 
 
 def kind_of(name: str) -> Kind:
@@ -155,20 +146,13 @@ def kind_of(name: str) -> Kind:
 
 
 class PassMasks:
-    """What the layers of one forward pass see; every mask is made once a kind, not once a layer.
-
-    Args:
-        run: The pass.
-        m: Number of sink tokens that nosink kinds hide.
-    """
+    """What the layers of one forward pass see, ``m`` sink tokens being hidden; each mask is made once a kind."""
 
     kind = staticmethod(kind_of)
 
     def __init__(self, run: Pass, m: int) -> None:
         self.m = m
         self._run = run
-        self._real = run.real
-        self._padded = run.padded
         # Each own mask is kept beside what was made of it, so that its identity stays its own.
         self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor]] = {}
 
@@ -193,12 +177,12 @@ class PassMasks:
         if kind == "forward":
             return own
         rule = kind_of(kind)
-        if own is None and not self._padded and rule.fast is not None and not dense:
+        if own is None and not self._run.padded and rule.fast is not None and not dense:
             return None
         key = (kind, causal, None if own is None else identity(own))
         if key not in self._made:
-            real = self._real if own is None else self._real.to(own.device)
-            seen = rule.sees(self._visible(own, real, causal), real if self._padded else None, self.m)
+            real = self._run.real if own is None else self._run.real.to(own.device)
+            seen = rule.sees(self._visible(own, real, causal), real if self._run.padded else None, self.m)
             self._made[key] = (own, seen)
         return self._made[key][1]
 
@@ -212,8 +196,8 @@ class PassMasks:
             return seen.tril() if causal else seen
         if own.shape[-2:] != (length, length):
             raise ValueError(
-                f"A layer's mask is of shape {tuple(own.shape)} for {length} tokens, so its layers cannot be "
-                "converted: pass use_cache=False, and merge adapters with a learned prefix first."
+                f"A layer's mask is of shape {tuple(own.shape)} for {length} tokens, so it cannot be converted: pass "
+                "use_cache=False, and merge adapters with a learned prefix first."
             )
         seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
         if own is not seen:

@@ -1,4 +1,4 @@
-"""Layer plans: which way each layer of a decoder looks, and which layers run twice or are added.
+"""Layer plans: what each layer of a decoder sees, and which layers run twice or are added.
 
 A :class:`LayerPlan` is what a configuration stores; it counts layers from the top and knows no depth.
 :meth:`LayerPlan.resolve` makes the :class:`Stack` of a backbone with L layers from it.
@@ -6,14 +6,13 @@ A :class:`LayerPlan` is what a configuration stores; it counts layers from the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from .kinds import KINDS, PassMasks
-from .options import MOST_LAYERS, option, shown, unknown
+from .kinds import KINDS, PassMasks, kind_of
+from .options import MOST_LAYERS, option, shown
 from .stages import Bound, LayerCall, Pass, Stage
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Stack:
     """A plan for a backbone of known depth.
 
     Args:
-        kinds: What each of the backbone's L layers sees when it runs as usual.
+        kinds: What each of the backbone's layers sees when it runs as usual.
         second: The further passes, in order: the layer whose weights run, and what it sees.
         architecture: How the further passes are joined to the usual ones.
         m: Sink tokens that nosink kinds hide.
@@ -51,34 +50,47 @@ class Stack:
         return not self.second and all(kind == "forward" for kind in self.kinds)
 
     @property
-    def side_by_side(self) -> bool:
-        """Whether two stacks go through the final norm, each by itself, before they are summed."""
-        return bool(self.second) and self.architecture == "extra" and self.variant == "paper"
-
-    @property
     def calls(self) -> Layers:
         """Every pass through a layer: its index and what it sees."""
         return (*enumerate(self.kinds), *self.second)
 
+    @property
+    def stream(self) -> int | None:
+        """The layer at which a second stream of hidden states begins; None: there is one stream."""
+        if not self.second or self.architecture == "extend":
+            return None
+        if self.architecture == "extra":
+            return 0
+        return self.second[0][0] if self.variant == "published" else None
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether each stream goes through the final norm by itself before they are summed."""
+        return self.stream is not None and self.variant == "paper"
+
     def __str__(self) -> str:
-        names = [_named(kind, self.m) for kind in self.kinds]
-        converted = [_named(kind, self.m) for _, kind in self.second]
-        if self.architecture == "inter" and self.variant == "paper":
-            for (layer, _), name in zip(self.second, converted, strict=True):
-                names[layer] += f" + {name}"
-        main = " → ".join(_runs(names))
-        if not self.second or (self.architecture == "inter" and self.variant == "paper"):
-            return main
-        if self.architecture == "extend":
-            return f"{main} → {' → '.join(_runs(converted))} (the last layer again)"
-        start = "the embeddings" if self.architecture == "extra" else f"the input of layer {self.second[0][0]}"
-        norm = "after" if self.side_by_side else "before"
-        layers = ", ".join(str(layer) for layer, _ in self.second)
-        beside = " → ".join(_runs(converted))
-        return f"{main}; beside it, from {start}: {beside} (layers {layers}), summed {norm} the norm"
+        names = [self._named(kind) for kind in self.kinds]
+        further = [self._named(kind) for _, kind in self.second]
+        if self.stream is not None:
+            begin = "the embeddings" if self.architecture == "extra" else f"the input of layer {self.stream}"
+            layers = ", ".join(str(layer) for layer, _ in self.second)
+            beside = f"beside it, from {begin}: {_runs(further)} (layers {layers})"
+            return f"{_runs(names)}; {beside}, summed {'after' if self.side_by_side else 'before'} the norm"
+        if self.second and self.architecture == "extend":
+            return f"{_runs(names)} → {_runs(further)} (the last layer again)"
+        for (layer, _), name in zip(self.second, further, strict=True):
+            names[layer] += f" + {name}"
+        return _runs(names)
+
+    def _named(self, kind: str) -> str:
+        return f"{kind}({self.m})" if KINDS[kind].hides_sink and self.m != 1 else kind
 
 
-@dataclass(frozen=True, repr=False)
+def _runs(names: Iterable[str]) -> str:
+    return " → ".join(f"{len(list(run))} {name}" for name, run in groupby(names))
+
+
+@dataclass(frozen=True)
 class LayerPlan(Stage):
     """How a decoder's layers are converted, without training, into an encoder's.
 
@@ -88,12 +100,11 @@ class LayerPlan(Stage):
             embeddings. ``"extend"``: k further passes through the last layer, converted, on top.
         kind: What converted layers see. ``"backward"``: token i sees t ≥ i. ``"bidirectional"``: all t.
             ``"nosink-forward"``, ``"nosink-bidirectional"``: all but the first ``m`` tokens, of t ≤ i and of all t.
-            ``"rerouted"``: t ≤ i and the text's very last token (template and special tokens included), whose key and
-            value sum up the text; a window does not hide it, and its key keeps the rotary position that it has.
+            ``"rerouted"``: t ≤ i and, past any window, the text's very last token (end token included).
         k: Number of converted layers, from the top, at most 1024; ``"all"``: all that run.
         k0: The topmost of these that are nosink-bidirectional (with kind="bidirectional").
-        m: Number of sink tokens that nosink kinds hide, at most 1024. The first m tokens themselves see what the
-            kind without nosink shows them, so that no token is left without a key.
+        m: Sink tokens that nosink kinds hide, at most 1024. These tokens themselves see what the kind without nosink
+            shows them, so that no token is left without a key.
         others: What the other layers see: ``"forward"``, or ``"nosink-forward"``.
         layers: Instead of k, k0 and kind: the converted layers by kind, as ``{"backward": [-1, -2]}``; negative
             indices count from the top.
@@ -102,17 +113,14 @@ class LayerPlan(Stage):
             one of them forward; INTER and EXTRA sum both before the final norm.
 
     Raises:
-        ValueError: A value that is not known or contradicts another; what was given is named.
+        ValueError: A value that is not known or contradicts another.
 
     Source:
         NoSink, sections 3.1, 3.5 and 3.6, and appendix D. ``"rerouted"``: KV re-routing (KV-Embedding, 2026), which
-        puts a copy of the last token's key and value in front of all tokens, the last one's own view included.
+        puts a copy of the last token's key and value in front of all tokens.
 
     Example:
-        >>> plan = LayerPlan(k=4, k0=2)
-        >>> plan
-        <LayerPlan INPLACE: L-4 forward → 2 bidirectional → 2 nosink-bidirectional>
-        >>> print(plan.resolve(6))
+        >>> print(LayerPlan(k=4, k0=2).resolve(6))
         2 forward → 2 bidirectional → 2 nosink-bidirectional
     """
 
@@ -130,41 +138,25 @@ class LayerPlan(Stage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k == "all" and self.architecture == "extend":
-            raise ValueError(
-                "layers: k='all' names the backbone's own layers, but 'extend' adds new ones. Give a number."
-            )
-        if self.k0 and self.kind != "bidirectional":
-            raise ValueError(
-                f"layers: k0={self.k0} with kind={self.kind!r}: k0 says how many of the bidirectional layers hide the "
-                "sink. Use kind='bidirectional', or drop k0."
-            )
-        if self.k != "all" and self.k0 > self.k:
-            raise ValueError(f"layers: k0={self.k0} is more than k={self.k}: of k converted layers, k0 hide the sink.")
-        if self.layers is not None:
-            object.__setattr__(self, "layers", self._listed(self.layers))
-
-    def _listed(self, layers: Mapping[str, Any]) -> dict[str, list[int]]:
-        """The explicit lists in one form, in which equal plans are equal."""
-        if not layers:
-            raise ValueError("layers: layers={} names no layer: give a mapping as {'backward': [-1]}.")
-        if self.k or self.k0 or self.architecture == "extend":
-            raise ValueError(
-                f"layers: layers={shown(layers)} names the backbone's layers, so k={self.k} and k0={self.k0} must be "
-                "0, and architecture='extend', which adds new ones, needs k instead."
-            )
-        for kind, indices in layers.items():
-            if kind not in KINDS:
-                raise ValueError(unknown("layers: the kind", kind, list(KINDS), kind))
-            if (
-                not isinstance(indices, (list, tuple))
-                or not 0 < len(indices) <= MOST_LAYERS
-                or not all(type(index) is int and abs(index) <= MOST_LAYERS for index in indices)
-            ):
-                raise ValueError(
-                    f"layers: {kind}={shown(indices)} must be a list of up to {MOST_LAYERS} layer indices."
-                )
-        return {kind: list(layers[kind]) for kind in KINDS if kind in layers}
+        k, k0, extend = self.k, self.k0, self.architecture == "extend"
+        for wrong, message in (
+            (k == "all" and extend, "k='all' names the backbone's layers, but 'extend' adds new ones. Give a number."),
+            (k0 and self.kind != "bidirectional", f"k0={k0} needs kind='bidirectional', not {self.kind!r}. Drop k0."),
+            (k != "all" and k0 > k, f"k0={k0} is more than k={k}: of k converted layers, k0 hide the sink."),
+            (self.layers == {}, "layers={} names no layer: give a mapping as {'backward': [-1]}."),
+            (self.layers and (k or k0 or extend), f"give layers, or one of k={k}, k0={k0} and 'extend', not both."),
+        ):
+            if wrong:
+                raise ValueError(f"layers: {message}")
+        for kind, indices in (self.layers or {}).items():
+            kind_of(kind)
+            listed = isinstance(indices, (list, tuple)) and 0 < len(indices) <= MOST_LAYERS
+            if not listed or not all(type(index) is int and abs(index) <= MOST_LAYERS for index in indices):
+                raise ValueError(f"layers: {kind}={shown(indices)} must be a list of up to {MOST_LAYERS} layers.")
+        if self.layers:
+            # In one form, in which equal plans are equal.
+            layers = {kind: list(self.layers[kind]) for kind in KINDS if kind in self.layers}
+            object.__setattr__(self, "layers", layers)
 
     @property
     def plan(self) -> LayerPlan:
@@ -177,111 +169,64 @@ class LayerPlan(Stage):
         Raises:
             ValueError: The plan names more layers than there are, or one layer twice.
         """
-        converted = self._converted(depth)
-        kinds = [str(self.others)] * depth
-        second: Layers = ()
+        converted = self._topmost(depth) if self.layers is None else self._listed(self.layers, depth)
+        kinds: list[str] = [self.others] * depth
         if self.architecture == "inplace":
             for layer, kind in converted:
                 kinds[layer] = kind
+            converted = []
         elif self.architecture == "inter" and self.variant == "published" and converted:
             chosen = dict(converted)
-            second = tuple((layer, chosen.get(layer, self.others)) for layer in range(converted[0][0], depth))
-        else:
-            second = tuple(converted)
-        return Stack(tuple(kinds), second, self.architecture, self.m, self.variant)
+            converted = [(layer, chosen.get(layer, self.others)) for layer in range(converted[0][0], depth)]
+        return Stack(tuple(kinds), tuple(converted), self.architecture, self.m, self.variant)
 
-    def _converted(self, depth: int) -> list[tuple[int, str]]:
-        """Converted layers and their kinds, from the bottom up."""
-        if self.layers is not None:
-            return self._chosen(depth)
+    def _topmost(self, depth: int) -> list[tuple[int, str]]:
         k = depth if self.k == "all" else self.k
-        if self.architecture != "extend" and k > depth:
-            raise ValueError(f"k={k}, but {depth} layers of the backbone run. Give k=0 to {depth}.")
-        if self.k0 > k:
-            raise ValueError(f"k0={self.k0} is more than the {k} layers of the backbone, which k='all' converts.")
-        indices = [depth - 1] * k if self.architecture == "extend" else list(range(depth - k, depth))
+        for name, number in (("k", k), ("k0", self.k0)):
+            if number > depth and self.architecture != "extend":
+                raise ValueError(f"{name}={number}, but {depth} layers of the backbone run. Give at most {depth}.")
+        indices = [depth - 1] * k if self.architecture == "extend" else range(depth - k, depth)
         return list(zip(indices, [self.kind] * (k - self.k0) + ["nosink-bidirectional"] * self.k0, strict=True))
 
-    def _chosen(self, depth: int) -> list[tuple[int, str]]:
+    def _listed(self, layers: Mapping[str, list[int]], depth: int) -> list[tuple[int, str]]:
         chosen: dict[int, str] = {}
-        for kind, indices in (self.layers or {}).items():
-            for index in indices:
-                if not -depth <= index < depth:
-                    raise ValueError(
-                        f"layers: {kind}={indices} names layer {index}, but {depth} layers of the backbone run. Give "
-                        f"{-depth} to {depth - 1}."
-                    )
-                if index % depth in chosen:
-                    raise ValueError(
-                        f"layers={self.layers!r} names layer {index % depth} twice, as {chosen[index % depth]} and as "
-                        f"{kind}. Lists may not overlap."
-                    )
-                chosen[index % depth] = kind
+        for kind, index in ((kind, index) for kind, indices in layers.items() for index in indices):
+            layer, problem = index % depth, None
+            if not -depth <= index < depth:
+                problem = f"{index}, but {depth} layers of the backbone run. Give {-depth} to {depth - 1}."
+            elif layer in chosen:
+                problem = f"{layer} twice, as {chosen[layer]} and as {kind}. Drop one."
+            if problem:
+                raise ValueError(f"layers={shown(layers)} names layer {problem}")
+            chosen[layer] = kind
         return sorted(chosen.items())
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """The plan of the decoder's layers, once it is known that they can be converted."""
-        try:
-            stack = self.plan.resolve(decoder.runs)
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from None
-        return PlannedLayers(decoder, self, stack)
-
-    def __repr__(self) -> str:
-        reading = ", published reading" if self.variant == "published" else ""
-        return f"<LayerPlan {self.architecture.upper()}{reading}: {self._relative()}>"
-
-    def _relative(self) -> str:
-        """The stack in terms of an unknown depth L."""
-        others = _named(self.others, self.m)
-        if self.layers is not None:
-            lists = ", ".join(f"{_named(kind, self.m)} {list(indices)}" for kind, indices in self.layers.items())
-            return f"{others}; {lists}"
-        bidirectional = "L" if self.k == "all" else str(self.k)
-        if self.k0:
-            bidirectional = f"L-{self.k0}" if self.k == "all" else str(self.k - self.k0)
-        converted = [] if bidirectional == "0" else [f"{bidirectional} {_named(self.kind, self.m)}"]
-        if self.k0:
-            converted.append(f"{self.k0} {_named('nosink-bidirectional', self.m)}")
-        if not converted:
-            return f"L {others}"
-        if self.architecture == "inplace":
-            rest = [] if self.k == "all" else [f"L-{self.k} {others}"]
-            return " → ".join([*rest, *converted])
-        joint = {"inter": " + in parallel, on top: ", "extra": " + from the embeddings: ", "extend": " → "}
-        return f"L {others}{joint[self.architecture]}{' → '.join(converted)}"
+        return PlannedLayers(decoder, self)
 
 
-# INPLACE, INTER, EXTRA and EXTEND with backward or bidirectional layers take k alone.
-_KINDS = {"back": "backward", "bidir": "bidirectional"}
-# MASK0 hides the sink in k layers: what these see, and what the others see.
-_MASKED = {
-    "mask0-for": ("nosink-forward", "forward"),
-    "mask0-bidir": ("nosink-bidirectional", "forward"),
-    "mask0-all": ("nosink-bidirectional", "nosink-forward"),
+# The paper's settings: what each fixes of a plan; a k0 of None is to be given.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "inplace-back": {"architecture": "inplace", "kind": "backward"},
+    "inplace-bidir": {"architecture": "inplace"},
+    "inter-back": {"architecture": "inter", "kind": "backward"},
+    "inter-bidir": {"architecture": "inter"},
+    "extra-back": {"architecture": "extra", "kind": "backward"},
+    "extra-bidir": {"architecture": "extra"},
+    "extend-back": {"architecture": "extend", "kind": "backward"},
+    "extend-bidir": {"architecture": "extend"},
+    "mask0-for": {"kind": "nosink-forward"},
+    "mask0-bidir": {"kind": "nosink-bidirectional"},
+    "mask0-all": {"kind": "nosink-bidirectional", "others": "nosink-forward"},
+    "mask0&bidir": {"k0": None},
+    "mask0-1": {"k0": 1},
+    "mask0-2": {"k0": 2},
+    "mask0-3": {"k0": 3},
+    "mask0-last": {"k0": None},
+    "mask0-mid": {"k0": None},
 }
-# MASK0&BIDIR: of k bidirectional layers, k0 hide the sink; k0 is given (None), or fixed.
-_COMBINED = {"mask0&bidir": None, "mask0-1": 1, "mask0-2": 2, "mask0-3": 3, "mask0-last": None, "mask0-mid": None}
-Setting = Literal[
-    "baseline",
-    "inplace-back",
-    "inplace-bidir",
-    "inter-back",
-    "inter-bidir",
-    "extra-back",
-    "extra-bidir",
-    "extend-back",
-    "extend-bidir",
-    "mask0-for",
-    "mask0-bidir",
-    "mask0-all",
-    "mask0&bidir",
-    "mask0-1",
-    "mask0-2",
-    "mask0-3",
-    "mask0-last",
-    "mask0-mid",
-]
 
 
 @dataclass(frozen=True)
@@ -306,14 +251,14 @@ class NoSink(Stage):
         NoSink, figures 2 and 4 to 6.
 
     Example:
-        >>> NoSink("mask0&bidir", k=4, k0=1).plan
-        <LayerPlan INPLACE: L-4 forward → 3 bidirectional → 1 nosink-bidirectional>
+        >>> print(NoSink("mask0&bidir", k=4, k0=1).plan.resolve(6))
+        2 forward → 3 bidirectional → 1 nosink-bidirectional
     """
 
     name: ClassVar[str] = "nosink"
     order: ClassVar[int] = LayerPlan.order
 
-    setting: Setting = option("baseline", "the paper's setting of the layers")
+    setting: str = option("baseline", "the paper's setting of the layers", choices=SETTINGS)
     k: int | Literal["all"] | None = option(None, "converted layers, from the top", least=0, most=MOST_LAYERS)
     k0: int | None = option(None, "the topmost of them that hide the sink", least=0, most=MOST_LAYERS)
     m: int = option(1, "sink tokens that are hidden", least=0, most=MOST_LAYERS)
@@ -329,40 +274,26 @@ class NoSink(Stage):
     @property
     def plan(self) -> LayerPlan:
         """The layer plan that the setting means."""
-        setting, k, k0 = self.setting, self.k, self.k0
-        if self.m != 1 and setting not in _MASKED and setting not in _COMBINED:
-            raise ValueError(f"nosink: m={self.m}: setting={setting!r} hides no tokens. Drop m.")
-        if self.variant != "paper" and setting not in ("inter-back", "inter-bidir", "extra-back", "extra-bidir"):
-            raise ValueError(f"nosink: variant={self.variant!r}: setting={setting!r} has one reading. Drop variant.")
-        if setting == "baseline" and k is not None:
-            raise ValueError(f"nosink: k={k!r}: setting='baseline' converts no layers. Drop k.")
-        if setting != "baseline" and k is None:
-            raise ValueError(
-                f"nosink: setting={setting!r} needs k, the number of converted layers from the top, or 'all'."
-            )
-        takes_k0 = setting in _COMBINED and _COMBINED[setting] is None
-        if k0 is not None and not takes_k0:
-            raise ValueError(f"nosink: k0={k0!r}: setting={setting!r} takes no k0. Drop it.")
-        if k0 is None and takes_k0:
-            raise ValueError(
-                f"nosink: setting={setting!r} needs k0, the number of converted layers that hide the sink."
-            )
-        if setting == "baseline":
-            return LayerPlan()
-        assert k is not None
-        if setting in _MASKED:
-            kind, others = _MASKED[setting]
-            return LayerPlan(kind=kind, k=k, m=self.m, others=cast(Any, others))
-        if setting in _COMBINED:
-            if setting == "mask0-mid" and k0:
-                k0 = max(1, k0 // 2)
-            return LayerPlan(k=k, k0=_COMBINED[setting] or k0 or 0, m=self.m)
-        architecture, _, kind = setting.partition("-")
-        return LayerPlan(cast(Architecture, architecture), _KINDS[kind], k, variant=self.variant)
+        fixed = dict(SETTINGS[self.setting])
+        takes = {
+            "k": self.setting != "baseline",
+            "k0": fixed.get("k0", 0) is None,
+            "m": self.setting.startswith("mask0"),
+            "variant": fixed.get("architecture") in ("inter", "extra"),
+        }
+        for name, taken in takes.items():
+            if name in self.to_dict() and not taken:
+                given = f"{name}={getattr(self, name)!r}: setting={self.setting!r}"
+                raise ValueError(f"nosink: {given} takes no {name}. Drop it.")
+            if taken and getattr(self, name) is None:
+                raise ValueError(f"nosink: setting={self.setting!r} needs {name}, a number of layers from the top.")
+        if self.k0 is not None:
+            fixed["k0"] = min(self.k0, max(1, self.k0 // 2)) if self.setting == "mask0-mid" else self.k0
+        return LayerPlan(**fixed, k=self.k or 0, m=self.m, variant=self.variant)
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """As of the plan."""
-        return LayerPlan.bind(cast(LayerPlan, self), decoder)
+        return PlannedLayers(decoder, self)
 
 
 class PlannedLayers(Bound):
@@ -370,14 +301,17 @@ class PlannedLayers(Bound):
 
     Args:
         decoder: The decoder.
-        stage: The plan or the named setting, for messages.
-        stack: What each layer that runs sees.
+        stage: The plan or the named setting.
 
     Raises:
         ValueError: The backbone's layers cannot be converted like this.
     """
 
-    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
+    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink) -> None:
+        try:
+            stack = stage.plan.resolve(decoder.runs)
+        except ValueError as error:
+            raise ValueError(f"{stage.name}: {error}") from None
         self.stage, self.stack = stage, stack
         if stack.is_plain:
             return
@@ -385,75 +319,65 @@ class PlannedLayers(Bound):
 
         backbone = decoder.backbone
         name = type(backbone.decoder).__name__
-        shared: int = getattr(backbone.text_config, "num_kv_shared_layers", 0)
-        if stack.second and shared:
+        if getattr(backbone.text_config, "num_kv_shared_layers", 0) and stack.second:
             raise ValueError(
-                f"{stage}: layers of {name} read the keys and values of layers below, which a second pass through "
-                "those would replace. Use a plan of architecture 'inplace'."
+                f"{stage}: layers of {name} read the keys and values of others, which a second pass would replace. Use "
+                "a plan of architecture 'inplace'."
             )
         if not backbone.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
             raise ValueError(
-                f"{stage}: {name} looks both ways already, so none of its layers can look forward or backward. "
-                "Convert all of them to 'bidirectional' or 'nosink-bidirectional' (k='all')."
+                f"{stage}: {name} looks both ways already, so no layer can look forward or backward. Convert all to "
+                "'bidirectional' or 'nosink-bidirectional' (k='all')."
             )
         if not switch_on(decoder.model):
             raise ValueError(
                 f"{stage}: {name} does not call transformers' attention interface, so what its layers see cannot be "
-                "changed. Use a base model that does (llama, qwen, mistral, gpt2, …), or drop the plan."
+                "changed. Use another base (llama, qwen, mistral, gpt2, …), or drop the plan."
             )
         if stack.second:
             try:
                 backbone.layers()
             except ValueError as error:
-                raise ValueError(
-                    f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'."
-                ) from None
+                message = f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'."
+                raise ValueError(message) from None
 
     def begin(self, run: Pass) -> None:
         """From here on attention asks this plan what it sees."""
         if not self.stack.is_plain:
-            run.kinds = PlannedPass(self, run)
+            run.kinds = PlannedPass(self.stack, run)
 
     def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
         """Run the layer's further passes and join them to its output."""
-        return call.hidden if run.kinds is None or not self.stack.second else _further(run.kinds, call)
+        joined: Tensor = run.kinds.further(call) if self.stack.second else call.hidden
+        return joined
 
     def finish(self, run: Pass, hidden: Tensor) -> Tensor:
         """Raise where the plan did not run, as one that silently does nothing would give another model's vectors."""
-        planned, stack = run.kinds, self.stack
-        if planned is None:
-            return hidden
-        if planned.last is None or planned.ran != len(stack.second):
+        planned = run.kinds
+        if planned is not None and (planned.last is None or planned.ran != len(self.stack.second)):
             from .attention import ATTENTION_NAME
 
-            attention = run.decoder.backbone.attention
+            backbone = run.decoder.backbone
             raise ValueError(
-                f"{self.stage}: {run.decoder.backbone.name} did not run it: its attention implementation is "
-                f"{attention!r} ({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model "
-                "anew, or use another plan."
+                f"{self.stage}: {backbone.name} did not run it: its attention implementation is {backbone.attention!r} "
+                f"({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model anew."
             )
-        if stack.side_by_side:
-            hidden = hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0)
-        return hidden
+        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.stack.side_by_side else hidden
 
 
 class PlannedPass:
-    """What a pass's layers see; the attention function asks it.
+    """What a pass's layers see; the attention function asks it."""
 
-    Args:
-        planned: The plan.
-        run: The pass.
-    """
-
-    def __init__(self, planned: PlannedLayers, run: Pass) -> None:
-        self.stack = planned.stack
-        self.masks = PassMasks(run, planned.stack.m)
+    def __init__(self, stack: Stack, run: Pass) -> None:
+        self.stack = stack
+        self.masks = PassMasks(run, stack.m)
         # The attention module that ran last and what it saw, and further passes that ran; for checks.
         self.last: tuple[nn.Module, str] | None = None
         self.ran = 0
-        # The second stream of hidden states [B, T, d], where there is one.
-        self.stream: Tensor | None = None
+        # What the further pass that runs now sees.
         self._further: str | None = None
+        # The second stream of hidden states [B, T, d], where there is one.
+        self._stream: Tensor | None = None
 
     def kind(self, module: nn.Module) -> str:
         """What the attention module that runs now sees.
@@ -466,71 +390,46 @@ class PlannedPass:
             layer = getattr(module, "layer_idx", None)
             if not isinstance(layer, int) or not 0 <= layer < len(self.stack.kinds):
                 raise ValueError(
-                    f"{type(module).__name__} says layer_idx={layer!r}, so its place among {len(self.stack.kinds)} "
-                    "layers is not known, and its layers cannot be converted. Drop the plan."
+                    f"{type(module).__name__} says layer_idx={layer!r}, which is none of {len(self.stack.kinds)} "
+                    "layers, so that they cannot be converted. Drop the plan."
                 )
             kind = self.stack.kinds[layer]
         self.last = (module, kind)
         return kind
 
-    @contextmanager
-    def further_pass(self, kind: str) -> Iterator[None]:
-        """Inside the ``with`` block, whichever layer runs sees what ``kind`` says."""
-        before, self._further = self._further, kind
+    def further(self, call: LayerCall) -> Tensor:
+        """INTER, EXTRA and EXTEND: the layer runs again, with the same arguments, on another input."""
+        stack, hidden = self.stack, call.hidden
+        if hidden.ndim != 3:
+            raise ValueError(
+                f"{type(call.module).__name__} passes on {hidden.ndim}-dimensional hidden states, not [B, T, d], so "
+                "it cannot run twice. Use a plan of architecture 'inplace'."
+            )
+        if call.index == stack.stream:
+            self._stream = call.entered
+        for kind in [kind for layer, kind in stack.second if layer == call.index]:
+            self.ran += 1
+            if stack.architecture == "extend":
+                hidden = self._again(call, hidden, kind)
+            elif self._stream is None:
+                hidden = hidden + self._again(call, call.entered, kind)
+            else:
+                self._stream = self._again(call, self._stream, kind)
+        if self._stream is None or call.index < len(stack.kinds) - 1:
+            return hidden
+        if not stack.side_by_side:
+            return hidden + self._stream
+        import torch
+
+        # As further rows of the batch, which the final norm takes each by itself; finish sums them.
+        return torch.cat([hidden, self._stream])
+
+    def _again(self, call: LayerCall, entering: Tensor, kind: str) -> Tensor:
+        """One more pass through a layer; its forward alone, as its hooks would call this again."""
+        keywords = {name: value for name, value in call.keywords.items() if name != "hidden_states"}
+        self._further = kind
         try:
-            yield
+            output = call.module.forward(entering, *call.arguments[1:], **keywords)
         finally:
-            self._further = before
-
-
-def _further(planned: PlannedPass, call: LayerCall) -> Tensor:
-    """INTER, EXTRA and EXTEND: the layer runs again, with the same arguments, on another input."""
-    stack, hidden = planned.stack, call.hidden
-    kinds = [kind for layer, kind in stack.second if layer == call.index]
-    if hidden.ndim != 3:
-        raise ValueError(
-            f"{type(call.module).__name__} passes on {hidden.ndim}-dimensional hidden states in place of [B, T, d], so "
-            "its layers cannot run twice. Use a plan of architecture 'inplace'."
-        )
-    planned.ran += len(kinds)
-    if stack.architecture == "extend":
-        for kind in kinds:
-            hidden = _again(planned, call, hidden, kind)
-        return hidden
-    if stack.architecture == "inter" and stack.variant == "paper":
-        for kind in kinds:
-            hidden = hidden + _again(planned, call, call.entered, kind)
-        return hidden
-    if call.index == (0 if stack.architecture == "extra" else stack.second[0][0]):
-        planned.stream = call.entered
-    for kind in kinds:
-        planned.stream = _again(planned, call, cast("Tensor", planned.stream), kind)
-    if call.index < len(stack.kinds) - 1:
-        return hidden
-    stream = cast("Tensor", planned.stream)
-    if not stack.side_by_side:
-        return hidden + stream
-    import torch
-
-    # As further rows of the batch, which the final norm takes each by itself; finish sums them.
-    return torch.cat([hidden, stream])
-
-
-def _again(planned: PlannedPass, call: LayerCall, entering: Tensor, kind: str) -> Tensor:
-    """One more pass through a layer; its forward alone, as its hooks would call this again."""
-    arguments, keywords = call.arguments, call.keywords
-    if arguments:
-        arguments = (entering, *arguments[1:])
-    else:
-        keywords = {**keywords, "hidden_states": entering}
-    with planned.further_pass(kind):
-        output = call.module.forward(*arguments, **keywords)
-    return cast("Tensor", output[0] if isinstance(output, tuple) else output)
-
-
-def _named(kind: str, m: int) -> str:
-    return f"{kind}({m})" if kind.startswith("nosink") and m != 1 else kind
-
-
-def _runs(names: Sequence[str]) -> list[str]:
-    return [f"{len(list(run))} {name}" for name, run in groupby(names)]
+            self._further = None
+        return cast("Tensor", output[0] if isinstance(output, tuple) else output)

@@ -1,7 +1,6 @@
-"""Token Prepending: a placeholder in front of the text takes over, layer by layer, what the last token has gathered.
+"""Token Prepending: a placeholder in front of the text takes over, layer by layer, the last token's hidden state.
 
-In a causal decoder only the last token has seen the whole text. Its hidden state, put in front, is what every token of
-the next layer sees.
+In a causal decoder only the last token has seen the whole text; in front, every token of the next layer sees it.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ class Prepend(Stage):
     )
 
     def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
-        """A frame with the placeholder.
-
-        Raises:
-            ValueError: The tokenizer has no token that could be it.
-        """
+        """A frame with the placeholder."""
         if (token := layout.stand_in()) is None:
             raise ValueError("prepend: the tokenizer has no special token that could be the placeholder. Give it one.")
         return frame.with_placeholder(token)
@@ -61,22 +56,14 @@ class Prepend(Stage):
 
 
 class Prepending(Bound):
-    """Replaces the placeholders of a decoder's passes.
-
-    Args:
-        decoder: The decoder.
-        stage: How many layers.
-
-    Raises:
-        ValueError: So few layers run, the layers were not found, or a plan lets some run twice.
-    """
+    """Replaces the placeholders of a decoder's passes; an error where that cannot be done."""
 
     def __init__(self, decoder: DecoderTransformer, stage: Prepend) -> None:
         self.layers = stage.layers
         if stage.layers >= decoder.runs:
             raise ValueError(
-                f"prepend: layers={stage.layers}, but {decoder.runs} layers run, and what the last of them hands out "
-                f"is seen by none. Give 1 to {decoder.runs - 1}."
+                f"prepend: layers={stage.layers}, but {decoder.runs} layers run, and none sees what the last gives. "
+                f"Give 1 to {decoder.runs - 1}."
             )
         try:
             decoder.backbone.layers()
@@ -92,14 +79,14 @@ class Prepending(Bound):
         model, stack = run.decoder.model, run.decoder.stack
         if stack is not None and stack.second:
             raise ValueError(
-                "prepend: the layer plan has a second pass, in which the placeholder is not replaced. Use a plan of "
-                "architecture 'inplace', or drop the stage."
+                "prepend: the layer plan has a second pass, in which nothing is replaced. Use a plan of architecture "
+                "'inplace', or drop the stage."
             )
         again = model.training and any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
         if again and torch.is_grad_enabled() and is_trained(model):
             raise ValueError(
-                "prepend: it does not go with gradient checkpointing, whose second run of a layer would replace "
-                "nothing. Call model[0].model.gradient_checkpointing_disable()."
+                "prepend: it does not go with gradient checkpointing, whose second run replaces nothing. Call "
+                "model[0].model.gradient_checkpointing_disable()."
             )
         position = torch.arange(run.length, device=run.real.device)
         placeholder = position == run.column([first - 1 for first, _, _ in run.places])[:, None]
@@ -113,8 +100,8 @@ class Prepending(Bound):
             return hidden
         if hidden.ndim != 3 or hidden.shape[:2] != run.real.shape:
             raise ValueError(
-                f"prepend: {type(call.module).__name__} passes on states of shape {tuple(hidden.shape)} in place "
-                f"of {tuple(run.real.shape)} and d, so no token can be replaced between its layers. Drop the stage."
+                f"prepend: {type(call.module).__name__} passes on states of shape {tuple(hidden.shape)}, not "
+                f"{tuple(run.real.shape)} and d, so no token can be replaced between its layers. Drop the stage."
             )
         placeholder, last, ran = run.kept[self]
         run.kept[self][2] = ran + 1
@@ -127,6 +114,6 @@ class Prepending(Bound):
         if run.kept[self][2] < self.layers:
             raise ValueError(
                 f"prepend: the placeholder was replaced behind {run.kept[self][2]} of {self.layers} layers, as layers "
-                "of the backbone were replaced or left out. Build the model anew."
+                "were replaced or left out. Build the model anew."
             )
         return hidden

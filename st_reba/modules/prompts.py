@@ -31,11 +31,8 @@ class PromptEnsemble(Module):
     this module, behind the pooling, makes one vector of them.
 
     Args:
-        weights: One a template, in their order, 2 to 64.
+        weights: One a template, in their order, 2 to 64, not all zero.
         equal_norms: Divide each prompt's vector by its length before the sum.
-
-    Raises:
-        ValueError: Weights that are none, or all zero.
 
     Example:
         >>> import st_reba
@@ -61,11 +58,11 @@ class PromptEnsemble(Module):
     def on_model_ready(self, model: Any) -> None:
         """See that the module in front makes as many rows of a text as there are weights."""
         first = model[0]
-        rows = first.rows if isinstance(first, RepeatTransformer) else 1
-        if rows != len(self.weights):
+        rows, number = first.rows if isinstance(first, RepeatTransformer) else 1, len(self.weights)
+        if rows != number:
             raise ValueError(
-                f"weights={self.weights}: PromptEnsemble puts {len(self.weights)} vectors of a text together, but "
-                f"{type(first).__name__} in front lays a text out in {rows} templates. Give as many of both."
+                f"weights={self.weights}: PromptEnsemble joins {number} vectors of a text, but {type(first).__name__} "
+                f"lays it out in {rows} templates. Give as many of both."
             )
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -76,8 +73,8 @@ class PromptEnsemble(Module):
             **kwargs: Ignored.
 
         Returns:
-            ``sentence_embedding`` [B, d]; the features of B·P rows are left out. A text one of whose vectors is zero
-            (as of states that are not finite) has a zero vector.
+            ``sentence_embedding`` [B, d] alone. A text one of whose vectors is zero (as of states that are not finite)
+            has a zero vector.
 
         Raises:
             ValueError: B·P is no multiple of P: the batch was split inside a text.
@@ -86,8 +83,8 @@ class PromptEnsemble(Module):
         number = len(self.weights)
         if len(vectors) % number:
             raise ValueError(
-                f"PromptEnsemble got {len(vectors)} vectors, which is no multiple of its {number} weights: the batch "
-                f"was split inside a text. Split it at multiples of {number} rows."
+                f"PromptEnsemble got {len(vectors)} vectors, no multiple of its {number} weights: the batch was split "
+                f"inside a text. Split it at multiples of {number} rows."
             )
         each = vectors.view(-1, number, vectors.shape[-1])
         given = each.any(dim=2).all(dim=1, keepdim=True)
@@ -106,6 +103,6 @@ class PromptEnsemble(Module):
 
 def _no_tokens() -> Tensor:
     raise ValueError(
-        "An ensemble of templates has sentence vectors only: its texts' tokens stand in several rows. Ask for "
+        "An ensemble of templates has sentence vectors only, as its texts' tokens stand in several rows. Ask for "
         "output_value='sentence_embedding', or build with one template."
     )

@@ -1,4 +1,4 @@
-"""The stage that reads inner layers: one layer's hidden states or several layers', and no layer above them runs."""
+"""The stage that reads inner layers: the hidden states of one or several; no layer above them runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ class ReadLayers(Stage):
         join: How several make one: their ``"mean"``, or side by side in more dimensions, ``"concat"``.
         final_norm: Read them behind the backbone's final norm, each by itself, or before it.
 
-    Raises:
-        ValueError: A value that is not allowed.
-
     Example:
         >>> print(ReadLayers([1, -4]).resolve(6))
         mean of layers 1 to 3 of 6, after the final norm
@@ -56,17 +53,16 @@ class ReadLayers(Stage):
             ValueError: There is no such layer, or the first of two stands above the last.
         """
         ends = self.layers if isinstance(self.layers, tuple) else (self.layers,)
+        given = f"read: layers={shown(self.layers)}"
         for number in ends:
             if not -depth - 1 <= number <= depth:
                 raise ValueError(
-                    f"read: layers={shown(self.layers)}: the backbone has 0 (embeddings) to {depth} (its last layer), "
-                    f"or -1 to {-depth - 1} counted from the end, and no {number}."
+                    f"{given}: the backbone has no {number}, but 0 (embeddings) to {depth}, or -1 to {-depth - 1} "
+                    "counted from the end."
                 )
-        first, last = (number if number >= 0 else depth + 1 + number for number in (ends[0], ends[-1]))
+        first, last = (number % (depth + 1) for number in (ends[0], ends[-1]))
         if first > last:
-            raise ValueError(
-                f"read: layers={shown(self.layers)}: {first} stands above {last}. Give the lower one first."
-            )
+            raise ValueError(f"{given}: {first} stands above {last}. Give the lower one first.")
         return Reading(tuple(range(first, last + 1)), self.final_norm, depth, self.join)
 
     def runs(self, depth: int) -> int:
@@ -80,14 +76,7 @@ class ReadLayers(Stage):
 
 @dataclass(frozen=True)
 class Reading:
-    """The layers whose hidden states are read from a backbone of known depth.
-
-    Args:
-        layers: Their numbers, ascending: 0 are the embeddings, l what the l-th layer gives.
-        final_norm: Read them after the backbone's final norm.
-        depth: The backbone's number of layers L.
-        join: How several make one.
-    """
+    """The layers whose hidden states are read from a backbone of ``depth`` layers, by ascending numbers."""
 
     layers: tuple[int, ...]
     final_norm: bool
@@ -106,42 +95,31 @@ class Reading:
 
     def __str__(self) -> str:
         first, last = self.layers[0], self.layers[-1]
-        joined = "mean" if self.join == "mean" else "concatenation"
+        joined = {"mean": "mean", "concat": "concatenation"}[self.join]
         name = f"layer {last}" if first == last else f"{joined} of layers {first} to {last}"
         return f"{name} of {self.depth}, {'after' if self.final_norm else 'before'} the final norm"
 
 
 class ReadingPass(Bound):
-    """Reads layers in a decoder's passes.
-
-    Args:
-        decoder: The decoder.
-        reading: What is read.
-
-    Raises:
-        ValueError: Its inner layers cannot be read.
-    """
+    """Reads layers in a decoder's passes; an error where they cannot be read."""
 
     def __init__(self, decoder: DecoderTransformer, reading: Reading) -> None:
         self.reading = reading
         self.width = len(reading.layers) if reading.join == "concat" else 1
         if reading.is_plain:
             return
-        stack = decoder.stack
+        stack, given = decoder.stack, f"read: layers={list(reading.layers)}"
         if stack is not None and stack.second and (len(reading.layers) > 1 or reading.layers == (0,)):
             raise ValueError(
-                f"read: layers={list(reading.layers)}: the layer plan runs layers twice, so that there is no one "
-                "hidden state between two of them or in front of them. Read one layer from 1 on, or use a plan of "
-                "architecture 'inplace'."
+                f"{given}: the layer plan runs layers twice, so no one hidden state stands between or in front of "
+                "them. Read one layer from 1 on, or use a plan of architecture 'inplace'."
             )
         from .layer_list import cut_short
 
         try:
             cut_short(decoder.backbone.layers())
         except ValueError as error:
-            raise ValueError(
-                f"read: layers={list(reading.layers)}: {error}, so its inner layers cannot be read. Drop the stage."
-            ) from None
+            raise ValueError(f"{given}: {error}. Drop the stage.") from None
 
     def begin(self, run: Pass) -> None:
         """A pass keeps the states that it reads by layer."""
@@ -153,17 +131,14 @@ class ReadingPass(Bound):
         reading, hidden, states = self.reading, call.hidden, run.kept[self]
         if reading.is_plain:
             return hidden
-        module = type(call.module).__name__
+        name = type(call.module).__name__
         if call.index >= reading.runs:
             raise ValueError(
-                f"read: {module} ran as layer {call.index + 1} of {reading.depth}, though only {reading.runs} are "
-                "needed: this backbone finds its layers in a way that cannot be cut short. Drop the stage."
+                f"read: {name} ran as layer {call.index + 1} of {reading.depth}, though only {reading.runs} are "
+                "needed: this backbone cannot be cut short. Drop the stage."
             )
         if hidden.ndim != 3:
-            raise ValueError(
-                f"read: {module} passes on {hidden.ndim}-dimensional hidden states in place of [B, T, d], so none can "
-                "be read between its layers. Drop the stage."
-            )
+            raise ValueError(f"read: {name} passes on {hidden.ndim}-dimensional states, not [B, T, d]. Drop the stage.")
         if call.index == 0 and reading.layers[0] == 0:
             states[0] = call.entered
         if call.index + 1 in reading.layers:

@@ -173,7 +173,7 @@ def test_what_stays(base: Base) -> None:
         model.encode(list(TEXTS), output_value="token_embeddings")
     each = model.encode(list(TEXTS), output_value=None)
     np.testing.assert_allclose(each[1]["sentence_embedding"], model.encode(TEXTS[1]), atol=1e-5)
-    with pytest.raises(ValueError, match=r"got 4 vectors, which is no multiple of its 3 weights.*multiples of 3 rows"):
+    with pytest.raises(ValueError, match=r"got 4 vectors, no multiple of its 3 weights.*multiples of 3 rows"):
         model[2]({"sentence_embedding": torch.ones(4, 8)})
 
 
@@ -250,7 +250,9 @@ def test_pipelines_that_do_not_fit(base: Base) -> None:
     model: Any = build(path, "prompteol")
     with pytest.raises(ValueError, match=r"stands in 3 templates, so (st_reba.)?PromptEnsemble has to follow"):
         SentenceTransformer(modules=[model[0], model[1]], device="cpu")
-    with pytest.raises(ValueError, match=r"puts 2 vectors of a text together, but RepeatTransformer .* in 3 templates"):
+    with pytest.raises(
+        ValueError, match=r"joins 2 vectors of a text, but RepeatTransformer lays it out in 3 templates"
+    ):
         SentenceTransformer(modules=[model[0], model[1], PromptEnsemble([1, 1])], device="cpu")
     with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):
         st_reba.encode_words(model, [("hi", (0, 2))])
