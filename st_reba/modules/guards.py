@@ -23,18 +23,12 @@ from .options import MOST_LAYERS, shown, unknown
 from .stages import stages_of
 from .stored import check_complete, check_whole
 
-# What a saved module may say to transformers; anything else was not written by a save, and could name files, servers or
-# code.
-_FOR_MODEL = {"dtype", "torch_dtype", "attn_implementation"}
-_FOR_TOKENIZER = {"model_max_length", "padding_side", "truncation_side"}
-_PASSED_ON: dict[str, set[str]] = {
-    "model_kwargs": _FOR_MODEL,
-    "processor_kwargs": _FOR_TOKENIZER,
-    "config_kwargs": set(),
-    # Their old names.
-    "model_args": _FOR_MODEL,
-    "tokenizer_args": _FOR_TOKENIZER,
-    "config_args": set(),
+# What a saved module may say to transformers, with the old names; anything else was not written by a save, and could
+# name files, servers or code.
+_PASSED_ON = {
+    **dict.fromkeys(("model_kwargs", "model_args"), {"dtype", "torch_dtype", "attn_implementation"}),
+    **dict.fromkeys(("processor_kwargs", "tokenizer_args"), {"model_max_length", "padding_side", "truncation_side"}),
+    **dict.fromkeys(("config_kwargs", "config_args"), set[str]()),
 }
 _REMEDY = "Copy all of the model's files, or build it again."
 _HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
@@ -43,10 +37,7 @@ _REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 
 def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> None:
-    """Raise unless a stored configuration holds what a save writes, of a module with the ``known`` settings.
-
-    ``here``: whether it stands in a folder of this machine.
-    """
+    """Raise unless a module's stored configuration holds what a save writes; ``here``: in a folder of this machine."""
     file = "sentence_bert_config.json"
     check_whole(config, known)
     known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON]
@@ -62,12 +53,7 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
                 f"{file}: {name}: {shown(extra[0])}={shown(given[extra[0]])} may not come from a stored configuration, "
                 f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
             )
-        attention = given.get("attn_implementation")
-        if attention is not None and not (isinstance(attention, str) and re.fullmatch(r"\w+", attention)):
-            # A name with a slash is downloaded and run.
-            raise ValueError(
-                f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it."
-            )
+    _check_backbone(file, config)
     if not isinstance(config.get("from_base", False), bool):
         raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
     if config.get("from_base"):
@@ -96,8 +82,7 @@ def check_base(base: object, revision: object, *, here: bool) -> None:
 def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
     """Raise where a repository's configurations are missing, or ask for more than its weights hold, or for a kernel.
 
-    ``folder`` is the first module's, ``hub`` says how to find the repository. Gives how many numbers that module's
-    weights hold, by their files' headers; None: it has none of its own.
+    Gives how many numbers the weights of the first module, in ``folder``, hold by their headers; None: it has none.
     """
     check_complete(repository, **hub)
 
