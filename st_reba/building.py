@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -15,19 +14,7 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import get_device_name
 
-from .bases import (
-    HUB,
-    adapted_model,
-    check_loaded,
-    check_padding,
-    hub_of,
-    is_repository,
-    load_error,
-    locate,
-    locate_tokenizer,
-    tokenizer_of_adapted,
-    weights_dtype,
-)
+from . import bases
 from .filters import with_postfilter
 from .inspection import read_json
 from .modules import Filter, Method, NoSink, ReBA, Stage
@@ -44,7 +31,11 @@ from .persistence import load
 from .recipe import is_recipe, read_recipe
 from .selfcheck import check_capture, check_plan, hidden_states
 from .spec import Spec
+from .zoo import recipe_named
 
+# What sentence-transformers' constructor takes, but for what ``build`` itself says.
+_LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
+_LOADING -= {"backend", "kwargs", "args"}
 # What loads the backbone, and says nothing of a model that is put together.
 _OF_THE_BACKBONE = frozenset(("revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"))
 
@@ -92,11 +83,9 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
-    loading = {name: fields.pop(name) for name in list(fields) if name in _constructor()}
+    loading = {name: fields.pop(name) for name in list(fields) if name in _LOADING}
     recipe = None
     if isinstance(base, str) and base.startswith("zoo:"):
-        from .zoo import recipe_named
-
         recipe = recipe_named(base.removeprefix("zoo:"), {**loading, **fields, "stages": stages})
     elif is_recipe(base):
         recipe = read_recipe(base)
@@ -110,18 +99,11 @@ def build(
             method, fields = named if method is None else method, {**values, **fields}
     if method == "nosink" and not {"k", "pooling"} & set(fields):
         setting = str(fields.get("setting", "baseline")).lower()
-        if not setting.startswith(("baseline", "extend")) and is_repository(locate(base)[0], loading):
+        if not setting.startswith(("baseline", "extend")) and bases.is_repository(bases.locate(base)[0], loading):
             # Of a sentence-transformers model all layers are converted, as in the paper.
             fields["k"] = "all"
     spec = Spec.make(method, stages, fields)
     return _Build(base, spec, loading, tokenizer, dtype, check).run(pooling_given="pooling" in fields)
-
-
-@cache
-def _constructor() -> frozenset[str]:
-    """What sentence-transformers' constructor takes, but for what ``build`` itself says."""
-    taken = signature(SentenceTransformer.__init__).parameters
-    return frozenset(taken) - {"self", "model_name_or_path", "modules", "backend", "kwargs", "args"}
 
 
 class _Build:
@@ -141,11 +123,11 @@ class _Build:
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device={self.device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
         # As sentence-transformers finds a repository, and as transformers does.
-        self.hub = hub_of(loading)
-        self.files = {HUB[name]: value for name, value in self.hub.items()}
-        self.path, self.name = locate(base)
+        self.hub = bases.hub_of(loading)
+        self.files = {bases.HUB[name]: value for name, value in self.hub.items()}
+        self.path, self.name = bases.locate(base)
         self.dtype_given = dtype not in (None, "auto")
-        self.model_kwargs = {"dtype": weights_dtype(dtype, self.device), **(loading.get("model_kwargs") or {})}
+        self.model_kwargs = {"dtype": bases.weights_dtype(dtype, self.device), **(loading.get("model_kwargs") or {})}
 
     def run(self, *, pooling_given: bool) -> SentenceTransformer:
         listed = read_json(self.path, "modules.json", **self.hub)
@@ -155,6 +137,7 @@ class _Build:
                     f"base={self.given!r} is a saved embedder, whose method and pooling would be lost. Load it with "
                     "SentenceTransformer(…), or build from its base model."
                 )
+        self.adapted = bases.adapted_model(self.path, self.name, self.files)
         kept = listed is not None and self.spec.name == "nosink" and not pooling_given
         model = self._converted() if kept else self._made()
         if self.filter is None:
@@ -192,7 +175,7 @@ class _Build:
         model[0] = adopted = DecoderTransformer.adopt(first, self.spec.stages, **record)
         if self.check:
             check_plan(adopted)
-        check_loaded(adopted, self.path, self.name, adapted_model(self.path, self.name, self.files), self.files)
+        bases.check_loaded(adopted, self.path, self.name, self.adapted, self.files)
         return model
 
     def _made(self) -> SentenceTransformer:
@@ -201,7 +184,7 @@ class _Build:
         if self.check:
             check_plan(transformer)
         plain = hidden_states(transformer)
-        check_padding(transformer, self.name)
+        bases.check_padding(transformer, self.name)
         # Some backbones project their last hidden states to another size than their configuration's.
         modules = [transformer, *self._behind(plain.shape[-1])]
         if isinstance(modules[1], ReBAPooling):
@@ -225,19 +208,18 @@ class _Build:
     def _transformer(self) -> RepeatTransformer:
         """The input module, with the base's weights."""
         method, layout = self.spec.method, self.spec.method.layout
-        adapted = adapted_model(self.path, self.name, self.files)
         hub = {**self.files, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
         processor_kwargs = {**hub, **(self.loading.get("processor_kwargs") or {})}
         if method.max_seq_length is not None:
             processor_kwargs["model_max_length"] = method.max_seq_length
         if self.tokenizer is None:
-            borrowed = tokenizer_of_adapted(self.path, adapted, self.hub)
+            borrowed = bases.tokenizer_of_adapted(self.path, self.adapted, self.hub)
         else:
-            borrowed = locate_tokenizer(self.tokenizer, {**hub, "revision": None})
+            borrowed = bases.locate_tokenizer(self.tokenizer, {**hub, "revision": None})
         if borrowed is not None:
             processor_kwargs["revision"] = None
         # An adapter's weights and configuration are those of the model that it adapts.
-        place, where = (self.path, self.hub) if adapted is None else (adapted, {**self.hub, "revision": None})
+        place, where = (self.path, self.hub) if self.adapted is None else (self.adapted, {**self.hub, "revision": None})
         named = self.spec.name == "nosink" and any(isinstance(stage, NoSink) for stage in self.spec.stages)
         try:
             with limited(check_sizes(place, **where)):
@@ -254,7 +236,7 @@ class _Build:
                     tokenizer_name_or_path=borrowed,
                 )
         except (OSError, ValueError) as error:
-            if (explained := load_error(error, self.given, adapted)) is None:
+            if (explained := bases.load_error(error, self.given, self.adapted)) is None:
                 raise
             raise explained from error
         if layout.instruction and "instruction" not in transformer.forward_kwargs:
@@ -272,7 +254,7 @@ class _Build:
                     f"tokenizer={os.fspath(self.tokenizer)!r} has {tokens} token ids, but base={self.name!r} has "
                     f"{len(table.weight)} embeddings. Name the tokenizer that the base was trained with."
                 )
-        check_loaded(transformer, self.path, self.name, adapted, self.files)
+        bases.check_loaded(transformer, self.path, self.name, self.adapted, self.files)
         transformer.zeros = isinstance(method, ReBA) and method.variant == "published"
         if self.dtype_given:
             # Saved as it was asked for, and not as the base stores it.

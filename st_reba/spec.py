@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Spec:
 
     Args:
         method: :class:`ReBA`, :class:`Echo`, :class:`Classical` or :class:`PromptEOL`.
-        stages: In their order: :class:`NoSink`, :class:`ReadLayers`, :class:`Prepend`, …
+        stages: :class:`NoSink`, :class:`ReadLayers`, :class:`Prepend`, … in their order.
 
     Example:
         >>> spec = Spec.parse("echo:pooling=mean+nosink:setting=mask0-bidir,k=4")
@@ -101,11 +102,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """A spec from the short form: ``method:field=value,field=value+stage:field=value``.
-
-        Raises:
-            ValueError: As for :meth:`make`.
-        """
+        """A spec from the short form; errors as for :meth:`make`."""
         first, *others = cut(text, "+")
         name, _, fields = first.partition(":")
         return cls.make(name, others, read_fields(fields, _kinds(name), name))
@@ -135,8 +132,7 @@ def spec_of(model: SentenceTransformer) -> Spec:
     """What a model computes, as it was built and as its configuration stores it.
 
     Args:
-        model: A model from :func:`st_reba.build`, or one loaded. Of modules put together by hand, the method is
-            not known.
+        model: A model that was built or loaded. Of modules put together by hand, the method is not known.
 
     Raises:
         ValueError: It does not begin with a module of st_reba.
@@ -168,14 +164,7 @@ def _stage(text: str) -> Stage:
 
 def cut(text: str, mark: str) -> list[str]:
     """A text cut at a mark; what stands in quotes is left alone, empty parts are dropped."""
-    parts, quoted = [""], ""
-    for character in text:
-        if character in "\"'" and quoted in ("", character):
-            quoted = "" if quoted else character
-        if character == mark and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += character
+    parts = re.findall(rf"""(?:"[^"]*"|'[^']*'|[^{re.escape(mark)}])+""", text)
     return [part for part in parts if part.strip()]
 
 
