@@ -39,35 +39,20 @@ if TYPE_CHECKING:
     from .words import encode_word_layers as encode_word_layers
     from .words import encode_words as encode_words
 
-# Where each public name stands: imported on first use, so that importing the package takes no time.
+# Where the public names stand: imported on first use, so that importing the package takes no time.
 _HOMES = {
-    "build": "building",
-    "Spec": "spec",
-    "spec_of": "spec",
-    "encode_words": "words",
-    "encode_word_layers": "words",
-    "fit_postfilter": "filters",
-    "PostFilter": "filters",
-    "truncate_layers": "truncation",
-    "ReBA": "modules",
-    "Echo": "modules",
-    "Classical": "modules",
-    "PromptEOL": "modules",
-    "NoSink": "modules",
-    "LayerPlan": "modules",
-    "ReadLayers": "modules",
-    "Prepend": "modules",
-    "Ensemble": "modules",
-    "RepeatTransformer": "modules",
-    "NoSinkTransformer": "modules",
-    "DecoderTransformer": "modules",
-    "ReBAPooling": "modules",
-    "ChunkedReBAPooling": "modules",
-    "PromptEnsemble": "modules",
+    "building": "build",
+    "spec": "Spec spec_of",
+    "words": "encode_words encode_word_layers",
+    "filters": "PostFilter fit_postfilter",
+    "truncation": "truncate_layers",
+    "modules": "ReBA Echo Classical PromptEOL NoSink LayerPlan ReadLayers Prepend Ensemble RepeatTransformer "
+    "NoSinkTransformer DecoderTransformer ReBAPooling ChunkedReBAPooling PromptEnsemble",
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _PARTS = ("index", "zoo")
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(_HOME)]
 
 register()
 
@@ -75,10 +60,9 @@ register()
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return import_module(f".{name}", __name__)
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = found
+    found = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import get_device_name, load_file_path
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -37,32 +37,38 @@ def locate(base: str | os.PathLike[str]) -> tuple[str, str]:
     text = os.fspath(base)
     if text in EMBEDDED:
         return str(EMBEDDED[text]), text
-    if os.path.isdir(text):
-        names = ("config.json", "modules.json", "adapter_config.json")
-        if not any(os.path.isfile(os.path.join(text, name)) for name in names):
-            raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
-        return text, os.path.basename(os.path.abspath(text))
     if os.path.isfile(text):
         raise ValueError(f"base={text!r} is a file: name the folder that holds the model.")
-    return text, text
+    if not os.path.isdir(text):
+        return text, text
+    if not {"config.json", "modules.json", "adapter_config.json"} & set(os.listdir(text)):
+        raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
+    return text, os.path.basename(os.path.abspath(text))
+
+
+def hub_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a model is found, among the arguments of sentence-transformers."""
+    return {name: given[name] for name in HUB if given.get(name) is not None}
+
+
+def is_repository(path: str, given: Mapping[str, Any]) -> bool:
+    """Whether a folder or Hub repository holds a sentence-transformers model, not just a backbone."""
+    return load_file_path(path, "modules.json", **hub_of(given)) is not None
 
 
 def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
     """What ``dtype`` means to transformers: by default float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is None:
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
-    if isinstance(dtype, str):
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype={dtype!r} is not known: choose one of {list(_DTYPES)}.")
-        return "auto" if dtype == "auto" else getattr(torch, dtype)
-    return dtype
+    if isinstance(dtype, str) and dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not known: choose one of {list(_DTYPES)}.")
+    return dtype if isinstance(dtype, torch.dtype) or dtype == "auto" else getattr(torch, dtype)
 
 
 def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
-    """Folder or Hub id of the model that a base adapts; None: the base is no PEFT adapter.
+    """Folder or Hub id of the model that a base adapts; None: the base, which errors call ``name``, is no adapter.
 
-    ``name`` is what errors call it, ``hub`` says how transformers finds it. Learned prompts and prefixes are refused:
-    no text holds them.
+    Learned prompts and prefixes are refused: no text holds them. ``hub`` is in transformers' words, here and below.
     """
     try:
         file = find_adapter_config_file(path, **hub)
@@ -78,9 +84,8 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
     adapter: Any = import_module("peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(
-            f"base={name!r} is an adapter of type {adapter.peft_type.value}: it adds learned positions to every text "
-            "or layer, which no copy of the text holds and no layer plan knows. Use its base model, or an adapter of "
-            "the weights, as LoRA."
+            f"base={name!r} is an adapter of type {adapter.peft_type.value}: it adds learned positions, which no copy "
+            "of a text holds and no layer plan knows. Use its base model, or an adapter of the weights, as LoRA."
         )
     adapted = adapter.base_model_name_or_path
     if not adapted and not os.path.isfile(os.path.join(path, "config.json")):
@@ -88,70 +93,84 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
     return str(adapted or path)
 
 
-def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any]) -> dict[str, Any]:
-    """An adapter's folder often holds no tokenizer: arguments that take the adapted model's then."""
+def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any]) -> str | None:
+    """The adapted model, whose tokenizer is taken where an adapter's folder holds none."""
     names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
-    if adapted is None or any(load_file_path(path, name, **hub) is not None for name in names):
-        return {}
-    return {"tokenizer_name_or_path": adapted}
+    return None if any(load_file_path(path, name, **hub) is not None for name in names) else adapted
+
+
+def locate_tokenizer(tokenizer: object, hub: Mapping[str, Any]) -> str:
+    """Folder or Hub id of a tokenizer, which is loaded once to see that it is there; ``hub`` as transformers has it."""
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        raise ValueError(
+            f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save the tokenizer and name its folder."
+        )
+    text = os.fspath(tokenizer)
+    if os.path.isfile(text):
+        raise ValueError(f"tokenizer={text!r} is a file: name the folder that holds the tokenizer.")
+    path = str(EMBEDDED.get(text, text))
+    try:
+        # Before the weights, which may take long.
+        AutoTokenizer.from_pretrained(path, **hub)
+    except Exception as error:
+        # transformers raises errors of many kinds, of packages that are missing too.
+        raise OSError(f"tokenizer={text!r} could not be loaded: {error} Name its folder or Hub id.") from error
+    return path
 
 
 def load_error(error: Exception, base: str, adapted: str | None) -> Exception | None:
     """What to say of a base that could not be loaded; None: what transformers or peft said is enough."""
-    if isinstance(error, OSError) and adapted is not None:
-        return OSError(f"base={base!r} adapts {adapted!r}, which could not be loaded: {error}")
     if isinstance(error, OSError):
-        return OSError(
-            f"base={base!r} could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a folder "
-            f"or Hub id transformers says: {error}"
-        )
+        what = f"could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a folder or Hub id"
+        if adapted is not None:
+            what = f"adapts {adapted!r}, which could not be loaded"
+        return OSError(f"base={base!r} {what}: {error}")
     if type(error).__module__.startswith("peft."):
         return ValueError(f"base={base!r} adapts {adapted!r}: {error} {_MERGE}")
     return None
 
 
-def check_loaded(
-    transformer: Any, path: str, name: str, adapted: str | None = None, hub: Mapping[str, Any] | None = None
-) -> None:
+def check_loaded(transformer: Any, path: str, name: str, adapted: str | None, hub: Mapping[str, Any]) -> None:
     """Refuse a base of which transformers left out something that its files name; merge an adapter into the weights.
 
-    ``name`` is what errors call it, ``adapted`` the model that it adapts, ``hub`` says how transformers finds it.
+    ``name`` is what errors call the base, ``adapted`` the model that it adapts.
     """
     model: PreTrainedModel = transformer.model
-    config = model.config
-    quantization = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
-    if quantization and getattr(model, "hf_quantizer", None) is None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-        raise ValueError(
-            f"base={name!r}: its config.json names the quantization {method!r}, which this version of transformers "
+    found = [getattr(each, "quantization_config", None) for each in (model.config, model.config.get_text_config())]
+    quantization: Any = found[0] or found[1] or {}
+    given = quantization if isinstance(quantization, dict) else vars(quantization)
+    quantized = getattr(model, "hf_quantizer", None) is not None
+    problem = None
+    if given and not quantized:
+        problem = (
+            f"its config.json names the quantization {given.get('quant_method')!r}, which this version of transformers "
             "does not know and has left out. Use a newer version, or an unquantized base."
         )
-    given = quantization if isinstance(quantization, dict) else vars(quantization or object)
-    if given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
-        raise ValueError(
-            f"base={name!r}: with llm_int8_threshold={given['llm_int8_threshold']}, large numbers of one text change "
-            "how bitsandbytes rounds all texts of its batch, so a vector would depend on its batch. Set "
-            "llm_int8_threshold=0 (in BitsAndBytesConfig, or in the base's config.json)."
+    elif given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
+        problem = (
+            f"with llm_int8_threshold={given['llm_int8_threshold']}, large numbers of one text change how bitsandbytes "
+            "rounds all texts of its batch, so a vector would depend on its batch. Set llm_int8_threshold=0 (in "
+            "BitsAndBytesConfig, or in the base's config.json)."
         )
-    if model.device.type == "meta":
-        raise ValueError(
-            f"base={name!r}: by its device_map the embeddings stay on disk, where no text can enter. Map them to a "
-            "device, as in model_kwargs={'device_map': {'embed_tokens': 'cpu', …}}, or use 'auto'."
+    elif model.device.type == "meta":
+        problem = (
+            "by its device_map the embeddings stay on disk, where no text can enter. Map them to a device, as in "
+            "model_kwargs={'device_map': {'embed_tokens': 'cpu', …}}, or use 'auto'."
         )
-    if any(parameter.is_meta for parameter in model.parameters()) and not hasattr(SentenceTransformer, _OFFLOADS):
-        raise ValueError(
-            f"base={name!r}: by its device_map some layers are on disk or on a CPU beside a GPU, which this version of "
+    elif any(parameter.is_meta for parameter in model.parameters()) and not hasattr(SentenceTransformer, _OFFLOADS):
+        problem = (
+            "by its device_map some layers are on disk or on a CPU beside a GPU, which this version of "
             "sentence-transformers does not support. Use version 6.2 or newer, or map all layers to devices."
         )
+    elif adapted is not None and quantized:
+        problem = (
+            "it is an adapter, and the weights that it adapts are quantized: merged, they would be rounded anew. Load "
+            "them unquantized."
+        )
+    if problem:
+        raise ValueError(f"base={name!r}: {problem}")
     if adapted is not None:
-        if getattr(model, "hf_quantizer", None) is not None:
-            raise ValueError(
-                f"base={name!r} is an adapter, and the weights that it adapts are quantized: merged, they would be "
-                "rounded anew. Load them unquantized."
-            )
-        _check_adapter(model, path, name, hub or {})
+        _check_adapter(model, path, name, hub)
         merge_adapter(model)
 
 
@@ -186,27 +205,25 @@ def _check_adapter(model: PreTrainedModel, path: str, name: str, hub: Mapping[st
     # Names differ from model to model (a head's, a tower's prefix), so weights are known by their values.
     dtypes = {tensor.dtype for tensor in loaded.values()}
     by_value = {_value(tensor, dtype): key for key, tensor in stored.items() for dtype in dtypes}
-    taken = set()
-    for key, tensor in loaded.items():
-        source = by_value.get(_value(tensor, tensor.dtype))
-        if source is None:
-            raise ValueError(f"base={name!r}: transformers did not load the adapter's weights for {key!r}. {_MERGE}")
-        taken.add(source)
+    sources = {key: by_value.get(_value(tensor, tensor.dtype)) for key, tensor in loaded.items()}
+    missing = [key for key, source in sources.items() if source is None]
     own = dict(model.state_dict())
-    for key in _of_the_body(model, set(stored) - taken):
+    # An embedder has no head, so what belongs to one is not missed.
+    parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
+    for key in sorted(set(stored) - set(sources.values())):
+        plain = key.removeprefix("base_model.model.")
         # Embeddings may be stored beside the adapter, unchanged or not.
-        plain = key.removeprefix("base_model.model.").removeprefix(f"{model.base_model_prefix}.")
-        same = own.get(plain)
-        if same is None or _value(stored[key], same.dtype) != _value(same, same.dtype):
-            raise ValueError(f"base={name!r}: transformers did not load the adapter's {key!r}. {_MERGE}")
+        same = own.get(plain.removeprefix(f"{model.base_model_prefix}."))
+        if plain.split(".")[0] in parts and (
+            same is None or _value(stored[key], same.dtype) != _value(same, same.dtype)
+        ):
+            missing.append(key)
+    if missing:
+        raise ValueError(f"base={name!r}: transformers did not load the adapter's weights for {missing[0]!r}. {_MERGE}")
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
-    """Make an adapter part of the weights: what is saved is then a model that needs neither peft nor its base.
-
-    Args:
-        model: A backbone with an adapter, loaded or trained: ``model[0].model``.
-    """
+    """Make the adapter of a backbone, ``model[0].model``, part of its weights, which are then saved without peft."""
     for place, module in list(model.named_modules()):
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
@@ -220,12 +237,6 @@ def merge_adapter(model: PreTrainedModel) -> None:
     model._hf_peft_config_loaded = False
     del model.peft_config
     model.requires_grad_(True)
-
-
-def _of_the_body(model: PreTrainedModel, keys: Iterable[str]) -> list[str]:
-    """Those of an adapter's keys that do not belong to a head: an embedder has none."""
-    parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
-    return sorted(key for key in keys if key.removeprefix("base_model.model.").split(".")[0] in parts)
 
 
 def _value(tensor: Tensor, dtype: torch.dtype) -> tuple[tuple[int, ...], bytes]:

@@ -5,30 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import get_device_name, load_file_path
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import get_device_name
 
-from .bases import (
-    HUB,
-    adapted_model,
-    check_loaded,
-    check_padding,
-    load_error,
-    locate,
-    tokenizer_of_adapted,
-    weights_dtype,
-)
-from .checks import check_device, check_length, check_prompts, check_vocabulary, locate_tokenizer
+from . import bases
 from .filters import with_postfilter
+from .inspection import read_json
 from .modules import Filter, Method, NoSink, ReBA, Stage
 from .modules.chunked import ChunkedReBAPooling
+from .modules.decoder import DecoderTransformer
 from .modules.ensemble import Ensemble
 from .modules.guards import check_sizes, limited
 from .modules.nosink import NoSinkTransformer
@@ -36,12 +27,17 @@ from .modules.options import shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
 from .modules.repeat import RepeatTransformer
+from .persistence import load
 from .recipe import is_recipe, read_recipe
-from .repository import convert_repository
 from .selfcheck import check_capture, check_plan, hidden_states
 from .spec import Spec
+from .zoo import recipe_named
 
-_POOLING_MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
+# What sentence-transformers' constructor takes, but for what ``build`` itself says.
+_LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
+_LOADING -= {"backend", "kwargs", "args"}
+# What loads the backbone, and says nothing of a model that is put together.
+_OF_THE_BACKBONE = frozenset(("revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"))
 
 
 def build(
@@ -66,13 +62,13 @@ def build(
         tokenizer: Folder or Hub id whose tokenizer is used instead of the base's own.
         dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         check: Check on a few tokens that every layer obeys its plan.
-        **fields: The method's fields, as ``pooling="mean"``, ``repeats=3``; and what ``SentenceTransformer`` takes, as
-            ``device``, ``prompts``, ``revision``, ``token``, ``trust_remote_code``, ``model_kwargs``.
+        **fields: The method's fields, as ``pooling="mean"``; and what ``SentenceTransformer`` takes, as ``device``,
+            ``prompts``, ``revision``, ``token``, ``trust_remote_code``, ``model_kwargs``.
 
     Returns:
-        An ordinary SentenceTransformer: RepeatTransformer (or NoSinkTransformer), a pooling (ReBAPooling,
-        ChunkedReBAPooling or Pooling), PromptEnsemble where there are several templates, and Normalize. (nosink on a
-        sentence-transformers model, without a pooling: the model's own input, prompts and pooling are kept.)
+        RepeatTransformer (or NoSinkTransformer), a pooling (ReBAPooling, ChunkedReBAPooling or Pooling), PromptEnsemble
+        where there are several templates, and Normalize. (nosink on a sentence-transformers model, without a pooling:
+        the model's own input, prompts and pooling are kept.)
 
     Raises:
         ValueError: An unknown name or value, options that exclude each other, or a layer that does not obey its plan.
@@ -87,173 +83,179 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
-    loading = {name: fields.pop(name) for name in list(fields) if name in _constructor()}
+    loading = {name: fields.pop(name) for name in list(fields) if name in _LOADING}
     recipe = None
     if isinstance(base, str) and base.startswith("zoo:"):
-        from .zoo import recipe_named
-
         recipe = recipe_named(base.removeprefix("zoo:"), {**loading, **fields, "stages": stages})
     elif is_recipe(base):
         recipe = read_recipe(base)
     if recipe is not None:
         base, loading, values = recipe.base, {**recipe.loading, **loading}, dict(recipe.values)
-        borrowed = loading.pop("tokenizer", None)
+        borrowed, recipe_stages = loading.pop("tokenizer", None), values.pop("stages", None)
         tokenizer = borrowed if tokenizer is None else tokenizer
-        recipe_stages = values.pop("stages", None)
         stages = recipe_stages if stages is None else stages
         if method is None or (isinstance(method, str) and ":" not in method):
             named = values.pop("method", None)
             method, fields = named if method is None else method, {**values, **fields}
-    if method == "nosink" and _converts_all(base, fields, loading):
-        fields["k"] = "all"
+    if method == "nosink" and not {"k", "pooling"} & set(fields):
+        setting = str(fields.get("setting", "baseline")).lower()
+        if not setting.startswith(("baseline", "extend")) and bases.is_repository(bases.locate(base)[0], loading):
+            # Of a sentence-transformers model all layers are converted, as in the paper.
+            fields["k"] = "all"
     spec = Spec.make(method, stages, fields)
     return _Build(base, spec, loading, tokenizer, dtype, check).run(pooling_given="pooling" in fields)
 
 
-def _converts_all(base: Any, fields: Mapping[str, Any], loading: Mapping[str, Any]) -> bool:
-    """Whether a sentence-transformers model is converted without a number of layers: then all are, as in the paper."""
-    named = str(fields.get("setting", "baseline")).lower()
-    if {"k", "pooling"} & set(fields) or named.startswith(("baseline", "extend")):
-        return False
-    hub = {name: loading[name] for name in HUB if loading.get(name) is not None}
-    return load_file_path(locate(base)[0], "modules.json", **hub) is not None
-
-
-@cache
-def _constructor() -> frozenset[str]:
-    """What sentence-transformers' constructor takes, but for what ``build`` itself says."""
-    taken = signature(SentenceTransformer.__init__).parameters
-    return frozenset(taken) - {"self", "model_name_or_path", "modules", "backend", "kwargs", "args"}
-
-
 class _Build:
-    """One call of ``build``, its arguments looked through."""
+    """One call of ``build``."""
 
     def __init__(self, base: Any, spec: Spec, loading: dict[str, Any], tokenizer: Any, dtype: Any, check: bool) -> None:
-        self.given, self.spec, self.loading, self.tokenizer, self.check = base, spec, loading, tokenizer, check
-        check_prompts(loading.get("prompts"))
-        check_device(loading.get("device"))
-        self.device: str | None = loading.get("device")
-        self.trusted = bool(loading.get("trust_remote_code"))
-        # As sentence-transformers finds a repository, and as transformers does.
-        self.hub = {name: loading[name] for name in HUB if loading.get(name) is not None}
-        self.files = {HUB[name]: value for name, value in self.hub.items()}
-        self.path, self.name = locate(base)
-        own = loading.get("model_kwargs") or {}
-        self.model_kwargs = {"dtype": weights_dtype(dtype, self.device), **own}
-        self.dtype_given = dtype not in (None, "auto")
+        self.given, self.loading, self.tokenizer, self.check = str(base), loading, tokenizer, check
         self.filter = next((stage for stage in spec.stages if isinstance(stage, Filter)), None)
+        self.spec = replace(spec, stages=tuple(stage for stage in spec.stages if stage is not self.filter))
+        prompts, self.device = loading.get("prompts"), loading.get("device")
+        if prompts is not None and not (
+            isinstance(prompts, Mapping) and all(isinstance(each, str) for pair in prompts.items() for each in pair)
+        ):
+            raise ValueError(f"prompts={shown(prompts)} must be a mapping of names to texts: {{'query': 'query: '}}.")
+        try:
+            torch.device(self.device or "cpu")
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device={self.device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
+        # As sentence-transformers finds a repository, and as transformers does.
+        self.hub = bases.hub_of(loading)
+        self.files = {bases.HUB[name]: value for name, value in self.hub.items()}
+        self.path, self.name = bases.locate(base)
+        self.dtype_given = dtype not in (None, "auto")
+        self.model_kwargs = {"dtype": bases.weights_dtype(dtype, self.device), **(loading.get("model_kwargs") or {})}
 
     def run(self, *, pooling_given: bool) -> SentenceTransformer:
-        spec = self.spec
-        repository = load_file_path(self.path, "modules.json", **self.hub)
-        if repository is not None:
-            self._refuse_embedder()
-        if self.filter is not None:
-            spec = replace(spec, stages=tuple(stage for stage in spec.stages if stage is not self.filter))
-        if repository is not None and spec.name == "nosink" and not pooling_given:
-            return self._filtered(self._kept(spec))
-        transformer = self._transformer(spec)
-        plain = self._checked(transformer)
+        listed = read_json(self.path, "modules.json", **self.hub)
+        for each in listed[:1] if isinstance(listed, list) else ():
+            if isinstance(each, dict) and str(each.get("type")).startswith("st_reba."):
+                raise ValueError(
+                    f"base={self.given!r} is a saved embedder, whose method and pooling would be lost. Load it with "
+                    "SentenceTransformer(…), or build from its base model."
+                )
+        self.adapted = bases.adapted_model(self.path, self.name, self.files)
+        kept = listed is not None and self.spec.name == "nosink" and not pooling_given
+        model = self._converted() if kept else self._made()
+        if self.filter is None:
+            return model
+        if self.filter.file is None:
+            raise ValueError(
+                "filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter."
+            )
+        return with_postfilter(model, self.filter.file)
+
+    def _converted(self) -> SentenceTransformer:
+        """A sentence-transformers model with its own input and pooling, its layers converted (NoSink, section 4)."""
+        others = {stage.name: stage for stage in self.spec.stages if stage.order != NoSink.order}
+        given = {**self.spec.method.to_dict(), "pooling": None, "tokenizer": self.tokenizer, **others}
+        for option, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{option}={shown(value)}: the base is a sentence-transformers model, whose own input and pooling "
+                    "are kept. Drop the option, or give pooling=… to use its backbone alone."
+                )
+        model = load(self.path, **{**self.loading, "model_kwargs": self.model_kwargs})
+        first: Any = model[0]
+        problem = None
+        # A class of its own may treat its input or output in a way of its own, which would be lost.
+        if type(first) is not Transformer:
+            problem = f"starts with {type(first).__name__}, whose layers stay as they are"
+        elif getattr(first.model.config, "output_hidden_states", False):
+            reader = type(model[1]).__name__
+            problem = f"{reader} reads the hidden states of every layer, which a converted model does not hand out"
+        elif modalities := sorted(set(first.modalities) - {"text", "message"}):
+            problem = f"embeds {modalities} too, which a converted model does not"
+        if problem:
+            raise ValueError(f"base={self.name!r}: {problem}. Give pooling=….")
+        record = {"base_model": self.name, "base_revision": self.loading.get("revision")}
+        model[0] = adopted = DecoderTransformer.adopt(first, self.spec.stages, **record)
+        if self.check:
+            check_plan(adopted)
+        bases.check_loaded(adopted, self.path, self.name, self.adapted, self.files)
+        return model
+
+    def _made(self) -> SentenceTransformer:
+        """A model of a backbone alone."""
+        transformer = self._transformer()
+        if self.check:
+            check_plan(transformer)
+        plain = hidden_states(transformer)
+        bases.check_padding(transformer, self.name)
         # Some backbones project their last hidden states to another size than their configuration's.
-        modules = self._modules(spec, transformer, plain.shape[-1])
+        modules = [transformer, *self._behind(plain.shape[-1])]
         if isinstance(modules[1], ReBAPooling):
             check_capture(transformer, plain)
-        taken = {n: v for n, v in self.loading.items() if n not in _NOT_AGAIN}
+        taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BACKBONE}
         model = SentenceTransformer(modules=modules, **taken)
-        check_length(transformer, modules[1])
+        for task in ("query", "document"):
+            # Raises where the template leaves no room for a text. Fields may get their values with it: any will do.
+            fields = dict.fromkeys(transformer.fields(task), "-")
+            transformer.budget(task=task, **fields)
+            if isinstance(modules[1], ChunkedReBAPooling):
+                modules[1].check_room(transformer.frames(task=task, **fields)[0].overhead)
         embed: Any = model.encode
         if transformer.rows > 1 and not embed("A text, 短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
             raise ValueError(
                 "ensemble: the weighted vectors of a text add up to zero: templates that differ behind the text alone "
                 "give the same vectors where only the text's tokens are pooled. Change templates or weights."
             )
-        return self._filtered(model)
+        return model
 
-    def _refuse_embedder(self) -> None:
-        from .inspection import read_json
-
-        modules = read_json(self.path, "modules.json", **self.hub)
-        kinds = (
-            [str(each.get("type", "")) for each in modules if isinstance(each, dict)]
-            if isinstance(modules, list)
-            else []
-        )
-        if kinds and kinds[0].startswith("st_reba."):
-            raise ValueError(
-                f"base={str(self.given)!r} is a saved embedder, whose method and pooling would be lost. Load it with "
-                "SentenceTransformer(…), or build from its base model."
-            )
-
-    def _kept(self, spec: Spec) -> SentenceTransformer:
-        """A sentence-transformers model with its own input and pooling, its layers converted."""
-        others = {stage.name: stage for stage in spec.stages if stage.order != NoSink.order}
-        given = {**spec.method.to_dict(), "pooling": None, "tokenizer": self.tokenizer, **others}
-        if option := next((name for name, value in given.items() if value is not None), None):
-            raise ValueError(
-                f"{option}={shown(given[option])}: the base is a sentence-transformers model, whose own "
-                f"input and pooling are kept. Drop the "
-                "option, or give pooling=… to use its backbone alone."
-            )
-        kept = convert_repository(
-            self.path,
-            spec.stages,
-            check=self.check,
-            base_model=self.name,
-            **{**self.loading, "model_kwargs": self.model_kwargs},
-        )
-        check_loaded(kept[0], self.path, self.name, adapted_model(self.path, self.name, self.files), self.files)
-        return kept
-
-    def _transformer(self, spec: Spec) -> RepeatTransformer:
+    def _transformer(self) -> RepeatTransformer:
         """The input module, with the base's weights."""
-        adapted = adapted_model(self.path, self.name, self.files)
-        hub = {**self.files, "trust_remote_code": self.trusted}
+        method, layout = self.spec.method, self.spec.method.layout
+        hub = {**self.files, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
         processor_kwargs = {**hub, **(self.loading.get("processor_kwargs") or {})}
-        length = spec.method.max_seq_length
-        if length is not None:
-            processor_kwargs["model_max_length"] = length
-        if self.tokenizer is not None:
-            borrowed: dict[str, Any] = {
-                "tokenizer_name_or_path": locate_tokenizer(self.tokenizer, {**hub, "revision": None})
-            }
+        if method.max_seq_length is not None:
+            processor_kwargs["model_max_length"] = method.max_seq_length
+        if self.tokenizer is None:
+            borrowed = bases.tokenizer_of_adapted(self.path, self.adapted, self.hub)
         else:
-            borrowed = tokenizer_of_adapted(self.path, adapted, self.hub)
-        if borrowed:
+            borrowed = bases.locate_tokenizer(self.tokenizer, {**hub, "revision": None})
+        if borrowed is not None:
             processor_kwargs["revision"] = None
         # An adapter's weights and configuration are those of the model that it adapts.
-        place, where = (self.path, self.hub) if adapted is None else (adapted, {**self.hub, "revision": None})
-        named = any(stage.name == "nosink" for stage in spec.stages) and spec.name == "nosink"
+        place, where = (self.path, self.hub) if self.adapted is None else (self.adapted, {**self.hub, "revision": None})
+        named = self.spec.name == "nosink" and any(isinstance(stage, NoSink) for stage in self.spec.stages)
         try:
             with limited(check_sizes(place, **where)):
                 transformer = (NoSinkTransformer if named else RepeatTransformer)(
                     self.path,
-                    layout=spec.method.layout,
-                    method={spec.method.name: spec.method.to_dict()},
-                    stages=spec.stages,
+                    layout=layout,
+                    method={method.name: method.to_dict()},
+                    stages=self.spec.stages,
                     base_model=self.name,
                     base_revision=self.loading.get("revision"),
                     model_kwargs={**hub, **self.model_kwargs},
                     processor_kwargs=processor_kwargs,
                     config_kwargs={**hub, **(self.loading.get("config_kwargs") or {})},
-                    **borrowed,
+                    tokenizer_name_or_path=borrowed,
                 )
         except (OSError, ValueError) as error:
-            if (explained := load_error(error, str(self.given), adapted)) is None:
+            if (explained := bases.load_error(error, self.given, self.adapted)) is None:
                 raise
             raise explained from error
-        if spec.method.layout.instruction and "instruction" not in transformer.forward_kwargs:
+        if layout.instruction and "instruction" not in transformer.forward_kwargs:
+            raise ValueError(f"instruction={layout.instruction!r}: the template has no {{instruction}}. Add it.")
+        if method.name in ("classical", "prompteol") and transformer.repeats > 1:
             raise ValueError(
-                f"instruction={spec.method.layout.instruction!r}: the template has no {{instruction}}. Add it."
-            )
-        if spec.method.name in ("classical", "prompteol") and transformer.repeats > 1:
-            raise ValueError(
-                f"The template has {transformer.repeats} {{text}} slots, but method={spec.name!r} runs the text once. "
-                "Use method='echo'."
+                f"The template has {transformer.repeats} {{text}} slots, but method={self.spec.name!r} runs the text "
+                "once. Use method='echo'."
             )
         if self.tokenizer is not None:
-            check_vocabulary(transformer, self.name, os.fspath(self.tokenizer))
-        check_loaded(transformer, self.path, self.name, adapted, self.files)
+            tokens = max(transformer.text_tokenizer.get_vocab().values()) + 1
+            table: Any = transformer.model.get_input_embeddings()
+            if tokens > len(table.weight):
+                raise ValueError(
+                    f"tokenizer={os.fspath(self.tokenizer)!r} has {tokens} token ids, but base={self.name!r} has "
+                    f"{len(table.weight)} embeddings. Name the tokenizer that the base was trained with."
+                )
+        bases.check_loaded(transformer, self.path, self.name, self.adapted, self.files)
+        transformer.zeros = isinstance(method, ReBA) and method.variant == "published"
         if self.dtype_given:
             # Saved as it was asked for, and not as the base stores it.
             transformer.stored_dtype = None
@@ -263,43 +265,17 @@ class _Build:
             transformer.to(self.device or get_device_name())
         return transformer
 
-    def _checked(self, transformer: RepeatTransformer) -> torch.Tensor:
-        """The hidden states of a short text, once it is known that every layer does what it should."""
-        transformer.zeros = getattr(self.spec.method, "variant", "paper") == "published"
-        if self.check:
-            check_plan(transformer)
-        plain = hidden_states(transformer)
-        check_padding(transformer, self.name)
-        return plain
-
-    def _modules(self, spec: Spec, transformer: RepeatTransformer, width: int) -> list[torch.nn.Module]:
-        method = spec.method
-        modules: list[torch.nn.Module] = [transformer]
-        if isinstance(method, ReBA) and method.chunk is not None:
+    def _behind(self, width: int) -> list[torch.nn.Module]:
+        """The modules behind the first, which gives ``width`` numbers a token."""
+        method = self.spec.method
+        if isinstance(method, ReBA):
             weights = (method.include_special, method.normalize_weights)
-            modules.append(ChunkedReBAPooling(width, method.chunk, method.pooling, method.repeats or 2, *weights))
-        elif isinstance(method, ReBA):
-            weights = (method.include_special, method.normalize_weights)
-            modules.append(ReBAPooling(width, method.pooling, method.variant, *weights))
+            if method.chunk is None:
+                modules: list[torch.nn.Module] = [ReBAPooling(width, method.pooling, method.variant, *weights)]
+            else:
+                modules = [ChunkedReBAPooling(width, method.chunk, method.pooling, method.repeats or 2, *weights)]
         else:
-            modules.append(Pooling(width, _POOLING_MODES[getattr(method, "pooling")]))  # noqa: B009
-        ensemble = next((stage for stage in spec.stages if isinstance(stage, Ensemble)), None)
-        if ensemble is not None:
-            modules.append(PromptEnsemble(ensemble.summed, ensemble.equal_norms))
-        if method.normalize:
-            modules.append(Normalize())
-        return modules
-
-    def _filtered(self, model: SentenceTransformer) -> SentenceTransformer:
-        """The model with the filter whose file a recipe names."""
-        if self.filter is None:
-            return model
-        if self.filter.file is None:
-            raise ValueError(
-                "filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter."
-            )
-        return with_postfilter(model, self.filter.file)
-
-
-# What was used to load the backbone, and says nothing of a model that is put together.
-_NOT_AGAIN = frozenset(("revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"))
+            mode = getattr(method, "pooling")  # noqa: B009
+            modules = [Pooling(width, "lasttoken" if mode == "last" else mode)]
+        modules += [PromptEnsemble(s.summed, s.equal_norms) for s in self.spec.stages if isinstance(s, Ensemble)]
+        return [*modules, Normalize()] if method.normalize else modules

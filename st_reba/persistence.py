@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from .bases import EMBEDDED, HUB, weights_dtype
+from .bases import EMBEDDED, hub_of, weights_dtype
 from .inspection import RepositoryRefused, check_repository
 from .modules.guards import limited
 
@@ -23,14 +23,13 @@ def load(
 ) -> SentenceTransformer:
     """Load a model as ``SentenceTransformer(model)`` does, with errors for what is no saved model.
 
-    Pickled weights are not opened, unless ``model_kwargs={"use_safetensors": False}`` is given.
-
     Args:
         model: A folder written by ``save_pretrained``, or a Hub id.
         device: Where to run.
         dtype: Of the weights; None: float32 on a CPU, as stored on a GPU.
         trust_remote_code: Allow code from the repository.
-        **kwargs: All else that SentenceTransformer takes.
+        **kwargs: All else that SentenceTransformer takes. Pickled weights are opened with
+            ``model_kwargs={"use_safetensors": False}`` alone.
 
     Raises:
         RepositoryRefused: It asks for what it may not have; see :func:`st_reba.inspection.check_repository`.
@@ -45,13 +44,11 @@ def load(
     if kwargs.get("backend", "torch") == "torch":
         # Where this is not said, weights in pickles are opened too.
         weights["use_safetensors"] = True
-    model_kwargs = {**weights, **(kwargs.pop("model_kwargs", None) or {})}
-    hub = {name: kwargs[name] for name in HUB if name in kwargs}
+    kwargs["model_kwargs"] = {**weights, **(kwargs.get("model_kwargs") or {})}
+    kwargs |= {"device": device, "trust_remote_code": trust_remote_code}
     try:
-        with limited(check_repository(path, trust_remote_code=trust_remote_code, **hub)):
-            return SentenceTransformer(
-                path, device=device, trust_remote_code=trust_remote_code, model_kwargs=model_kwargs, **kwargs
-            )
+        with limited(check_repository(path, trust_remote_code=trust_remote_code, **hub_of(kwargs))):
+            return SentenceTransformer(path, **kwargs)
     except RepositoryRefused:
         raise
     except Exception as error:

@@ -16,15 +16,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def rebuilt(model: SentenceTransformer, modules: Iterable[nn.Module]) -> SentenceTransformer:
-    """A model of other modules, all else as it was.
-
-    Weights and tokenizer are shared, the modules around them are copied: what follows the input module finds that of
-    the new model, and not the old one's.
-
-    Args:
-        model: The model; not changed.
-        modules: Those of the new model, in their order.
-    """
+    """A model of other modules, all else as it was; weights and tokenizer are shared, the modules are copied."""
     copies = [copied(module) for module in modules]
     new = copied(model)
     new._modules = {str(number): module for number, module in enumerate(copies)}
@@ -33,6 +25,7 @@ def rebuilt(model: SentenceTransformer, modules: Iterable[nn.Module]) -> Sentenc
     new.model_card_data.register_model(new)
     for module in copies:
         if isinstance(module, Module):
+            # What follows the input module finds that of the new model, and not the old one's.
             module.on_model_ready(new)
     return new
 

@@ -1,7 +1,7 @@
 """The format of recipes: a YAML file with a base, a method, its fields and stages and, under ``about``, facts.
 
-``about`` changes no vector. A ``filter``'s file is relative to the recipe's folder. A recipe cannot allow foreign code,
-hold a token or reach transformers' own options: these are the caller's alone.
+A ``filter``'s file is relative to the recipe's folder. A recipe cannot allow foreign code, hold a token or reach
+transformers' own options: these are the caller's alone.
 """
 
 from __future__ import annotations
@@ -69,25 +69,18 @@ class About(Options):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model that can be built.
-
-    Args:
-        base: Folder, Hub id or name of the base model.
-        values: ``method``, its fields and ``stages``.
-        loading: ``revision``, ``tokenizer`` and ``prompts``, where they are given.
-        about: Facts of the model.
-        name: Of the file, or of the zoo.
-    """
+    """A model that can be built."""
 
     base: str
+    # The method, its fields and the stages.
     values: Mapping[str, Any]
+    # revision, tokenizer and prompts, where they are given.
     loading: Mapping[str, Any] = field(default_factory=dict)
     about: About = field(default_factory=About)
     name: str = ""
 
     @property
     def spec(self) -> Spec:
-        """What it computes."""
         return Spec.of(self.values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,10 +95,7 @@ def is_recipe(base: str | os.PathLike[str]) -> bool:
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        path: The YAML file.
+    """Read a recipe from a YAML file.
 
     Raises:
         ValueError: It is no mapping with a base, or has a key or a value that the format has not; the message names
@@ -118,18 +108,15 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def recipe_of(given: object, file: str, folder: str = "", name: str = "") -> Recipe:
-    """A recipe from what YAML holds; ``file`` is what messages call it, ``folder`` where files that it names are.
-
-    Raises:
-        ValueError: As :func:`read_recipe`.
-    """
+    """A recipe from what YAML holds; ``file`` is what messages call it, ``folder`` where files that it names are."""
     if not isinstance(given, Mapping) or not isinstance(given.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
     values = {name: value for name, value in given.items() if name not in _OWN}
     fields = [name for kinds in METHODS.values() for kind in kinds for name in kind.names()]
+    known = [*_OWN, "method", "stages", *dict.fromkeys(fields)]
     for key in values:
-        if key not in ("method", "stages", *fields):
-            raise ValueError(f"{file!r}: {unknown(str(key), key, [*_OWN, 'method', 'stages', *dict.fromkeys(fields)])}")
+        if key not in known:
+            raise ValueError(f"{file!r}: {unknown(str(key), key, known)}")
     loading = {key: given[key] for key in ("revision", "tokenizer", "prompts") if given.get(key) is not None}
     for key in ("revision", "tokenizer"):
         if not isinstance(loading.get(key, ""), str):
@@ -143,25 +130,18 @@ def recipe_of(given: object, file: str, folder: str = "", name: str = "") -> Rec
             Spec.of(values)
     except ValueError as error:
         raise ValueError(f"{file!r}: {error}") from None
-    return Recipe(given["base"], located(values, folder), loading, about, name)
-
-
-def located(values: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """A recipe's values, the files among them found from here."""
     stages = []
     for stage in values.get("stages") or ():
         if isinstance(stage, Mapping) and isinstance(own := stage.get(Filter.name), Mapping) and own.get("file"):
             stage = {Filter.name: {**own, "file": os.path.join(folder, own["file"])}}
         stages.append(stage)
-    return {**values, **({"stages": stages} if stages else {})}
+    if stages:
+        values["stages"] = stages
+    return Recipe(given["base"], values, loading, about, name)
 
 
 def read_yaml(stream: IO[str], file: str) -> Any:
-    """Read YAML without tags and aliases, in which no key stands twice.
-
-    Args:
-        stream: The open file.
-        file: What messages call it.
+    """Read YAML without tags and aliases, in which no key stands twice; ``file`` is what messages call it.
 
     Raises:
         ValueError: It is not YAML, a key stands twice, or it is larger or deeper than any file of ours.

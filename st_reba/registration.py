@@ -10,29 +10,23 @@ import wrapt
 
 from .modules import MODULES
 
-_PREFIX = "st_reba."
+_NAMES = {f"st_reba.{name}": name for name in MODULES}
 
 
 class KnownClasses(Mapping[str, Any]):
-    """The module classes that sentence-transformers may load without trusting a repository's code.
-
-    Args:
-        others: Those that were known before.
-    """
+    """The module classes that sentence-transformers may load without trusting a repository's code: ours and others."""
 
     def __init__(self, others: Mapping[str, Any]) -> None:
         self._others = others
 
     def __getitem__(self, name: str) -> Any:
-        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in MODULES:
-            return getattr(import_module(".modules", __package__), name.removeprefix(_PREFIX))
-        return self._others[name]
+        return getattr(import_module(".modules", __package__), _NAMES[name]) if name in _NAMES else self._others[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from {**dict.fromkeys(self._others), **{f"{_PREFIX}{name}": None for name in MODULES}}
+        return iter({**self._others, **_NAMES})
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len({**self._others, **_NAMES})
 
 
 def register() -> None:

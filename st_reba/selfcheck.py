@@ -1,7 +1,7 @@
 """Self-checks when a model is built: does every layer see what its plan says, and does capturing only observe?
 
-An attention patch that silently does nothing is the commonest fault of converted decoders, so the plan's check trusts
-no mask: it changes one position's input to an attention module at a time, and looks which positions' outputs change.
+A patch that silently does nothing is the commonest fault of converted decoders, so no mask is trusted: one position's
+input to an attention module is changed at a time, to see which positions' outputs change.
 """
 
 from __future__ import annotations
@@ -35,32 +35,71 @@ def check_plan(transformer: DecoderTransformer) -> None:
 
     Raises:
         ValueError: A layer does not obey the plan, or does not run as often as it says; the layer is named.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
+        >>> check_plan(model[0])
     """
     planned = next((each for each in transformer.bound if isinstance(each, PlannedLayers)), None)
     if planned is None or planned.stack.is_plain:
         return
-    length = min(planned.stack.m + _BEYOND_SINKS, _TOKENS)
+    stage, stack = planned.stage, planned.stack
+    length = min(stack.m + _BEYOND_SINKS, _TOKENS)
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
     features = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "copy_ids": torch.ones_like(ids)}
-    check = _Check(planned, ids.shape)
+    own: dict[nn.Module, Tensor] = {}
+    ran: Counter[tuple[int, str]] = Counter()
+
+    def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """What an attention module sees by itself."""
+        hidden = arguments[0] if arguments else keywords.get("hidden_states")
+        shown = output[0] if isinstance(output, tuple) else output
+        # Whole layers, which know their index too, may pass on several streams at once, projections heads.
+        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == ids.shape for each in (hidden, shown)):
+            own[module] = _seen(module, arguments, keywords)
+
+    def compare(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        """Whether it sees what the plan says."""
+        run = current()
+        # Other modules, as whole layers and recurrent ones, know their index too.
+        if run is None or run.kinds is None or run.kinds.last is None or run.kinds.last[0] is not module:
+            return
+        layer, kind = module.layer_idx, run.kinds.last[1]
+        ran[layer, kind] += 1
+        sees = _seen(module, arguments, keywords)
+        wanted = kind_of(kind).sees(own[module][None, None], m=stack.m)[0, 0]
+        if not torch.equal(sees, wanted):
+            query, key = (sees != wanted).nonzero()[0].tolist()
+            raise ValueError(
+                f"{stage!r}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its token "
+                f"{query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture cannot be "
+                f"converted; {_REMEDY}"
+            )
+
     transformer.eval()
     # By transformers' own attention first: that is what the plan converts.
     transformer.backbone.decoder.set_attn_implementation("eager")
     try:
-        with _hooked(transformer, check.measure):
+        with _hooked(transformer, measure):
             transformer.model(**transformer.backbone.inputs(ids, features["attention_mask"]))
     finally:
         switch_on(transformer.model)
     try:
-        with _hooked(transformer, check.compare):
+        with _hooked(transformer, compare):
             DecoderTransformer.forward(transformer, features, watch=[])
     except RuntimeError as error:
         raise ValueError(
-            f"{planned.stage!r}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
+            f"{stage!r}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
             "variant='published' needs the least of a backbone."
         ) from error
-    check.finish()
+    for (layer, kind), times in Counter(call for call in stack.calls if call[1] != "forward").items():
+        if ran[layer, kind] != times:
+            raise ValueError(
+                f"{stage!r}: layer {layer} ran as {kind} {ran[layer, kind]} times in place of {times}. It may hold no "
+                f"attention, or not call transformers' attention interface: convert other layers; {_REMEDY}"
+            )
 
 
 @contextmanager
@@ -77,9 +116,9 @@ def _hooked(transformer: DecoderTransformer, hook: Any) -> Iterator[None]:
 
 
 def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """What a module sees, by trial, [T, T] bool: whether the output at a row changes with the input at a column.
+    """What a module sees, by trial: [T, T], whether the output at a position (row) changes with the input at another.
 
-    It was called with ``arguments`` and ``keywords``, the same text in each of 2T + 1 rows.
+    It was called with hidden states [2T + 1, T, d], the same text in every row.
     """
     hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     length = hidden.shape[1]
@@ -100,63 +139,14 @@ def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any
     return (tolerance * values[:1].abs().max() < difference.T).cpu()
 
 
-class _Check:
-    """Forward hooks of attention modules: what each sees by itself, and whether it then sees what the plan says."""
-
-    def __init__(self, planned: PlannedLayers, rows: torch.Size) -> None:
-        self.stage, self.stack = planned.stage, planned.stack
-        self.rows = rows
-        self.own: dict[nn.Module, Tensor] = {}
-        self.ran: Counter[tuple[int, str]] = Counter()
-
-    def measure(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        """What a module sees by transformers' own attention."""
-        hidden = arguments[0] if arguments else keywords.get("hidden_states")
-        given = output[0] if isinstance(output, tuple) else output
-        # Whole layers, which know their index too, may pass on several streams at once, projections heads.
-        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == self.rows for each in (hidden, given)):
-            self.own[module] = _seen(module, arguments, keywords)
-
-    def compare(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        """Raise unless the module saw what the plan says."""
-        run = current()
-        # Other modules, as whole layers and recurrent ones, know their index too.
-        if run is None or run.kinds is None or run.kinds.last is None or run.kinds.last[0] is not module:
-            return
-        layer, kind = module.layer_idx, run.kinds.last[1]
-        self.ran[layer, kind] += 1
-        sees = _seen(module, arguments, keywords)
-        wanted = kind_of(kind).sees(self.own[module][None, None], m=self.stack.m)[0, 0]
-        if not torch.equal(sees, wanted):
-            query, key = (sees != wanted).nonzero()[0].tolist()
-            raise ValueError(
-                f"{self.stage!r}: layer {layer} ({type(module).__name__}) does not obey it: running as {kind}, its "
-                f"token {query} {'does not see' if wanted[query, key] else 'sees'} token {key}. This architecture "
-                f"cannot be converted; {_REMEDY}"
-            )
-
-    def finish(self) -> None:
-        """Raise unless every converted pass of the plan ran."""
-        for (layer, kind), times in Counter(call for call in self.stack.calls if call[1] != "forward").items():
-            if self.ran[layer, kind] != times:
-                raise ValueError(
-                    f"{self.stage!r}: layer {layer} ran as {kind} {self.ran[layer, kind]} times in place of {times}. "
-                    "It may hold no attention, or not call transformers' attention interface: convert other layers; "
-                    + _REMEDY
-                )
-
-
 def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, watch: Sequence[Bound] = ()) -> Tensor:
-    """Hidden states of a short text, [1, T, d] float32 on the CPU, wherever the backbone is by now.
-
-    ``other_end``: with another last token. ``watch``: what the pass watches.
-    """
+    """Hidden states of a short text, [1, T, d] float32 on the CPU; ``other_end``: with another last token."""
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0]
     # Cut here: a cut of this text is nobody's business, and must not use up the warning of the user's first long one.
     features = transformer.place([ids[: transformer.budget(**fields)]], transformer.frames(**fields)[0])
     if other_end:
-        features["input_ids"][0, -1] = int(features["input_ids"][0, -1] == 0)
+        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
     device = transformer.model.device
     with torch.inference_mode():
         moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
@@ -165,9 +155,7 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, wa
 
 
 def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
-    """Capturing must observe the model, whose :func:`hidden_states` were ``plain``, and not change it.
-
-    From now on, the backbone shows its attention.
+    """Make a backbone show its attention, and compare its hidden states with ``plain``, those before.
 
     Raises:
         ValueError: The attention that is captured differs from the model's own, or looks ahead where no plan says so.
@@ -182,8 +170,8 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
     causal = transformer.stack is None and transformer.stage("prepend") is None
     if causal and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
         raise ValueError(
-            f"{name} looks both ways (its last token changes what stands before), but backward attention is defined on "
-            "a causal decoder. Use a decoder-only base model, or method='classical'."
+            f"{name} looks both ways (its last token changes what stands before), but ReBA needs a causal decoder. Use "
+            "one, or method='classical'."
         )
     if transformer.model.dtype in (torch.float32, torch.float64):
         difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3

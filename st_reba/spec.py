@@ -1,16 +1,19 @@
-"""What a pipeline computes: one method and its stages. YAML, short form, cards and options derive from it."""
+"""What a pipeline computes: one method and its stages. YAML, cards and options derive from it, and the short form:
+``field=value,field=value``, and of a pipeline ``method:…+stage:…+stage:…``.
+"""
 
 from __future__ import annotations
 
+import re
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .modules import Classical, Echo, Method, NoSink, PromptEOL, ReBA, Stage
 from .modules.methods import ByHand, method_of
-from .modules.options import Options, shown, unknown
+from .modules.options import Options, alternatives, shown, unknown
 from .modules.stages import as_stored, stage_kind, stages_of
-from .short import cut, read_fields, read_options, write_options
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -32,7 +35,7 @@ class Spec:
 
     Args:
         method: :class:`ReBA`, :class:`Echo`, :class:`Classical` or :class:`PromptEOL`.
-        stages: In their order: :class:`NoSink`, :class:`ReadLayers`, :class:`Prepend`, …
+        stages: :class:`NoSink`, :class:`ReadLayers`, :class:`Prepend`, … in their order.
 
     Example:
         >>> spec = Spec.parse("echo:pooling=mean+nosink:setting=mask0-bidir,k=4")
@@ -45,10 +48,7 @@ class Spec:
 
     @classmethod
     def make(
-        cls,
-        method: str | Method | None = None,
-        stages: Any = None,
-        fields: Mapping[str, Any] | None = None,
+        cls, method: str | Method | None = None, stages: Any = None, fields: Mapping[str, Any] | None = None
     ) -> Spec:
         """A spec from what ``build`` is given.
 
@@ -63,41 +63,35 @@ class Spec:
         fields = dict(fields or {})
         if isinstance(stages, Sequence) and not isinstance(stages, str):
             stages = [_stage(each) if isinstance(each, str) else each for each in stages]
+        found = list(stages_of(stages))
         if isinstance(method, Method):
-            if fields:
-                name = next(iter(fields))
+            for field, value in fields.items():
                 raise ValueError(
-                    f"{name}={shown(fields[name])} belongs into {type(method).__name__}({name}=…), which is given."
+                    f"{field}={shown(value)} belongs into {type(method).__name__}({field}=…), which is given."
                 )
-            return cls(method, stages_of(stages))
+            return cls(method, tuple(found))
         if method is not None and not isinstance(method, str):
             raise ValueError(
                 f"method={shown(method)} must be one of {list(METHODS)}, or a method such as st_reba.Echo()."
             )
         name, _, text = (method or "reba").partition(":")
         if text:
-            parsed = cls.parse(method or "")
             if fields or stages:
                 raise ValueError(f"method={method!r} has its fields and stages in it. Give others there too.")
-            return parsed
-        if name not in METHODS:
-            raise ValueError(unknown("method", name, list(METHODS), name))
-        kinds = METHODS[name]
+            return cls.parse(method or "")
+        kinds = _kinds(name)
         known = [field for kind in kinds for field in kind.names()]
         for field, value in fields.items():
             if field not in known:
                 raise ValueError(unknown(f"{name}: {field}", field, known, value))
         parts = [{field: fields[field] for field in kind.names() if field in fields} for kind in kinds]
-        found = list(stages_of(stages))
         if name == "nosink":
             parts[0].setdefault("pooling", "mean")
-            if parts[1]:
-                if "setting" not in parts[1]:
-                    field = next(iter(parts[1]))
-                    raise ValueError(
-                        f"nosink: {field}={shown(parts[1][field])} needs setting=…: add setting='mask0-bidir'."
-                    )
+            if "setting" in parts[1]:
                 found.append(NoSink.of(parts[1]))
+            elif parts[1]:
+                field, value = next(iter(parts[1].items()))
+                raise ValueError(f"nosink: {field}={shown(value)} needs setting=…: add setting='mask0-bidir'.")
             elif not any(stage.order == NoSink.order for stage in found):
                 raise ValueError(
                     "nosink: give setting=… with k=…, as setting='mask0-bidir', k=2; or stages=[LayerPlan(…)]."
@@ -108,16 +102,10 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """A spec from the short form: ``method:field=value,field=value+stage:field=value``.
-
-        Raises:
-            ValueError: As for :meth:`make`.
-        """
+        """A spec from the short form; errors as for :meth:`make`."""
         first, *others = cut(text, "+")
         name, _, fields = first.partition(":")
-        if name not in METHODS:
-            raise ValueError(unknown("method", name, list(METHODS), name))
-        return cls.make(name, others, read_fields(fields, METHODS[name], name))
+        return cls.make(name, others, read_fields(fields, _kinds(name), name))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Spec:
@@ -137,15 +125,14 @@ class Spec:
         return {"method": self.method.name, **self.method.to_dict(), **stages}
 
     def __str__(self) -> str:
-        return "+".join(map(write_options, (self.method, *self.stages)))
+        return "+".join(map(_written, (self.method, *self.stages)))
 
 
 def spec_of(model: SentenceTransformer) -> Spec:
     """What a model computes, as it was built and as its configuration stores it.
 
     Args:
-        model: A model from :func:`st_reba.build`, or one loaded. Of modules put together by hand, the method is
-            not known.
+        model: A model that was built or loaded. Of modules put together by hand, the method is not known.
 
     Raises:
         ValueError: It does not begin with a module of st_reba.
@@ -160,12 +147,69 @@ def spec_of(model: SentenceTransformer) -> Spec:
         raise ValueError(
             f"the model begins with {type(first).__name__}, which no st_reba built. Build it with st_reba.build."
         )
-    if first.method is None:
-        return Spec(ByHand(), first.stages)
-    return Spec(method_of(first.method), first.stages)
+    return Spec(ByHand() if first.method is None else method_of(first.method), first.stages)
+
+
+def _kinds(name: str) -> tuple[type[Options], ...]:
+    if name not in METHODS:
+        raise ValueError(unknown("method", name, list(METHODS), name))
+    return METHODS[name]
 
 
 def _stage(text: str) -> Stage:
-    """A stage from its short form."""
     name, _, fields = text.partition(":")
-    return read_options(fields, stage_kind(name))
+    kind = stage_kind(name)
+    return kind.of(read_fields(fields, [kind], kind.name))
+
+
+def cut(text: str, mark: str) -> list[str]:
+    """A text cut at a mark; what stands in quotes is left alone, empty parts are dropped."""
+    parts = re.findall(rf"""(?:"[^"]*"|'[^']*'|[^{re.escape(mark)}])+""", text)
+    return [part for part in parts if part.strip()]
+
+
+def read_fields(text: str, kinds: Sequence[type[Options]], title: str) -> dict[str, Any]:
+    """The values of ``field=value,field=value``, fields of ``kinds``; ``title`` is what messages call these."""
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items() if name in kind.names()}
+    values: dict[str, Any] = {}
+    for part in cut(text, ","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals:
+            raise ValueError(f"{title}: {part!r} must be written field=value; the fields are {list(hints)}.")
+        if name not in hints:
+            raise ValueError(unknown(f"{title}: {name}", name, list(hints), value))
+        values[name] = read_value(value, hints[name])
+    return values
+
+
+def read_value(text: str, hint: Any) -> Any:
+    """A value of the short form or the command line, by its field's type; what fits none stays a text."""
+    kinds = alternatives(hint)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if text == "None" and types.NoneType in kinds:
+        return None
+    for kind in kinds:
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        if get_origin(kind) is tuple and str not in kinds:
+            # A list's items are separated by spaces.
+            inner = alternatives(get_args(kind)[0])
+            return tuple(read_value(each, inner[0] if len(inner) == 1 else str) for each in text.split())
+    return text
+
+
+def _written(options: Options) -> str:
+    """Options in the short form: their name, and the fields that are not at their default."""
+    given = []
+    for name, value in options.to_dict().items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        quote = "'" if '"' in text else '"'
+        quoted = not isinstance(value, list) and any(mark in text for mark in ",+'\"")
+        given.append(f"{name}={quote}{text}{quote}" if quoted else f"{name}={text}")
+    return f"{options.name}:{','.join(given)}" if given else options.name

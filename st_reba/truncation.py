@@ -12,9 +12,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .modules.adapters import has_adapter
 from .modules.backbone import TEXT_TOWER
-from .modules.decoder import DecoderTransformer
+from .modules.decoder import DecoderTransformer, has_adapter
 from .modules.reading import ReadLayers
 from .pipelines import copied, rebuilt
 

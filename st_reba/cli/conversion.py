@@ -134,9 +134,9 @@ def attention(options: argparse.Namespace) -> None:
 
 def _model(options: argparse.Namespace) -> Any:
     """The saved model, or the base model, converted."""
+    from ..bases import is_repository
     from ..building import build
     from ..modules.decoder import DecoderTransformer
-    from ..repository import is_repository
 
     if options.setting is None and is_repository(options.model, {}):
         model = load_model(options)

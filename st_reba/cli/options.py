@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..modules.options import Options, alternatives
-from ..short import read_value
-from ..spec import METHODS
+from ..spec import METHODS, read_value
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

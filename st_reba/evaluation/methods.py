@@ -14,14 +14,12 @@ from typing import Any, Literal
 from sentence_transformers import SentenceTransformer
 
 from .. import build
-from ..bases import EMBEDDED
+from ..bases import EMBEDDED, is_repository
 from ..modules.options import unknown
 from ..modules.stages import as_stored
 from ..persistence import load
 from ..recipe import read_recipe
-from ..repository import is_repository
-from ..short import cut, read_fields
-from ..spec import METHODS, Spec
+from ..spec import METHODS, Spec, cut, read_fields
 from ..version import __version__
 
 # Arguments of ``build`` that belong to the base, or to where it runs; the others belong to a method.

@@ -7,6 +7,7 @@ that gave it, and is shared where several did.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ from .scores import pick
 class DifferentiableAttention(AnchorObserver):
     """Collects the anchors' rows of every layer's symmetrized attention, and takes their maximum at the end.
 
-    A layer's rows depend on nothing but that layer, so that gradient checkpointing may run it once more; arguments as
-    for :class:`AnchorObserver`.
+    A layer's rows depend on nothing but that layer, so that gradient checkpointing may run it once more.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -49,12 +49,8 @@ class DifferentiableAttention(AnchorObserver):
 
     def matrix(self) -> Tensor:
         if self._matrix is None:
-            matrix = self._rows[0]
-            for rows in self._rows[1:]:
-                matrix = torch.maximum(matrix, rows)
+            matrix = reduce(torch.maximum, self._rows)
             positions = torch.arange(self.length, device=matrix.device)
-            kept = self._valid[:, :, None]
-            if not self.both:
-                kept = kept & (positions >= self._anchors[:, :, None])
+            kept = self._valid[:, :, None] & (self.both | (positions >= self._anchors[:, :, None]))
             self._matrix, self._rows = matrix.masked_fill(~kept, 0.0), []
         return self._matrix

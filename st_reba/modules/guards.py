@@ -1,7 +1,6 @@
-"""What a repository may say before anything of it is loaded: it is data from elsewhere.
+"""What a repository may say before anything of it is loaded: a few digits can stand for gigabytes, a name for code.
 
-A few digits can stand for gigabytes, and a name for somebody's code. These checks do not travel with a model: whoever
-runs a repository's own copy of this code trusts it already.
+These checks do not travel with a model: whoever runs a repository's own copy of this code trusts it already.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sentence_transformers.util import load_file_path
@@ -23,32 +23,29 @@ from .options import MOST_LAYERS, shown, unknown
 from .stages import stages_of
 from .stored import check_complete, check_whole
 
-# What a saved module may say to transformers; anything else there was not written by a save, and could name files,
-# servers or code.
+# What a saved module may say to transformers, with the old names; anything else was not written by a save, and could
+# name files, servers or code.
 _PASSED_ON = {
-    "model_kwargs": frozenset(("dtype", "torch_dtype", "attn_implementation")),
-    "processor_kwargs": frozenset(("model_max_length", "padding_side", "truncation_side")),
-    "config_kwargs": frozenset[str](),
+    **dict.fromkeys(("model_kwargs", "model_args"), {"dtype", "torch_dtype", "attn_implementation"}),
+    **dict.fromkeys(("processor_kwargs", "tokenizer_args"), {"model_max_length", "padding_side", "truncation_side"}),
+    **dict.fromkeys(("config_kwargs", "config_args"), set[str]()),
 }
-_OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
+_REMEDY = "Copy all of the model's files, or build it again."
 _HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 # A branch, tag or commit.
 _REVISION = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*")
 
 
 def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> None:
-    """Raise unless a stored configuration holds what a save writes, of a module with the ``known`` settings.
-
-    ``here``: whether it stands in a folder of this machine.
-    """
+    """Raise unless a module's stored configuration holds what a save writes; ``here``: in a folder of this machine."""
     file = "sentence_bert_config.json"
     check_whole(config, known)
-    known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON, *_OLD_NAMES]
+    known = [*known, "from_base", "max_seq_length", "do_lower_case", *_PASSED_ON]
     if extra := sorted(set(config) - set(known)):
         raise ValueError(unknown(f"{file}: {extra[0]}", extra[0], known, config[extra[0]]))
     stages_of(config["stages"])
-    for name in (*_PASSED_ON, *_OLD_NAMES):
-        given, allowed = config.get(name, {}), _PASSED_ON[_OLD_NAMES.get(name, name)]
+    for name, allowed in _PASSED_ON.items():
+        given = config.get(name, {})
         if not isinstance(given, dict):
             raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
         if extra := sorted(set(given) - allowed):
@@ -56,12 +53,7 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
                 f"{file}: {name}: {shown(extra[0])}={shown(given[extra[0]])} may not come from a stored configuration, "
                 f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
             )
-    attention = {**config.get("model_args", {}), **config.get("model_kwargs", {})}.get("attn_implementation")
-    if attention is not None and (not isinstance(attention, str) or not attention.replace("_", "").isalnum()):
-        # A name with a slash is downloaded and run.
-        raise ValueError(
-            f"{file}: attn_implementation={shown(attention)} is no kernel of transformers' own. Remove it."
-        )
+    _check_backbone(file, config)
     if not isinstance(config.get("from_base", False), bool):
         raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
     if config.get("from_base"):
@@ -76,11 +68,10 @@ def check_base(base: object, revision: object, *, here: bool) -> None:
         not isinstance(revision, str) or not _REVISION.fullmatch(revision) or ".." in revision or len(revision) > 250
     ):
         raise ValueError(f"base_revision={shown(revision)} is no branch, tag or commit. Correct it, or use null.")
-    if _HUB_ID.fullmatch(base) and ".." not in base:
-        return
-    local = here and os.path.isabs(base) and ".." not in re.split(r"[\\/]", base)
     # A folder that is gone is for loading to tell; one that is there and no model was never saved from.
-    if not (local and (os.path.isfile(os.path.join(base, "config.json")) or not os.path.lexists(base))):
+    local = here and os.path.isabs(base) and ".." not in re.split(r"[\\/]", base)
+    local = local and (os.path.isfile(os.path.join(base, "config.json")) or not os.path.lexists(base))
+    if not local and not (_HUB_ID.fullmatch(base) and ".." not in base):
         raise ValueError(
             f"base_model={shown(base)} is no Hub id such as 'organization/name'"
             + (", and no full path of a model's folder on this machine" if here else "")
@@ -91,18 +82,13 @@ def check_base(base: object, revision: object, *, here: bool) -> None:
 def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
     """Raise where a repository's configurations are missing, or ask for more than its weights hold, or for a kernel.
 
-    ``folder`` is the first module's, ``hub`` says how to find the repository. Gives how many numbers that module's
-    weights hold, by their files' headers; None: it has none of its own.
+    Gives how many numbers the weights of the first module, in ``folder``, hold by their headers; None: it has none.
     """
-
     check_complete(repository, **hub)
 
     def read(name: str) -> Any:
         file = load_file_path(repository, name, **hub)
-        if file is None:
-            return None
-        with open(file, encoding="utf-8") as stream:
-            return json.load(stream)
+        return json.loads(Path(file).read_text(encoding="utf-8")) if file else None
 
     listed = read("modules.json")
     for each in listed[1:] if isinstance(listed, list) else ():
@@ -114,9 +100,9 @@ def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
         if not (all(type(size) is int for size in asked) and math.prod(asked) <= held):
             raise ValueError(
                 f"{path}/config.json: in_features={shown(asked[0])} and out_features={shown(asked[1])} do not fit the "
-                f"weights, which hold {held:,} numbers. Copy all of the model's files, or build it again."
+                f"weights, which hold {held:,} numbers. {_REMEDY}"
             )
-    name = f"{folder}/config.json" if folder not in ("", ".") else "config.json"
+    name = _joined(folder, "config.json")
     _check_backbone(name, read(name))
     return _held(repository, folder, hub)
 
@@ -139,8 +125,8 @@ def limited(held: int | None) -> Iterator[None]:
         if left < 0:
             raise ValueError(
                 f"config.json and the weights do not fit: {type(module).__name__}'s {name} of shape "
-                f"{tuple(weight.shape)} makes the model far larger than its weights, which hold {held:,} numbers. Copy "
-                "all of the model's files, or build it again."
+                f"{tuple(weight.shape)} makes the model far larger than its weights, which hold {held:,} numbers. "
+                + _REMEDY
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -168,13 +154,17 @@ def _held(repository: str, folder: str, hub: Mapping[str, Any]) -> int | None:
     """How many numbers a module's weights hold; None: it has none as safetensors."""
 
     def found(name: str) -> str | None:
-        return load_file_path(repository, f"{folder}/{name}" if folder not in ("", ".") else name, **hub)
+        return load_file_path(repository, _joined(folder, name), **hub)
 
     files = [found("model.safetensors")]
     if files == [None] and (index := found("model.safetensors.index.json")) is not None:
-        with open(index, encoding="utf-8") as stream:
-            files = [found(name) for name in sorted(set(json.load(stream)["weight_map"].values()))]
+        weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        files = [found(name) for name in sorted(set(weight_map.values()))]
     return None if None in files else sum(_numbers(file) for file in files if file is not None)
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder not in ("", ".") else name
 
 
 def _numbers(file: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -14,12 +14,9 @@ _FUNCTION = "_gradient_checkpointing_func"
 
 
 class Remembering:
-    """transformers' checkpointing function, which runs a layer in the state of the pass that it belongs to.
+    """torch's checkpointing, as transformers set it, which runs a layer in the state of the pass that it belongs to.
 
     The second run comes with the backward pass, when that state is no longer the current one.
-
-    Args:
-        checkpoint: ``torch.utils.checkpoint.checkpoint`` with its options, as transformers set it.
     """
 
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
@@ -50,21 +47,20 @@ def prepare_checkpointing(model: nn.Module, *, twice: bool) -> None:
     for module in model.modules():
         if not getattr(module, "gradient_checkpointing", False):
             continue
-        function = getattr(module, _FUNCTION, None)
-        known = isinstance(function, Remembering)
+        function: Any = getattr(module, _FUNCTION, None)
+        reason = None
         if twice:
-            _refuse("the plan's layers that run twice hand streams on, which a run for the gradient would change")
+            reason = "the plan's layers that run twice hand streams on, which a run for the gradient would change"
         elif function is None:
-            _refuse(f"{type(module).__name__} does it in a way that is not known")
-        elif not known and getattr(function, "keywords", {}).get("use_reentrant", True):
-            _refuse("with use_reentrant=True no gradient leaves a layer but by its hidden states")
-        elif not known:
-            setattr(module, _FUNCTION, Remembering(function))
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise ValueError(
-        f"Gradient checkpointing cannot be used with this plan or pooling: {reason}. Enable it with "
-        'gradient_checkpointing_kwargs={"use_reentrant": False} where that is the reason, else call '
-        "model[0].model.gradient_checkpointing_disable()."
-    )
+            reason = f"{type(module).__name__} does it in a way that is not known"
+        elif isinstance(function, Remembering):
+            continue
+        elif getattr(function, "keywords", {}).get("use_reentrant", True):
+            reason = "with use_reentrant=True no gradient leaves a layer but by its hidden states"
+        if reason:
+            raise ValueError(
+                f"Gradient checkpointing cannot be used with this plan or pooling: {reason}. Enable it with "
+                'gradient_checkpointing_kwargs={"use_reentrant": False} where that is the reason, else call '
+                "model[0].model.gradient_checkpointing_disable()."
+            )
+        setattr(module, _FUNCTION, Remembering(function))
