@@ -217,9 +217,7 @@ class ReBAPooling(Module):
             weights = normalized(features["backward_attention"].sum(dim=1) * self._summed(features))
         else:
             counts = column([count for _, count, _ in features["places"]], hidden.device)
-            rows: Tensor = features["backward_attention"]
-            if self.normalize_weights:
-                rows = normalized(rows * self._summed(features)[:, None])
+            rows = self._rows(features, normalize=self.normalize_weights)
             weights = POOLINGS[self.pooling].weights(rows, counts) * self._summed(features)
         return weighted_sum(weights[:, None], hidden).squeeze(1)
 
