@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modules.attention import show, switch_on
-from .modules.capture import Capture, CaptureSpec
+from .modules.attention import switch_on
+from .modules.capture import Capture, CaptureSpec, show
 from .modules.decoder import DecoderTransformer
 from .modules.kinds import kind_of
 from .modules.plan import PlannedLayers

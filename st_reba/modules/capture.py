@@ -1,31 +1,34 @@
 """Running maxima of attention: what ReBA keeps of A^new, never a matrix per layer and head.
 
-ReBA needs A^new, the elementwise maximum over all layers l and heads h of (A^{l,h} + (A^{l,h})ᵀ)/2, only in the
-rows of a few *anchor* positions: one row for a sentence's last token, n rows for its words. Attention of a causal
-decoder is lower triangular, so row r of A^new is ½ · max A[t, r] right of the diagonal (a column of A), A[r, r] on
-it, and ½ · max A[r, t] left of it. A layer that looks ahead fills both halves: there the sum A[r, t] + A[t, r] is taken
-within the head, before the maximum. Each layer raises these maxima and is then forgotten.
+A^new is the elementwise maximum over all layers and heads of (A + Aᵀ)/2, and ReBA needs its rows at a few *anchor*
+positions only. Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, A[r, r] on it, ½ · max A[r, t]
+left of it; where it looks ahead, A[r, t] + A[t, r] is taken within the head. Each layer raises these maxima.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from .attention import show
-from .backbone import is_trained
-from .scores import Scores, pick, slices
-from .stages import Bound, Pass, Place
+from .attention import switch_on
+from .backbone import Backbone, is_trained
+from .kernels import attention_with_totals
+from .poolings import Rows
+from .scores import Scores, blocked_attention, pick, slices
+from .stages import Bound, Pass, Place, current
 from .vendoring import extra
 
-AnchorRows = Literal["last", "copy", "end", "half"]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,38 +62,46 @@ class CaptureSpec:
         both: Keep the columns before the anchor too, not only those from the anchor on.
     """
 
-    rows: AnchorRows
+    rows: Rows
     both: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rows not in get_args(AnchorRows):
-            raise ValueError(f"rows={self.rows!r} is not known: choose one of {list(get_args(AnchorRows))}.")
 
     def anchors(self, places: Sequence[Place]) -> list[tuple[int, int]]:
         """The anchors of each text, a run of positions: the first and their number."""
-        runs: dict[str, Callable[[int, int, int], tuple[int, int]]] = {
-            "last": lambda first, count, length: (first + count - 1, 1),
-            "copy": lambda first, count, length: (first, count),
-            "end": lambda first, count, length: (length - 1, 1),
-            "half": lambda first, count, length: (0, max(1, length // 2)),
-        }
-        return [runs[self.rows](*place) for place in places]
+        return [
+            {
+                "last": (first + count - 1, 1),
+                "copy": (first, count),
+                "end": (length - 1, 1),
+                "half": (0, max(1, length // 2)),
+            }[self.rows]
+            for first, count, length in places
+        ]
 
 
-class Observer(ABC):
-    """Sees the attention of one forward pass, layer by layer."""
+class AttentionObserver(Bound):
+    """Sees the attention of one pass, layer by layer; give it to a pass as ``watch=[…]``."""
 
+    sees_all = True
     # Whether what it computes is defined on decoders that look back (or under a plan) only.
     needs_causal: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.layers = 0
 
+    def begin(self, run: Pass) -> None:
+        """Observe the pass, which can have one observer."""
+        if run.observer is not None:
+            raise ValueError(
+                f"{type(run.observer).__name__} and {type(self).__name__} both want to observe one pass. Run two."
+            )
+        show(run.decoder.model)
+        run.observer = self
+
     def begin_layer(self) -> None:
         """A layer begins."""
         self.layers += 1
 
-    def end_layer(self) -> None:  # noqa: B027 - most observers need to know of no end
+    def end_layer(self) -> None:
         """A layer has shown all of its attention."""
 
     @abstractmethod
@@ -103,37 +114,57 @@ class Observer(ABC):
             first_query: Position of the block's first query.
         """
 
+    def attend(
+        self,
+        module: nn.Module,
+        scores: Scores,
+        value: Tensor,
+        sinks: Tensor | None,
+        dropout: float,
+        *,
+        defined: bool,
+        ahead: bool,
+    ) -> Tensor:
+        """Attention of one layer, [B, T, H, D'], which is seen.
 
-class _Watch(Bound):
-    """An observer's part in a pass."""
+        Args:
+            module: The layer's attention module.
+            scores, value, sinks, dropout: See :func:`blocked_attention`.
+            defined: Whether the layer is causal, or a plan says what it sees.
+            ahead: Whether it looks ahead.
+        """
+        if self.needs_causal and not defined:
+            raise ValueError(looks_both_ways(module))
+        if scores.query.shape[2] != scores.key.shape[2]:
+            raise ValueError(
+                f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix): its "
+                "attention cannot be captured. Pass use_cache=False, and merge adapters into the base model first."
+            )
+        self.begin_layer()
+        output = self._attend(scores, value, sinks, dropout, ahead)
+        self.end_layer()
+        return output
+
+    def _attend(self, scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, ahead: bool) -> Tensor:
+        return blocked_attention(scores, value, sinks=sinks, dropout=dropout, see=self.update)[0]
 
     def finish(self, run: Pass, hidden: Tensor) -> Tensor:
         """Raise unless every layer was seen: one that was not would change the vectors silently."""
-        observer, backbone = run.observer, run.decoder.backbone
+        backbone = run.decoder.backbone
         runs = run.decoder.depth if run.runs is None else run.runs
         if types := backbone.layer_types[:runs]:
             runs = sum("attention" in each and "linear" not in each for each in types)
         expected = runs + (0 if run.kinds is None else len(run.kinds.stack.second))
-        if observer.layers == 0 or observer.layers < expected:
+        if self.layers == 0 or self.layers < expected:
             raise ValueError(
-                f"{backbone.name} handed out the attention of {observer.layers} of its {expected} attention layers, so "
+                f"{backbone.name} handed out the attention of {self.layers} of its {expected} attention layers, so "
                 "backward attention cannot be computed. Use a decoder whose every layer computes softmax attention, "
                 "or method='classical' or 'echo', which need none."
             )
         return hidden
 
 
-class AttentionObserver(Observer, _Watch):
-    """Base of what wants to see all attention of one pass itself; give it to a pass as ``watch=[…]``."""
-
-    sees_all = True
-
-    def begin(self, run: Pass) -> None:
-        """Observe the pass."""
-        observe(run, self)
-
-
-class Capture(_Watch):
+class Capture(Bound):
     """Captures rows of A^new in a decoder's passes: ``backward_attention`` [B, R, T], and ``captured``, the spec.
 
     Args:
@@ -148,24 +179,19 @@ class Capture(_Watch):
         kind: type[AnchorObserver] = BackwardAttention
         if torch.is_grad_enabled() and is_trained(run.decoder.model):
             kind = extra("differentiable").DifferentiableAttention
-        observe(run, kind(self.spec, run.places, run.length, run.real.device))
+        kind(self.spec, run.places, run.length, run.real.device).begin(run)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """As the observer's."""
+        seen: Tensor = run.observer.finish(run, hidden)
+        return seen
 
     def features(self, run: Pass) -> dict[str, Any]:
         """What was captured."""
         return {"backward_attention": run.observer.matrix(), "captured": self.spec}
 
 
-def observe(run: Pass, observer: Observer) -> None:
-    """Show a pass's attention to an observer, of which it can have one."""
-    if run.observer is not None:
-        raise ValueError(
-            f"{type(run.observer).__name__} and {type(observer).__name__} both want to observe one pass. Run two."
-        )
-    show(run.decoder.model)
-    run.observer = observer
-
-
-class AnchorObserver(Observer):
+class AnchorObserver(AttentionObserver):
     """Keeps the anchors' rows of A^new.
 
     Args:
@@ -215,8 +241,6 @@ class BackwardAttention(AnchorObserver):
             for columns in (length, front)
         )
         self._blocks = CPU if device.type == "cpu" else GPU
-        # One piece of memory for a layer's blocks.
-        self._scratch: Tensor | None = None
         # Of what is kept: a probability's logarithm; of a sum of two, log 2.
         self._most = 0.0
         self._finished = False
@@ -227,6 +251,12 @@ class BackwardAttention(AnchorObserver):
         _raise(self._later, pick(maxima, self._anchors, 3)[:, 0].log())
         rows = pick(maxima[..., : self._front.shape[1]], self._anchors, 2)[:, 0].log()
         _raise(self._front, rows.transpose(1, 2))
+
+    def _attend(self, scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, ahead: bool) -> Tensor:
+        fused = attention_with_totals(scores, value, sinks, dropout)
+        output, totals = fused or blocked_attention(scores, value, sinks=sinks, dropout=dropout)
+        self.update_layer(replace(scores, causal=False), totals, both_ways=ahead)
+        return output
 
     @torch.no_grad()
     def update_layer(self, scores: Scores, totals: Tensor, *, both_ways: bool = False) -> None:
@@ -242,17 +272,15 @@ class BackwardAttention(AnchorObserver):
         heads, queries, width = scores.query.shape[1:]
         numbers = heads * queries * max(width, min(self.rows, self._blocks.anchors))
         for texts in slices(0, len(totals), max(1, self._blocks.together // numbers)):
-            here, sums = scores.of_texts(texts), totals[texts]
+            layer = _Layer(scores.of_texts(texts), totals[texts])
             for some in slices(0, max(self._counts[texts]), self._blocks.anchors):
                 if both_ways:
-                    self._update_sums(here, sums, texts, some)
+                    self._update_sums(layer, texts, some)
                 else:
-                    self._update_columns(here, sums, texts, some)
-                    self._update_front(here, sums, texts, some)
-        # The feed-forward part that follows takes the most memory of a layer.
-        self._scratch = None
+                    self._update_columns(layer, texts, some)
+                    self._update_front(layer, texts, some)
 
-    def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+    def _update_columns(self, layer: _Layer, texts: slice, some: slice) -> None:
         """What some texts' queries give to some of their anchors: A[t, r]."""
         start = min(self._firsts[texts])
         shared = start == max(self._firsts[texts])
@@ -265,25 +293,22 @@ class BackwardAttention(AnchorObserver):
                 if anchors.start >= anchors.stop:
                     continue
                 columns = slice(some.start, anchors.stop - start)
-            self._raise_by(self._later[texts, queries, columns], scores, totals[:, :, queries], queries, anchors)
+            self._raise_by(self._later[texts, queries, columns], layer, queries, anchors)
 
-    def _update_front(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+    def _update_front(self, layer: _Layer, texts: slice, some: slice) -> None:
         """What some of the texts' anchors give to the keys in front of them: A[r, t]."""
-        keys = slice(0, max(self._firsts[texts]) if self.both else 0)
-        if keys.stop:
-            queries = self._anchors[texts, some]
-            own = pick(totals[..., None], queries, 2)[..., 0]
-            self._raise_by(self._front[texts, keys, some].transpose(1, 2), scores, own, queries, keys)
+        if self.both and (front := max(self._firsts[texts])):
+            maxima = self._front[texts, :front, some].transpose(1, 2)
+            self._raise_by(maxima, layer, self._anchors[texts, some], slice(0, front))
 
-    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+    def _update_sums(self, layer: _Layer, texts: slice, some: slice) -> None:
         """A[t, r] + A[r, t] for all positions t of some texts and some of their anchors."""
         anchors = self._anchors[texts, some]
-        own = pick(totals[..., None], anchors, 2)[..., 0]
         for positions in slices(0, self.length, self._block(some)):
             here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
-            for heads in scores.head_groups(self._blocks.ahead if len(totals) == 1 else 1):
-                columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
-                rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
+            for heads in layer.head_groups(self._blocks.ahead if len(anchors) == 1 else 1):
+                columns = layer.log_probabilities(positions, anchors, heads)
+                rows = layer.log_probabilities(anchors, positions, heads)
                 sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
                 # The diagonal is kept whole, all else twice: matrix() halves it.
                 sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
@@ -296,21 +321,11 @@ class BackwardAttention(AnchorObserver):
         number: int = some.stop - some.start
         return max(self._blocks.queries, self._blocks.numbers // (128 * number))
 
-    def _raise_by(
-        self, maxima: Tensor, scores: Scores, totals: Tensor, queries: slice | Tensor, keys: slice | Tensor
-    ) -> None:
-        """Raise maxima [B, Q, K] by the log-probabilities of all heads, for the queries' totals [B, H, Q]."""
-        if len(totals) > 1:
-            together = scores.of_all_heads(queries, keys).to(scores.precision)
-            _raise(maxima, together.sub_(totals[..., None]).amax(dim=1))
-            return
-        numbers = maxima.shape[1] * maxima.shape[2]
-        for some in scores.head_groups(max(1, self._blocks.numbers // numbers)):
-            size = (some.stop - some.start) * numbers
-            if self._scratch is None or len(self._scratch) < size:
-                self._scratch = self._later.new_empty(size, dtype=scores.precision)
-            values = scores.log_probabilities(some, queries, keys, totals[:, some], self._scratch[:size])
-            _raise(maxima, values.amax(dim=1))
+    def _raise_by(self, maxima: Tensor, layer: _Layer, queries: slice | Tensor, keys: slice | Tensor) -> None:
+        """Raise maxima [B, Q, K] by all heads' probabilities."""
+        most = max(1, self._blocks.numbers // maxima.numel())
+        for heads in layer.head_groups(most) if len(maxima) == 1 else [slice(0, None)]:
+            _raise(maxima, layer.log_probabilities(queries, keys, heads).amax(dim=1))
 
     def matrix(self) -> Tensor:
         """The anchors' rows, float32. They take the place of what was accumulated, which is complete then."""
@@ -334,20 +349,94 @@ class BackwardAttention(AnchorObserver):
             later.clamp_(max=self._most).exp_()
             # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
             later.mul_(torch.where(positions == anchors, 1.0, 0.5))
-            later.masked_fill_(positions < anchors, 0.0)
-            later.masked_fill_(~self._valid[:, None], 0.0)
+            later.masked_fill_((positions < anchors) | ~self._valid[:, None], 0.0)
         if self.both:
             for text, (first, count) in enumerate(zip(self._firsts, self._counts, strict=True)):
-                self._fill(self._later[text, first : first + count, :count])
+                square = self._later[text, first : first + count, :count]
+                for some in slices(0, count, self._blocks.finished):
+                    # What lies under the diagonal stands above it too.
+                    square[some, some.start :].add_(square[some.start :, some].transpose(0, 1).triu(1))
                 front = self._front[text, :first, :count].clamp_(max=self._most).exp_().mul_(0.5)
                 self._later[text, :first, :count] = front
 
-    def _fill(self, square: Tensor) -> None:
-        """Copy what lies under the diagonal above it."""
-        for some in slices(0, len(square), self._blocks.finished):
-            above = square[some, some.start :]
-            above.add_(square[some.start :, some].transpose(0, 1).triu(1))
+
+@dataclass(frozen=True)
+class _Layer:
+    """Scores of some texts, and the logarithms of their rows' sums, [B, H, T]."""
+
+    scores: Scores
+    totals: Tensor
+
+    def log_probabilities(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice) -> Tensor:
+        """[B, h, Q, K]; arguments as for :meth:`Scores.of`."""
+        totals = pick(self.totals[:, heads, :, None], queries, 2)
+        return self.scores.of(queries, keys, heads).to(self.scores.precision).sub_(totals)
+
+    def head_groups(self, most: int) -> Iterator[slice]:
+        """All heads in groups of at most ``most`` that share a key, or of which each has its own."""
+        heads = self.totals.shape[1]
+        size = heads // self.scores.key.shape[1]
+        step = next(step for step in range(min(most, size), 0, -1) if size % step == 0)
+        return slices(0, heads, min(most, heads) if size == 1 else step)
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:
     torch.maximum(maxima, values.to(maxima.dtype), out=maxima)
+
+
+# Backbones whose attention is observed.
+
+
+def show(model: PreTrainedModel) -> None:
+    """Make the attention of a backbone, as loaded, visible to observers, one way or the other."""
+    if not switch_on(model):
+        hook_in(model)
+
+
+def hook_in(model: PreTrainedModel) -> None:
+    """Reduce a backbone's eager attention by hooks, where its architecture calls no interface.
+
+    The numbers are equal, but one layer's [B, H, T, T] is held at a time.
+    """
+    decoder = Backbone(model).decoder
+    if decoder.config._attn_implementation == "eager" and any(
+        reduce_output in module._forward_hooks.values() for module in decoder.modules()
+    ):
+        return
+    decoder.config._attn_implementation = "eager"
+    for module in decoder.modules():
+        if re.search("attention", type(module).__name__, re.IGNORECASE):
+            module.register_forward_hook(reduce_output)
+    logger.warning(
+        f"{type(decoder).__name__} does not call transformers' attention interface: its eager attention is captured "
+        "layer by layer instead. The vectors are the same; time and memory are those of eager attention."
+    )
+
+
+def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook: show an eager attention module's probabilities to the observer and drop them from its output."""
+    run = current()
+    if run is None or run.observer is None or not isinstance(output, (tuple, list)):
+        return output
+    batch, length = run.real.shape
+    kept: list[Any] = []
+    for value in output:
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
+            run.observer.begin_layer()
+            if run.observer.needs_causal:
+                ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * run.real
+                run.doubts.append((~(ahead > 1e-6).any(), looks_both_ways(module)))
+            run.observer.update(value, 0)
+            run.observer.end_layer()
+            kept.append(None)
+        else:
+            kept.append(value)
+    return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
+
+
+def looks_both_ways(module: nn.Module) -> str:
+    """The error for attention that backward attention is not defined on."""
+    return (
+        f"{type(module).__name__} looks both ways, but backward attention is defined on a causal decoder. Use a "
+        "decoder-only base model, or method='classical'."
+    )

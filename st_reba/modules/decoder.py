@@ -324,7 +324,10 @@ class DecoderTransformer(Transformer):
         else:
             self.model.config.save_pretrained(output_path)
             self.save_config(output_path)
-        files = ("adapters",) if has_adapter(self.model) else ()
+        files = ["adapters"] if has_adapter(self.model) else []
+        if self.stack is not None and any(hasattr(module, "sinks") for module in self.model.modules()):
+            # Only what captures imports them, but attention sinks are faster with them.
+            files += ["kernels"]
         leave_code(output_path, type(self), *map(type, self.stages), files=files)
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
 
 from st_reba.modules import attention, scores
-from st_reba.modules.attention import ATTENTION_NAME, attend, hook_in, switch_on
-from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, CaptureSpec
+from st_reba.modules.attention import ATTENTION_NAME, attend, switch_on
+from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, CaptureSpec, hook_in
 from st_reba.modules.kinds import KINDS, PassMasks
 from st_reba.modules.stages import Stage, running
 
