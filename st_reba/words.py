@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
 from .layers import InnerStates, Layers, layer_numbers
-from .modules.capture import Capture
 from .modules.chunked import ChunkedReBAPooling
 from .modules.pooling import ReBAPooling
 from .modules.repeat import RepeatTransformer
@@ -202,7 +201,7 @@ def _encoded(
             "states of several runs. Use layers='last', or build without chunk."
         )
     # A word needs the rows of all tokens; pieces run by themselves.
-    captures = [] if pooling is None or chunked else [Capture(pooling.token_capture)]
+    captures = [] if pooling is None or chunked else [pooling.token_capture]
     prompt = _prompt(model, prompt)
     budget = transformer.budget(prompt, task, **fields)
     placed = [_placed(index, item) for index, item in enumerate(items)]

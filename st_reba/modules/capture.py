@@ -14,7 +14,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,7 @@ from .vendoring import extra
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """How much is looked at together."""
 
     # Queries: fewer multiply slower, more waste work above the diagonal.
@@ -53,8 +52,8 @@ GPU = Blocks(1024, 2048, 1 << 25, 1 << 22)
 
 
 @dataclass(frozen=True)
-class CaptureSpec:
-    """Which rows of A^new a forward pass keeps.
+class Capture(Bound):
+    """Captures rows of A^new in a pass: ``backward_attention`` [B, R, T], zero beyond a text's own, and ``captured``.
 
     Args:
         rows: The anchors. ``"last"``: the last content token of copy 1. ``"copy"``: every content token of copy 1.
@@ -76,6 +75,22 @@ class CaptureSpec:
             }[self.rows]
             for first, count, length in places
         ]
+
+    def begin(self, run: Pass) -> None:
+        """Observe the pass; with a gradient where there are weights to learn."""
+        kind: type[AnchorObserver] = BackwardAttention
+        if torch.is_grad_enabled() and is_trained(run.decoder.model):
+            kind = extra("differentiable").DifferentiableAttention
+        kind(self, run.places, run.length, run.real.device).begin(run)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """As the observer's."""
+        seen: Tensor = run.observer.finish(run, hidden)
+        return seen
+
+    def features(self, run: Pass) -> dict[str, Any]:
+        """What was captured."""
+        return {"backward_attention": run.observer.matrix(), "captured": self}
 
 
 class AttentionObserver(Bound):
@@ -164,38 +179,11 @@ class AttentionObserver(Bound):
         return hidden
 
 
-class Capture(Bound):
-    """Captures rows of A^new in a decoder's passes: ``backward_attention`` [B, R, T], and ``captured``, the spec.
-
-    Args:
-        spec: Which rows. R is the largest number of anchors; rows beyond a text's own are zero.
-    """
-
-    def __init__(self, spec: CaptureSpec) -> None:
-        self.spec = spec
-
-    def begin(self, run: Pass) -> None:
-        """Observe the pass; with a gradient where there are weights to learn."""
-        kind: type[AnchorObserver] = BackwardAttention
-        if torch.is_grad_enabled() and is_trained(run.decoder.model):
-            kind = extra("differentiable").DifferentiableAttention
-        kind(self.spec, run.places, run.length, run.real.device).begin(run)
-
-    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
-        """As the observer's."""
-        seen: Tensor = run.observer.finish(run, hidden)
-        return seen
-
-    def features(self, run: Pass) -> dict[str, Any]:
-        """What was captured."""
-        return {"backward_attention": run.observer.matrix(), "captured": self.spec}
-
-
 class AnchorObserver(AttentionObserver):
     """Keeps the anchors' rows of A^new.
 
     Args:
-        spec: Which rows.
+        capture: Which rows.
         places: Where each row's content stands.
         length: Sequence length T, padding included.
         device: Where the attention is.
@@ -203,10 +191,10 @@ class AnchorObserver(AttentionObserver):
 
     needs_causal = True
 
-    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
+    def __init__(self, capture: Capture, places: Sequence[Place], length: int, device: torch.device) -> None:
         super().__init__()
-        self.length, self.both = length, spec.both
-        runs = spec.anchors(places)
+        self.length, self.both = length, capture.both
+        runs = capture.anchors(places)
         self._firsts, self._counts = [first for first, _ in runs], [count for _, count in runs]
         self.rows = max(self._counts)
         first, count = torch.tensor(runs).to(device, non_blocking=True).unbind(dim=1)
@@ -227,35 +215,29 @@ class AnchorObserver(AttentionObserver):
 class BackwardAttention(AnchorObserver):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
-    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), and where only the largest is wanted, no
-    exponential needs to be taken but the last. Arguments as for :class:`AnchorObserver`.
+    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), so that only the largest needs an
+    exponential. Arguments as for :class:`AnchorObserver`.
     """
 
-    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
-        super().__init__(spec, places, length, device)
-        # From an anchor on. Two anchors' own number, A[r, r'], is here as well: only the columns in front of the first
-        # anchor are kept by themselves.
-        front = max(self._firsts) if self.both else 0
-        self._later, self._front = (
-            torch.full((len(places), columns, self.rows), -torch.inf, dtype=torch.float32, device=device)
-            for columns in (length, front)
-        )
+    def __init__(self, capture: Capture, places: Sequence[Place], length: int, device: torch.device) -> None:
+        super().__init__(capture, places, length, device)
+        self._maxima = torch.full((len(places), length, self.rows), -torch.inf, dtype=torch.float32, device=device)
         self._blocks = CPU if device.type == "cpu" else GPU
-        # Of what is kept: a probability's logarithm; of a sum of two, log 2.
+        # The logarithm of the largest number there can be: of a probability, or of a sum of two.
         self._most = 0.0
         self._finished = False
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
         """Raise the maxima by a whole layer that only looks back, of which a hook shows every probability at once."""
-        maxima = probabilities.detach().amax(dim=1, keepdim=True)
-        _raise(self._later, pick(maxima, self._anchors, 3)[:, 0].log())
-        rows = pick(maxima[..., : self._front.shape[1]], self._anchors, 2)[:, 0].log()
-        _raise(self._front, rows.transpose(1, 2))
+        largest = probabilities.detach().amax(dim=1, keepdim=True)
+        _raise(self._maxima, pick(largest, self._anchors, 3)[:, 0].log())
+        if self.both:
+            _raise(self._maxima.transpose(1, 2), pick(largest, self._anchors, 2)[:, 0].log())
 
     def _attend(self, scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, ahead: bool) -> Tensor:
         fused = attention_with_totals(scores, value, sinks, dropout)
         output, totals = fused or blocked_attention(scores, value, sinks=sinks, dropout=dropout)
-        self.update_layer(replace(scores, causal=False), totals, both_ways=ahead)
+        self.update_layer(scores, totals, both_ways=ahead)
         return output
 
     @torch.no_grad()
@@ -263,28 +245,35 @@ class BackwardAttention(AnchorObserver):
         """Raise the maxima by a whole layer, of which only the anchors' rows and columns are computed.
 
         Args:
-            scores: The layer's scores. What a causal layer hides may show: :meth:`matrix` drops it.
+            scores: The layer's scores.
             totals: Logarithms of the rows' sums, [B, H, T].
             both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
         """
         if both_ways:
             self._most = math.log(2)
+        if not self.both:
+            # What a causal layer hides, matrix() drops.
+            scores = replace(scores, causal=False)
         heads, queries, width = scores.query.shape[1:]
         numbers = heads * queries * max(width, min(self.rows, self._blocks.anchors))
         for texts in slices(0, len(totals), max(1, self._blocks.together // numbers)):
             layer = _Layer(scores.of_texts(texts), totals[texts])
             for some in slices(0, max(self._counts[texts]), self._blocks.anchors):
+                # Few anchors need few blocks.
+                size = max(self._blocks.queries, self._blocks.numbers // (128 * (some.stop - some.start)))
                 if both_ways:
-                    self._update_sums(layer, texts, some)
-                else:
-                    self._update_columns(layer, texts, some)
-                    self._update_front(layer, texts, some)
+                    self._raise_by_sums(layer, texts, some, size)
+                    continue
+                self._raise_by_columns(layer, texts, some, size)
+                for keys in slices(0, self.length, size) if self.both else ():
+                    maxima = self._maxima[texts, keys, some].transpose(1, 2)
+                    self._raise_by(maxima, layer, self._anchors[texts, some], keys)
 
-    def _update_columns(self, layer: _Layer, texts: slice, some: slice) -> None:
+    def _raise_by_columns(self, layer: _Layer, texts: slice, some: slice, size: int) -> None:
         """What some texts' queries give to some of their anchors: A[t, r]."""
         start = min(self._firsts[texts])
         shared = start == max(self._firsts[texts])
-        for queries in slices(start, self.length, self._block(some)):
+        for queries in slices(start, self.length, size):
             anchors: slice | Tensor = self._anchors[texts, some]
             columns = some
             if shared:
@@ -293,71 +282,45 @@ class BackwardAttention(AnchorObserver):
                 if anchors.start >= anchors.stop:
                     continue
                 columns = slice(some.start, anchors.stop - start)
-            self._raise_by(self._later[texts, queries, columns], layer, queries, anchors)
+            self._raise_by(self._maxima[texts, queries, columns], layer, queries, anchors)
 
-    def _update_front(self, layer: _Layer, texts: slice, some: slice) -> None:
-        """What some of the texts' anchors give to the keys in front of them: A[r, t]."""
-        if self.both and (front := max(self._firsts[texts])):
-            maxima = self._front[texts, :front, some].transpose(1, 2)
-            self._raise_by(maxima, layer, self._anchors[texts, some], slice(0, front))
+    def _raise_by(self, maxima: Tensor, layer: _Layer, queries: slice | Tensor, keys: slice | Tensor) -> None:
+        """Raise maxima [B, Q, K] by all heads' probabilities."""
+        for heads in layer.head_groups(max(1, self._blocks.numbers // maxima.numel())):
+            _raise(maxima, layer.log_probabilities(queries, keys, heads).amax(dim=1))
 
-    def _update_sums(self, layer: _Layer, texts: slice, some: slice) -> None:
+    def _raise_by_sums(self, layer: _Layer, texts: slice, some: slice, size: int) -> None:
         """A[t, r] + A[r, t] for all positions t of some texts and some of their anchors."""
         anchors = self._anchors[texts, some]
-        for positions in slices(0, self.length, self._block(some)):
+        for positions in slices(0, self.length, size):
             here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
-            for heads in layer.head_groups(self._blocks.ahead if len(anchors) == 1 else 1):
+            for heads in layer.head_groups(self._blocks.ahead):
                 columns = layer.log_probabilities(positions, anchors, heads)
                 rows = layer.log_probabilities(anchors, positions, heads)
                 sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
                 # The diagonal is kept whole, all else twice: matrix() halves it.
                 sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
-                _raise(self._later[texts, positions, some], sums)
-                front = self._front[texts, positions, some]
-                _raise(front, sums[:, : front.shape[1]])
-
-    def _block(self, some: slice) -> int:
-        """How many queries are looked at together for some anchors: few anchors need few blocks."""
-        number: int = some.stop - some.start
-        return max(self._blocks.queries, self._blocks.numbers // (128 * number))
-
-    def _raise_by(self, maxima: Tensor, layer: _Layer, queries: slice | Tensor, keys: slice | Tensor) -> None:
-        """Raise maxima [B, Q, K] by all heads' probabilities."""
-        most = max(1, self._blocks.numbers // maxima.numel())
-        for heads in layer.head_groups(most) if len(maxima) == 1 else [slice(0, None)]:
-            _raise(maxima, layer.log_probabilities(queries, keys, heads).amax(dim=1))
+                _raise(self._maxima[texts, positions, some], sums)
 
     def matrix(self) -> Tensor:
         """The anchors' rows, float32. They take the place of what was accumulated, which is complete then."""
-        if not self._finished:
-            self._finish()
-            self._finished = True
-        return self._later.transpose(1, 2)
+        anchors = self._anchors[:, None]
+        for some in () if self._finished else slices(0, self.length, self._blocks.finished):
+            positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
+            # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
+            part = self._maxima[:, some].clamp_(max=self._most).exp_()
+            # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
+            part.mul_(torch.where(positions == anchors, 1.0, 0.5)).masked_fill_(~self._valid[:, None], 0.0)
+            if not self.both:
+                part.masked_fill_(positions < anchors, 0.0)
+        self._finished = True
+        return self._maxima.transpose(1, 2)
 
     def so_far(self) -> Tensor:
         """As :meth:`matrix`, of the layers that have run by now; more may follow."""
         now = copy.copy(self)
-        now._later, now._front = self._later.clone(), self._front.clone()
+        now._maxima = self._maxima.clone()
         return now.matrix()
-
-    def _finish(self) -> None:
-        anchors = self._anchors[:, None]
-        for some in slices(0, self.length, self._blocks.finished):
-            positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
-            later = self._later[:, some]
-            # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
-            later.clamp_(max=self._most).exp_()
-            # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
-            later.mul_(torch.where(positions == anchors, 1.0, 0.5))
-            later.masked_fill_((positions < anchors) | ~self._valid[:, None], 0.0)
-        if self.both:
-            for text, (first, count) in enumerate(zip(self._firsts, self._counts, strict=True)):
-                square = self._later[text, first : first + count, :count]
-                for some in slices(0, count, self._blocks.finished):
-                    # What lies under the diagonal stands above it too.
-                    square[some, some.start :].add_(square[some.start :, some].transpose(0, 1).triu(1))
-                front = self._front[text, :first, :count].clamp_(max=self._most).exp_().mul_(0.5)
-                self._later[text, :first, :count] = front
 
 
 @dataclass(frozen=True)
@@ -373,11 +336,11 @@ class _Layer:
         return self.scores.of(queries, keys, heads).to(self.scores.precision).sub_(totals)
 
     def head_groups(self, most: int) -> Iterator[slice]:
-        """All heads in groups of at most ``most`` that share a key, or of which each has its own."""
+        """Heads that run together: all, where texts do; else at most ``most``, which share a key or have one each."""
         heads = self.totals.shape[1]
         size = heads // self.scores.key.shape[1]
-        step = next(step for step in range(min(most, size), 0, -1) if size % step == 0)
-        return slices(0, heads, min(most, heads) if size == 1 else step)
+        step = min(most, heads) if size == 1 else max(n for n in range(1, min(most, size) + 1) if size % n == 0)
+        return slices(0, heads, step if len(self.totals) == 1 else heads)
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:

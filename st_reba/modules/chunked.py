@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Capture, CaptureSpec
+from .capture import Capture
 from .layout import MOST_COPIES, Frame
 from .options import Options, option
 from .pooling import ReBAPooling, column, token_counts
@@ -175,7 +175,7 @@ class ChunkedReBAPooling(ReBAPooling):
             # A batch at a time, the longest first.
             number = max(1, POSITIONS // (surrounding + self.repeats * pieces[0][2]))
             batch, pieces = pieces[:number], pieces[number:]
-            output = self.source(self._repeated(features, batch), watch=[Capture(CaptureSpec(rows))])
+            output = self.source(self._repeated(features, batch), watch=[Capture(rows)])
             weights = self._rows(output, normalize or self.normalize_weights)
             row, start, size = torch.tensor(batch).to(hidden.device, non_blocking=True)[..., None].unbind(dim=1)
             first = column([places[row][0] for row, _, _ in batch], hidden.device)

@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
 
-from .capture import Capture, CaptureSpec, show
+from .capture import Capture, show
 from .options import Options, option
 from .poolings import POOLINGS
 from .repeat import RepeatTransformer
@@ -133,17 +133,17 @@ class ReBAPooling(Module):
         self._source: tuple[RepeatTransformer, ...] = ()
 
     @property
-    def capture(self) -> CaptureSpec:
+    def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
         mode = POOLINGS[self.pooling]
         if self.variant == "published":
-            return CaptureSpec(mode.published, both=mode.published == "end")
-        return CaptureSpec(mode.rows)
+            return Capture(mode.published, both=mode.published == "end")
+        return Capture(mode.rows)
 
     @property
-    def token_capture(self) -> CaptureSpec:
+    def token_capture(self) -> Capture:
         """The rows of A^new that the token vectors e_i need."""
-        return CaptureSpec("copy", both=self.variant == "published")
+        return Capture("copy", both=self.variant == "published")
 
     @property
     def source(self) -> Any:
@@ -161,7 +161,7 @@ class ReBAPooling(Module):
                 f"{type(source).__name__}. Put st_reba.RepeatTransformer in front."
             )
         show(source.model)
-        source.watchers = [Capture(self.capture)]
+        source.watchers = [self.capture]
         source.zeros = self.variant == "published"
         self._source = (source,)
 
@@ -213,7 +213,7 @@ class ReBAPooling(Module):
         """Vectors of words or spans.
 
         Args:
-            features: What RepeatTransformer gave with ``watch=[Capture(self.token_capture)]``.
+            features: What RepeatTransformer gave with ``watch=[self.token_capture]``.
             spans: [B, n] bool: the content tokens of each row's span.
             normalize: Divide each sum of weights to 1 (always so in ``"published"``).
 
@@ -236,7 +236,7 @@ class ReBAPooling(Module):
         """The e_i, [B, n, d]; one more forward pass where the sentence vector needed fewer rows."""
         if features.get("captured") != self.token_capture:
             given = {**features, "attention_mask": features["real_mask"]}
-            features = self.source(given, watch=[Capture(self.token_capture)])
+            features = self.source(given, watch=[self.token_capture])
         weights = self._rows(features, self.normalize_weights)
         if self.variant == "published":
             weights = normalized(weights)

@@ -16,7 +16,6 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from st_reba import ChunkedReBAPooling, DecoderTransformer, PromptEnsemble, ReBAPooling
-from st_reba.modules.capture import Capture
 from st_reba.modules.pooling import normalized
 from st_reba.modules.poolings import POOLINGS, SentencePooling
 
@@ -87,7 +86,7 @@ def test_span_embeddings(base: Base) -> None:
     for variant, normalize in (("paper", False), ("paper", True), ("published", False)):
         made: Any = pipeline(path, variant=variant)
         with torch.inference_mode():
-            given = made[0](features_of(made, texts), watch=[Capture(made[1].token_capture)])
+            given = made[0](features_of(made, texts), watch=[made[1].token_capture])
             got = made[1].span_embeddings(given, spans[:, : max(n for _, n, _ in given["places"])], normalize=normalize)
         for text, row, vector in zip(texts, spans, got, strict=True):
             placed, hidden, fused = oracle(path, text, (None, None))
