@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modules.attention import show, switch_on
-from .modules.capture import Capture, CaptureSpec
+from .modules.attention import switch_on
+from .modules.capture import Capture, show
 from .modules.decoder import DecoderTransformer
 from .modules.kinds import kind_of
 from .modules.plan import PlannedLayers
@@ -163,7 +163,7 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
     if not plain.any():
         return  # Not finite, and zeros were asked for: there is nothing to compare.
     show(transformer.model)
-    watch = [Capture(CaptureSpec("copy"))]
+    watch = [Capture("copy")]
     name = transformer.backbone.name
     captured = hidden_states(transformer, watch=watch)
     before, after = captured[:, :-1], hidden_states(transformer, other_end=True, watch=watch)[:, :-1]

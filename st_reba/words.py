@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
 from .layers import InnerStates, Layers, layer_numbers
-from .modules.capture import Capture
 from .modules.chunked import ChunkedReBAPooling
 from .modules.pooling import ReBAPooling
 from .modules.repeat import RepeatTransformer
@@ -131,7 +130,7 @@ def encode_word_layers(
     watch: list[Bound] = [] if inner is None else [inner]
     if pooling is not None and not isinstance(pooling, ChunkedReBAPooling):
         # A word needs the rows of all tokens; pieces run by themselves.
-        watch.append(Capture(pooling.token_capture))
+        watch.append(pooling.token_capture)
     laid_out: dict[str, Any] = {"prompt": _prompt(model, prompt), "task": task, **fields}
     budget = transformer.budget(**laid_out)
     placed = [_placed(index, item) for index, item in enumerate(items)]

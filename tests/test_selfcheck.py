@@ -119,23 +119,23 @@ def test_half_precision(tmp_path: Path) -> None:
 
 def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backbone whose captured attention is another, or that looks both ways, is refused."""
-    from st_reba.modules import attention
+    from st_reba.modules import capture
 
     st_reba.build("mini")
-    real = attention.attention_with_totals
+    real = capture.attention_with_totals
 
     def wrong(*arguments: Any, **keywords: Any) -> Any:
         found = real(*arguments, **keywords)
         return None if found is None else (found[0] * 1.1, found[1])
 
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "attention_with_totals", wrong)
+        patch.setattr(capture, "attention_with_totals", wrong)
         with pytest.raises(ValueError, match="LlamaModel: hidden states change by .*% when attention is captured"):
             st_reba.build("mini")
 
     def ahead(scores: Any, *arguments: Any) -> Any:
         return real(replace(scores, causal=False), *arguments)
 
-    monkeypatch.setattr(attention, "attention_with_totals", ahead)
+    monkeypatch.setattr(capture, "attention_with_totals", ahead)
     with pytest.raises(ValueError, match="LlamaModel looks both ways .its last token changes what stands before"):
         st_reba.build("mini")

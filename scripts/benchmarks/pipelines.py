@@ -105,11 +105,10 @@ def words(model: SentenceTransformer) -> Work:
     import torch
 
     import st_reba
-    from st_reba.modules.capture import Capture
 
     transformer, pooling = cast("RepeatTransformer", model[0]), cast("ReBAPooling", model[1])
 
-    watch = [Capture(pooling.token_capture)]
+    watch = [pooling.token_capture]
 
     def forward(texts: Sequence[str]) -> Run:
         features = ready(transformer, texts)

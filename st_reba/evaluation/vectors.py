@@ -13,7 +13,6 @@ from sentence_transformers.util import batch_to_device
 
 from ..batches import copied_positions, sized_batches
 from ..encode import encode_texts
-from ..modules.capture import Capture
 from ..modules.chunked import ChunkedReBAPooling
 from ..modules.pooling import ReBAPooling
 
@@ -205,7 +204,7 @@ def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
         # The mean over the sentence is captured as its tokens are, so that one run serves.
         config = {name: getattr(pooling, name) for name in pooling.config_keys}
         twin = ReBAPooling(**{**config, "pooling": "mean"})
-        watch = [Capture(twin.token_capture)]
+        watch = [twin.token_capture]
         return lambda features: twin(transformer(features, watch=watch))["token_embeddings"]
     return lambda features: pooling(transformer(features))["token_embeddings"]
 

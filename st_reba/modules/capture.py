@@ -1,35 +1,37 @@
 """Running maxima of attention: what ReBA keeps of A^new, never a matrix per layer and head.
 
-ReBA needs A^new, the elementwise maximum over all layers l and heads h of (A^{l,h} + (A^{l,h})ᵀ)/2, only in the
-rows of a few *anchor* positions: one row for a sentence's last token, n rows for its words. Attention of a causal
-decoder is lower triangular, so row r of A^new is ½ · max A[t, r] right of the diagonal (a column of A), A[r, r] on
-it, and ½ · max A[r, t] left of it. A layer that looks ahead fills both halves: there the sum A[r, t] + A[t, r] is taken
-within the head, before the maximum. Each layer raises these maxima and is then forgotten.
+A^new is the elementwise maximum over all layers and heads of (A + Aᵀ)/2, and ReBA needs its rows at a few *anchor*
+positions only. Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, A[r, r] on it, ½ · max A[r, t]
+left of it; where it looks ahead, A[r, t] + A[t, r] is taken within the head. Each layer raises these maxima.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from .attention import show
-from .backbone import is_trained
-from .scores import Scores, pick, slices
-from .stages import Bound, Pass, Place
+from .attention import switch_on
+from .backbone import Backbone, is_trained
+from .kernels import attention_with_totals
+from .poolings import Rows
+from .scores import Scores, blocked_attention, pick, slices
+from .stages import Bound, Pass, Place, current
 from .vendoring import extra
 
-AnchorRows = Literal["last", "copy", "end", "half"]
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """How much is looked at together."""
 
     # Queries: fewer multiply slower, more waste work above the diagonal.
@@ -50,8 +52,8 @@ GPU = Blocks(1024, 2048, 1 << 25, 1 << 22)
 
 
 @dataclass(frozen=True)
-class CaptureSpec:
-    """Which rows of A^new a forward pass keeps.
+class Capture(Bound):
+    """Captures rows of A^new in a pass: ``backward_attention`` [B, R, T], zero beyond a text's own, and ``captured``.
 
     Args:
         rows: The anchors. ``"last"``: the last content token of copy 1. ``"copy"``: every content token of copy 1.
@@ -59,38 +61,62 @@ class CaptureSpec:
         both: Keep the columns before the anchor too, not only those from the anchor on.
     """
 
-    rows: AnchorRows
+    rows: Rows
     both: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rows not in get_args(AnchorRows):
-            raise ValueError(f"rows={self.rows!r} is not known: choose one of {list(get_args(AnchorRows))}.")
 
     def anchors(self, places: Sequence[Place]) -> list[tuple[int, int]]:
         """The anchors of each text, a run of positions: the first and their number."""
-        runs: dict[str, Callable[[int, int, int], tuple[int, int]]] = {
-            "last": lambda first, count, length: (first + count - 1, 1),
-            "copy": lambda first, count, length: (first, count),
-            "end": lambda first, count, length: (length - 1, 1),
-            "half": lambda first, count, length: (0, max(1, length // 2)),
-        }
-        return [runs[self.rows](*place) for place in places]
+        return [
+            {
+                "last": (first + count - 1, 1),
+                "copy": (first, count),
+                "end": (length - 1, 1),
+                "half": (0, max(1, length // 2)),
+            }[self.rows]
+            for first, count, length in places
+        ]
+
+    def begin(self, run: Pass) -> None:
+        """Observe the pass; with a gradient where there are weights to learn."""
+        kind: type[AnchorObserver] = BackwardAttention
+        if torch.is_grad_enabled() and is_trained(run.decoder.model):
+            kind = extra("differentiable").DifferentiableAttention
+        kind(self, run.places, run.length, run.real.device).begin(run)
+
+    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
+        """As the observer's."""
+        seen: Tensor = run.observer.finish(run, hidden)
+        return seen
+
+    def features(self, run: Pass) -> dict[str, Any]:
+        """What was captured."""
+        return {"backward_attention": run.observer.matrix(), "captured": self}
 
 
-class Observer(ABC):
-    """Sees the attention of one forward pass, layer by layer."""
+class AttentionObserver(Bound):
+    """Sees the attention of one pass, layer by layer; give it to a pass as ``watch=[…]``."""
 
+    sees_all = True
     # Whether what it computes is defined on decoders that look back (or under a plan) only.
     needs_causal: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.layers = 0
 
+    def begin(self, run: Pass) -> None:
+        """Observe the pass, which can have one observer."""
+        if run.observer is not None:
+            raise ValueError(
+                f"{type(run.observer).__name__} and {type(self).__name__} both want to observe one pass. Run two."
+            )
+        show(run.decoder.model)
+        run.observer = self
+
     def begin_layer(self) -> None:
         """A layer begins."""
         self.layers += 1
 
-    def end_layer(self) -> None:  # noqa: B027 - most observers need to know of no end
+    def end_layer(self) -> None:
         """A layer has shown all of its attention."""
 
     @abstractmethod
@@ -103,73 +129,61 @@ class Observer(ABC):
             first_query: Position of the block's first query.
         """
 
+    def attend(
+        self,
+        module: nn.Module,
+        scores: Scores,
+        value: Tensor,
+        sinks: Tensor | None,
+        dropout: float,
+        *,
+        defined: bool,
+        ahead: bool,
+    ) -> Tensor:
+        """Attention of one layer, [B, T, H, D'], which is seen.
 
-class _Watch(Bound):
-    """An observer's part in a pass."""
+        Args:
+            module: The layer's attention module.
+            scores, value, sinks, dropout: See :func:`blocked_attention`.
+            defined: Whether the layer is causal, or a plan says what it sees.
+            ahead: Whether it looks ahead.
+        """
+        if self.needs_causal and not defined:
+            raise ValueError(looks_both_ways(module))
+        if scores.query.shape[2] != scores.key.shape[2]:
+            raise ValueError(
+                f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix): its "
+                "attention cannot be captured. Pass use_cache=False, and merge adapters into the base model first."
+            )
+        self.begin_layer()
+        output = self._attend(scores, value, sinks, dropout, ahead)
+        self.end_layer()
+        return output
+
+    def _attend(self, scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, ahead: bool) -> Tensor:
+        return blocked_attention(scores, value, sinks=sinks, dropout=dropout, see=self.update)[0]
 
     def finish(self, run: Pass, hidden: Tensor) -> Tensor:
         """Raise unless every layer was seen: one that was not would change the vectors silently."""
-        observer, backbone = run.observer, run.decoder.backbone
+        backbone = run.decoder.backbone
         runs = run.decoder.depth if run.runs is None else run.runs
         if types := backbone.layer_types[:runs]:
             runs = sum("attention" in each and "linear" not in each for each in types)
         expected = runs + (0 if run.kinds is None else len(run.kinds.stack.second))
-        if observer.layers == 0 or observer.layers < expected:
+        if self.layers == 0 or self.layers < expected:
             raise ValueError(
-                f"{backbone.name} handed out the attention of {observer.layers} of its {expected} attention layers, so "
+                f"{backbone.name} handed out the attention of {self.layers} of its {expected} attention layers, so "
                 "backward attention cannot be computed. Use a decoder whose every layer computes softmax attention, "
                 "or method='classical' or 'echo', which need none."
             )
         return hidden
 
 
-class AttentionObserver(Observer, _Watch):
-    """Base of what wants to see all attention of one pass itself; give it to a pass as ``watch=[…]``."""
-
-    sees_all = True
-
-    def begin(self, run: Pass) -> None:
-        """Observe the pass."""
-        observe(run, self)
-
-
-class Capture(_Watch):
-    """Captures rows of A^new in a decoder's passes: ``backward_attention`` [B, R, T], and ``captured``, the spec.
-
-    Args:
-        spec: Which rows. R is the largest number of anchors; rows beyond a text's own are zero.
-    """
-
-    def __init__(self, spec: CaptureSpec) -> None:
-        self.spec = spec
-
-    def begin(self, run: Pass) -> None:
-        """Observe the pass; with a gradient where there are weights to learn."""
-        kind: type[AnchorObserver] = BackwardAttention
-        if torch.is_grad_enabled() and is_trained(run.decoder.model):
-            kind = extra("differentiable").DifferentiableAttention
-        observe(run, kind(self.spec, run.places, run.length, run.real.device))
-
-    def features(self, run: Pass) -> dict[str, Any]:
-        """What was captured."""
-        return {"backward_attention": run.observer.matrix(), "captured": self.spec}
-
-
-def observe(run: Pass, observer: Observer) -> None:
-    """Show a pass's attention to an observer, of which it can have one."""
-    if run.observer is not None:
-        raise ValueError(
-            f"{type(run.observer).__name__} and {type(observer).__name__} both want to observe one pass. Run two."
-        )
-    show(run.decoder.model)
-    run.observer = observer
-
-
-class AnchorObserver(Observer):
+class AnchorObserver(AttentionObserver):
     """Keeps the anchors' rows of A^new.
 
     Args:
-        spec: Which rows.
+        capture: Which rows.
         places: Where each row's content stands.
         length: Sequence length T, padding included.
         device: Where the attention is.
@@ -177,10 +191,10 @@ class AnchorObserver(Observer):
 
     needs_causal = True
 
-    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
+    def __init__(self, capture: Capture, places: Sequence[Place], length: int, device: torch.device) -> None:
         super().__init__()
-        self.length, self.both = length, spec.both
-        runs = spec.anchors(places)
+        self.length, self.both = length, capture.both
+        runs = capture.anchors(places)
         self._firsts, self._counts = [first for first, _ in runs], [count for _, count in runs]
         self.rows = max(self._counts)
         first, count = torch.tensor(runs).to(device, non_blocking=True).unbind(dim=1)
@@ -201,62 +215,65 @@ class AnchorObserver(Observer):
 class BackwardAttention(AnchorObserver):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
-    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), and where only the largest is wanted, no
-    exponential needs to be taken but the last. Arguments as for :class:`AnchorObserver`.
+    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), so that only the largest needs an
+    exponential. Arguments as for :class:`AnchorObserver`.
     """
 
-    def __init__(self, spec: CaptureSpec, places: Sequence[Place], length: int, device: torch.device) -> None:
-        super().__init__(spec, places, length, device)
-        # From an anchor on. Two anchors' own number, A[r, r'], is here as well: only the columns in front of the first
-        # anchor are kept by themselves.
-        front = max(self._firsts) if self.both else 0
-        self._later, self._front = (
-            torch.full((len(places), columns, self.rows), -torch.inf, dtype=torch.float32, device=device)
-            for columns in (length, front)
-        )
+    def __init__(self, capture: Capture, places: Sequence[Place], length: int, device: torch.device) -> None:
+        super().__init__(capture, places, length, device)
+        self._maxima = torch.full((len(places), length, self.rows), -torch.inf, dtype=torch.float32, device=device)
         self._blocks = CPU if device.type == "cpu" else GPU
-        # One piece of memory for a layer's blocks.
-        self._scratch: Tensor | None = None
-        # Of what is kept: a probability's logarithm; of a sum of two, log 2.
+        # The logarithm of the largest number there can be: of a probability, or of a sum of two.
         self._most = 0.0
         self._finished = False
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
         """Raise the maxima by a whole layer that only looks back, of which a hook shows every probability at once."""
-        maxima = probabilities.detach().amax(dim=1, keepdim=True)
-        _raise(self._later, pick(maxima, self._anchors, 3)[:, 0].log())
-        rows = pick(maxima[..., : self._front.shape[1]], self._anchors, 2)[:, 0].log()
-        _raise(self._front, rows.transpose(1, 2))
+        largest = probabilities.detach().amax(dim=1, keepdim=True)
+        _raise(self._maxima, pick(largest, self._anchors, 3)[:, 0].log())
+        if self.both:
+            _raise(self._maxima.transpose(1, 2), pick(largest, self._anchors, 2)[:, 0].log())
+
+    def _attend(self, scores: Scores, value: Tensor, sinks: Tensor | None, dropout: float, ahead: bool) -> Tensor:
+        fused = attention_with_totals(scores, value, sinks, dropout)
+        output, totals = fused or blocked_attention(scores, value, sinks=sinks, dropout=dropout)
+        self.update_layer(scores, totals, both_ways=ahead)
+        return output
 
     @torch.no_grad()
     def update_layer(self, scores: Scores, totals: Tensor, *, both_ways: bool = False) -> None:
         """Raise the maxima by a whole layer, of which only the anchors' rows and columns are computed.
 
         Args:
-            scores: The layer's scores. What a causal layer hides may show: :meth:`matrix` drops it.
+            scores: The layer's scores.
             totals: Logarithms of the rows' sums, [B, H, T].
             both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
         """
         if both_ways:
             self._most = math.log(2)
+        if not self.both:
+            # What a causal layer hides, matrix() drops.
+            scores = replace(scores, causal=False)
         heads, queries, width = scores.query.shape[1:]
         numbers = heads * queries * max(width, min(self.rows, self._blocks.anchors))
         for texts in slices(0, len(totals), max(1, self._blocks.together // numbers)):
-            here, sums = scores.of_texts(texts), totals[texts]
+            layer = _Layer(scores.of_texts(texts), totals[texts])
             for some in slices(0, max(self._counts[texts]), self._blocks.anchors):
+                # Few anchors need few blocks.
+                size = max(self._blocks.queries, self._blocks.numbers // (128 * (some.stop - some.start)))
                 if both_ways:
-                    self._update_sums(here, sums, texts, some)
-                else:
-                    self._update_columns(here, sums, texts, some)
-                    self._update_front(here, sums, texts, some)
-        # The feed-forward part that follows takes the most memory of a layer.
-        self._scratch = None
+                    self._raise_by_sums(layer, texts, some, size)
+                    continue
+                self._raise_by_columns(layer, texts, some, size)
+                for keys in slices(0, self.length, size) if self.both else ():
+                    maxima = self._maxima[texts, keys, some].transpose(1, 2)
+                    self._raise_by(maxima, layer, self._anchors[texts, some], keys)
 
-    def _update_columns(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+    def _raise_by_columns(self, layer: _Layer, texts: slice, some: slice, size: int) -> None:
         """What some texts' queries give to some of their anchors: A[t, r]."""
         start = min(self._firsts[texts])
         shared = start == max(self._firsts[texts])
-        for queries in slices(start, self.length, self._block(some)):
+        for queries in slices(start, self.length, size):
             anchors: slice | Tensor = self._anchors[texts, some]
             columns = some
             if shared:
@@ -265,89 +282,124 @@ class BackwardAttention(AnchorObserver):
                 if anchors.start >= anchors.stop:
                     continue
                 columns = slice(some.start, anchors.stop - start)
-            self._raise_by(self._later[texts, queries, columns], scores, totals[:, :, queries], queries, anchors)
+            self._raise_by(self._maxima[texts, queries, columns], layer, queries, anchors)
 
-    def _update_front(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
-        """What some of the texts' anchors give to the keys in front of them: A[r, t]."""
-        keys = slice(0, max(self._firsts[texts]) if self.both else 0)
-        if keys.stop:
-            queries = self._anchors[texts, some]
-            own = pick(totals[..., None], queries, 2)[..., 0]
-            self._raise_by(self._front[texts, keys, some].transpose(1, 2), scores, own, queries, keys)
+    def _raise_by(self, maxima: Tensor, layer: _Layer, queries: slice | Tensor, keys: slice | Tensor) -> None:
+        """Raise maxima [B, Q, K] by all heads' probabilities."""
+        for heads in layer.head_groups(max(1, self._blocks.numbers // maxima.numel())):
+            _raise(maxima, layer.log_probabilities(queries, keys, heads).amax(dim=1))
 
-    def _update_sums(self, scores: Scores, totals: Tensor, texts: slice, some: slice) -> None:
+    def _raise_by_sums(self, layer: _Layer, texts: slice, some: slice, size: int) -> None:
         """A[t, r] + A[r, t] for all positions t of some texts and some of their anchors."""
         anchors = self._anchors[texts, some]
-        own = pick(totals[..., None], anchors, 2)[..., 0]
-        for positions in slices(0, self.length, self._block(some)):
+        for positions in slices(0, self.length, size):
             here = torch.arange(positions.start, positions.stop, device=anchors.device)[:, None]
-            for heads in scores.head_groups(self._blocks.ahead if len(totals) == 1 else 1):
-                columns = scores.log_probabilities(heads, positions, anchors, totals[:, heads, positions])
-                rows = scores.log_probabilities(heads, anchors, positions, own[:, heads])
+            for heads in layer.head_groups(self._blocks.ahead):
+                columns = layer.log_probabilities(positions, anchors, heads)
+                rows = layer.log_probabilities(anchors, positions, heads)
                 sums = torch.logaddexp(columns, rows.transpose(2, 3)).amax(dim=1)
                 # The diagonal is kept whole, all else twice: matrix() halves it.
                 sums = torch.where(here == anchors[:, None], sums - math.log(2), sums)
-                _raise(self._later[texts, positions, some], sums)
-                front = self._front[texts, positions, some]
-                _raise(front, sums[:, : front.shape[1]])
-
-    def _block(self, some: slice) -> int:
-        """How many queries are looked at together for some anchors: few anchors need few blocks."""
-        number: int = some.stop - some.start
-        return max(self._blocks.queries, self._blocks.numbers // (128 * number))
-
-    def _raise_by(
-        self, maxima: Tensor, scores: Scores, totals: Tensor, queries: slice | Tensor, keys: slice | Tensor
-    ) -> None:
-        """Raise maxima [B, Q, K] by the log-probabilities of all heads, for the queries' totals [B, H, Q]."""
-        if len(totals) > 1:
-            together = scores.of_all_heads(queries, keys).to(scores.precision)
-            _raise(maxima, together.sub_(totals[..., None]).amax(dim=1))
-            return
-        numbers = maxima.shape[1] * maxima.shape[2]
-        for some in scores.head_groups(max(1, self._blocks.numbers // numbers)):
-            size = (some.stop - some.start) * numbers
-            if self._scratch is None or len(self._scratch) < size:
-                self._scratch = self._later.new_empty(size, dtype=scores.precision)
-            values = scores.log_probabilities(some, queries, keys, totals[:, some], self._scratch[:size])
-            _raise(maxima, values.amax(dim=1))
+                _raise(self._maxima[texts, positions, some], sums)
 
     def matrix(self) -> Tensor:
         """The anchors' rows, float32. They take the place of what was accumulated, which is complete then."""
-        if not self._finished:
-            self._finish()
-            self._finished = True
-        return self._later.transpose(1, 2)
+        anchors = self._anchors[:, None]
+        for some in () if self._finished else slices(0, self.length, self._blocks.finished):
+            positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
+            # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
+            part = self._maxima[:, some].clamp_(max=self._most).exp_()
+            # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
+            part.mul_(torch.where(positions == anchors, 1.0, 0.5)).masked_fill_(~self._valid[:, None], 0.0)
+            if not self.both:
+                part.masked_fill_(positions < anchors, 0.0)
+        self._finished = True
+        return self._maxima.transpose(1, 2)
 
     def so_far(self) -> Tensor:
         """As :meth:`matrix`, of the layers that have run by now; more may follow."""
         now = copy.copy(self)
-        now._later, now._front = self._later.clone(), self._front.clone()
+        now._maxima = self._maxima.clone()
         return now.matrix()
 
-    def _finish(self) -> None:
-        anchors = self._anchors[:, None]
-        for some in slices(0, self.length, self._blocks.finished):
-            positions = torch.arange(some.start, some.stop, device=anchors.device)[:, None]
-            later = self._later[:, some]
-            # The kernel's sums and our products are rounded each by itself, in bfloat16 the latter to three digits.
-            later.clamp_(max=self._most).exp_()
-            # The diagonal keeps its full weight: (A[r, r] + A[r, r]) / 2.
-            later.mul_(torch.where(positions == anchors, 1.0, 0.5))
-            later.masked_fill_(positions < anchors, 0.0)
-            later.masked_fill_(~self._valid[:, None], 0.0)
-        if self.both:
-            for text, (first, count) in enumerate(zip(self._firsts, self._counts, strict=True)):
-                self._fill(self._later[text, first : first + count, :count])
-                front = self._front[text, :first, :count].clamp_(max=self._most).exp_().mul_(0.5)
-                self._later[text, :first, :count] = front
 
-    def _fill(self, square: Tensor) -> None:
-        """Copy what lies under the diagonal above it."""
-        for some in slices(0, len(square), self._blocks.finished):
-            above = square[some, some.start :]
-            above.add_(square[some.start :, some].transpose(0, 1).triu(1))
+@dataclass(frozen=True)
+class _Layer:
+    """Scores of some texts, and the logarithms of their rows' sums, [B, H, T]."""
+
+    scores: Scores
+    totals: Tensor
+
+    def log_probabilities(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice) -> Tensor:
+        """[B, h, Q, K]; arguments as for :meth:`Scores.of`."""
+        totals = pick(self.totals[:, heads, :, None], queries, 2)
+        return self.scores.of(queries, keys, heads).to(self.scores.precision).sub_(totals)
+
+    def head_groups(self, most: int) -> Iterator[slice]:
+        """Heads that run together: all, where texts do; else at most ``most``, which share a key or have one each."""
+        heads = self.totals.shape[1]
+        size = heads // self.scores.key.shape[1]
+        step = min(most, heads) if size == 1 else max(n for n in range(1, min(most, size) + 1) if size % n == 0)
+        return slices(0, heads, step if len(self.totals) == 1 else heads)
 
 
 def _raise(maxima: Tensor, values: Tensor) -> None:
     torch.maximum(maxima, values.to(maxima.dtype), out=maxima)
+
+
+# Backbones whose attention is observed.
+
+
+def show(model: PreTrainedModel) -> None:
+    """Make the attention of a backbone, as loaded, visible to observers, one way or the other."""
+    if not switch_on(model):
+        hook_in(model)
+
+
+def hook_in(model: PreTrainedModel) -> None:
+    """Reduce a backbone's eager attention by hooks, where its architecture calls no interface.
+
+    The numbers are equal, but one layer's [B, H, T, T] is held at a time.
+    """
+    decoder = Backbone(model).decoder
+    if decoder.config._attn_implementation == "eager" and any(
+        reduce_output in module._forward_hooks.values() for module in decoder.modules()
+    ):
+        return
+    decoder.config._attn_implementation = "eager"
+    for module in decoder.modules():
+        if re.search("attention", type(module).__name__, re.IGNORECASE):
+            module.register_forward_hook(reduce_output)
+    logger.warning(
+        f"{type(decoder).__name__} does not call transformers' attention interface: its eager attention is captured "
+        "layer by layer instead. The vectors are the same; time and memory are those of eager attention."
+    )
+
+
+def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook: show an eager attention module's probabilities to the observer and drop them from its output."""
+    run = current()
+    if run is None or run.observer is None or not isinstance(output, (tuple, list)):
+        return output
+    batch, length = run.real.shape
+    kept: list[Any] = []
+    for value in output:
+        if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
+            run.observer.begin_layer()
+            if run.observer.needs_causal:
+                ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * run.real
+                run.doubts.append((~(ahead > 1e-6).any(), looks_both_ways(module)))
+            run.observer.update(value, 0)
+            run.observer.end_layer()
+            kept.append(None)
+        else:
+            kept.append(value)
+    return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
+
+
+def looks_both_ways(module: nn.Module) -> str:
+    """The error for attention that backward attention is not defined on."""
+    return (
+        f"{type(module).__name__} looks both ways, but backward attention is defined on a causal decoder. Use a "
+        "decoder-only base model, or method='classical'."
+    )

@@ -317,8 +317,10 @@ class DecoderTransformer(Transformer):
         else:
             self.model.config.save_pretrained(output_path)
             self.save_config(output_path)
-        files = {"at_base": self.left_at is not None, "adapters": has_adapter(self.model)}
-        leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in files if files[name]])
+        sinks = self.stack is not None and any(hasattr(module, "sinks") for module in self.model.modules())
+        # What others load by name: only captures import the kernels, but attention sinks are faster with them.
+        also = {"at_base": self.left_at is not None, "adapters": has_adapter(self.model), "kernels": sinks}
+        leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in also if also[name]])
 
     def get_config_dict(self) -> dict[str, Any]:
         """The module's configuration, JSON-serializable."""

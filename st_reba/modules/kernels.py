@@ -1,8 +1,7 @@
 """Kernels of torch that tell, beside attention's output, the logarithm of every row's sum.
 
-They are those that SDPA itself runs, which drops that logarithm. With it any single probability is known, so that
-backward attention needs no second softmax. They are no public names of torch: each is tried on a few random numbers
-before it is used, and where none agrees, attention runs in blocks, slower and equal.
+They are those that SDPA itself runs, which drops that logarithm. With it any single probability is known. They are no
+public names of torch: each is tried on a few random numbers first, and where none agrees, attention runs in blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
-from .scores import Scores, additive, blocked_attention, is_fake
+from .scores import Scores, additive, blocked_attention
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +28,13 @@ _WIDTH, _ROW = 8, 16
 _trusted: dict[tuple[object, ...], bool] = {}
 
 
-def attention_with_totals(scores: Scores, value: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Attention of one layer by a fused kernel, with what every row's exponentials sum to.
-
-    Args:
-        scores: What the softmax is taken of, without soft cap and bias; the mask additive, of the queries' type.
-        value: [B, H', S, D'].
-        sinks: [H], one more logit in every softmax, without a value.
-
-    Returns:
-        The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T]; None where no kernel does this.
-    """
+def attention_with_totals(
+    scores: Scores, value: Tensor, sinks: Tensor | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor] | None:
+    """As :func:`blocked_attention`, by a fused kernel; masks are additive, of the queries' type. None: none can."""
     query, key, mask = scores.query, scores.key, scores.mask
+    if dropout or scores.softcap is not None or scores.bias is not None:
+        return None
     if sinks is not None and torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, sinks)):
         # The kernel's gradient knows nothing of the sums it tells, by which a sink's share is taken.
         return None
@@ -49,7 +44,6 @@ def attention_with_totals(scores: Scores, value: Tensor, sinks: Tensor | None = 
     output, totals = kernel(query, key, value, mask, scores.causal and mask is None, scores.factor)
     output = output.transpose(1, 2)
     if sinks is not None:
-        # A sink takes its share of every row.
         everything = torch.logaddexp(totals, sinks.to(totals.dtype)[None, :, None])
         output = output * torch.exp(totals - everything).transpose(1, 2)[..., None].to(output.dtype)
         totals = everything
@@ -57,7 +51,7 @@ def attention_with_totals(scores: Scores, value: Tensor, sinks: Tensor | None = 
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Kernel | None:
-    """The kernel for a layer's attention, tried on its device; arguments as above. None: there is none."""
+    """The kernel for a layer's attention, tried on its device. None: there is none."""
     if query.dtype != key.dtype or query.dtype != value.dtype:
         return None
     for kernel in KERNELS.get(query.device.type, ()):
@@ -65,7 +59,8 @@ def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
             continue
         if kernel is efficient_on_gpu and query.dtype not in (*_HALVES, torch.float32):
             continue
-        if is_fake(query):
+        if isinstance(query, FakeTensor):
+            # It has no numbers to try with.
             return kernel
         shape = (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
         case = (kernel, query.device, query.dtype, *shape, mask is None)
@@ -143,11 +138,10 @@ def _agrees(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Ten
     """Whether a kernel computes what blocks compute, on a few numbers of the kind that it is to be used for."""
     generator = torch.Generator().manual_seed(0)
     length = 20
-
-    def sample(like: Tensor) -> Tensor:
-        return torch.randn(2, like.shape[1], length, like.shape[3], generator=generator).to(query)
-
-    few, keys, values = sample(query), sample(key), sample(value)
+    few, keys, values = (
+        torch.randn(2, like.shape[1], length, like.shape[3], generator=generator).to(query)
+        for like in (query, key, value)
+    )
     hidden = None
     if mask is not None:
         visible = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril().triu(-7)
@@ -164,9 +158,8 @@ def _agrees(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Ten
     except (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         logger.warning(
-            f"torch's fused attention ({getattr(kernel, '__name__', kernel)}) on {query.device} ({query.dtype}) is not "
-            f"used, as it does not tell what is needed of it ({reason}). Attention runs in another kernel or in "
-            "blocks: slower, the vectors are the same."
+            f"torch's {getattr(kernel, '__name__', kernel)} on {query.device} ({query.dtype}) does not tell what is "
+            f"needed of it ({reason}). Attention runs in another kernel or in blocks: slower, the vectors are the same."
         )
         return False
     return True

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor
 
-from .attention import show
-from .capture import Capture, CaptureSpec
+from .capture import Capture, show
 from .options import Options, option
 from .poolings import POOLINGS
 from .repeat import RepeatTransformer
 from .vendoring import leave_code, published
 
 MOST_DIMENSIONS = 1 << 20
+_TOKENS = "token_embeddings"
+_TOGETHER = (
+    "put st_reba.RepeatTransformer there and hand both to SentenceTransformer(modules=[…]) together (a module appended "
+    "to a ready model asks for nothing)."
+)
 
 
 class LazyFeatures(dict[str, Any]):
-    """A feature dictionary that computes ``token_embeddings`` when it is first asked for.
+    """A feature dictionary that computes ``token_embeddings``, for which all rows of A^new are needed, when asked.
 
-    A sentence vector needs one row of A^new (or the sum of n), the token vectors e_i need all n; whoever wants only
-    sentences shall not pay for them. While gradients are wanted, listing it does not compute them: mixed precision
-    copies a model's output.
+    While gradients are wanted, listing it does not compute them: mixed precision copies a model's output.
 
     Args:
         features: All other features.
-        compute: Computes the token vectors; None in copies that others make of such a dictionary, which hold what had
-            been computed.
+        compute: Computes the token vectors; None in copies that others make, which hold what had been computed.
         listed: Whether they are among its keys.
     """
 
@@ -42,39 +43,35 @@ class LazyFeatures(dict[str, Any]):
         self._listed = listed
 
     def __missing__(self, key: str) -> Any:
-        if key != "token_embeddings" or self._compute is None:
+        if key != _TOKENS or self._compute is None:
             raise KeyError(key)
         self[key] = self._compute()
         return self[key]
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or (key == "token_embeddings" and self._listed)
+        return super().__contains__(key) or (key == _TOKENS and self._listed)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of any mapping."""
         # Not dict's own get, which knows of nothing that is computed.
         return self[key] if key in self else default  # noqa: SIM401
 
     def _whole(self) -> None:
         if self._listed and not torch.is_grad_enabled():
-            self["token_embeddings"]
+            self[_TOKENS]
 
     def __iter__(self) -> Iterator[str]:
         self._whole()
         return super().__iter__()
 
     def keys(self) -> Any:
-        """As of any mapping."""
         self._whole()
         return super().keys()
 
     def items(self) -> Any:
-        """As of any mapping."""
         self._whole()
         return super().items()
 
     def values(self) -> Any:
-        """As of any mapping."""
         self._whole()
         return super().values()
 
@@ -92,8 +89,7 @@ class _Settings(Options):
 class ReBAPooling(Module):
     """Backward-attention pooling: e_i = Σ_t A^new[pos(1, i), t] · v_t over the content positions t from pos(1, i) on.
 
-    The module in front, RepeatTransformer, hands over the hidden states v_t and the rows of A^new that
-    this module asks for.
+    The module in front, RepeatTransformer, hands over the hidden states v_t and the rows of A^new that are asked for.
 
     Args:
         embedding_dimension: Dimension d of the hidden states, at most 1,048,576.
@@ -137,30 +133,23 @@ class ReBAPooling(Module):
         self._source: tuple[RepeatTransformer, ...] = ()
 
     @property
-    def capture(self) -> CaptureSpec:
+    def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
         mode = POOLINGS[self.pooling]
         if self.variant == "published":
-            return CaptureSpec(mode.published, both=mode.published == "end")
-        return CaptureSpec(mode.rows)
+            return Capture(mode.published, both=mode.published == "end")
+        return Capture(mode.rows)
 
     @property
-    def token_capture(self) -> CaptureSpec:
+    def token_capture(self) -> Capture:
         """The rows of A^new that the token vectors e_i need."""
-        return CaptureSpec("copy", both=self.variant == "published")
+        return Capture("copy", both=self.variant == "published")
 
     @property
     def source(self) -> Any:
-        """The module in front.
-
-        Raises:
-            ValueError: There is none, as the module was appended to a ready model.
-        """
+        """The module in front; an error where there is none, as the module was appended to a ready model."""
         if not self._source:
-            raise ValueError(
-                f"{type(self).__name__} knows no module in front: put st_reba.RepeatTransformer there and hand both to "
-                "SentenceTransformer(modules=[…]) together (a module appended to a ready model asks for nothing)."
-            )
+            raise ValueError(f"{type(self).__name__} knows no module in front: {_TOGETHER}")
         return self._source[0]
 
     def on_model_ready(self, model: Any) -> None:
@@ -172,7 +161,7 @@ class ReBAPooling(Module):
                 f"{type(source).__name__}. Put st_reba.RepeatTransformer in front."
             )
         show(source.model)
-        source.watchers = [Capture(self.capture)]
+        source.watchers = [self.capture]
         source.zeros = self.variant == "published"
         self._source = (source,)
 
@@ -191,43 +180,40 @@ class ReBAPooling(Module):
         Raises:
             ValueError: The module in front did not capture what is needed.
         """
-        self.check_width(features["token_embeddings"])
+        width = features[_TOKENS].shape[-1]
+        if width != self.embedding_dimension:
+            raise ValueError(
+                f"embedding_dimension={self.embedding_dimension}, but the hidden states have {width} dimensions. Give "
+                f"{type(self).__name__} the latter."
+            )
         pooled = LazyFeatures(features, lambda: self.token_vectors(features), listed=True)
-        pooled.pop("token_embeddings")
+        del pooled[_TOKENS]
         pooled["sentence_embedding"] = self.sentence(features)
-        counts = [count for _, count, _ in features["places"]]
-        device = features["copy_ids"].device
-        pooled["attention_mask"] = (torch.arange(max(counts), device=device) < column(counts, device)).long()
+        tokens, counts = token_counts(features)
+        pooled["attention_mask"] = (tokens < counts).long()
         return pooled
 
     def sentence(self, features: dict[str, Any]) -> Tensor:
         """The sentence vectors [B, d], of what :meth:`forward` takes."""
         if "backward_attention" not in features:
-            raise ValueError(
-                "ReBAPooling found no 'backward_attention': put st_reba.RepeatTransformer in front and hand both to "
-                "SentenceTransformer(modules=[…]) together (a module appended to a ready model asks for nothing)."
-            )
+            raise ValueError(f"ReBAPooling found no 'backward_attention': {_TOGETHER}")
         if features["captured"] != self.capture:
             raise ValueError(
                 f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
                 "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
-        hidden: Tensor = features["token_embeddings"]
+        rows = self._rows(features, self.normalize_weights)
         if self.variant == "published":
-            weights = normalized(features["backward_attention"].sum(dim=1) * self._summed(features))
+            weights = normalized(rows.sum(dim=1))
         else:
-            counts = column([count for _, count, _ in features["places"]], hidden.device)
-            rows: Tensor = features["backward_attention"]
-            if self.normalize_weights:
-                rows = normalized(rows * self._summed(features)[:, None])
-            weights = POOLINGS[self.pooling].weights(rows, counts) * self._summed(features)
-        return weighted_sum(weights[:, None], hidden).squeeze(1)
+            weights = POOLINGS[self.pooling].weights(rows, token_counts(features)[1]) * self._summed(features)
+        return weighted_sum(weights[:, None], features[_TOKENS]).squeeze(1)
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans.
 
         Args:
-            features: What RepeatTransformer gave with ``watch=[Capture(self.token_capture)]``.
+            features: What RepeatTransformer gave with ``watch=[self.token_capture]``.
             spans: [B, n] bool: the content tokens of each row's span.
             normalize: Divide each sum of weights to 1 (always so in ``"published"``).
 
@@ -238,23 +224,23 @@ class ReBAPooling(Module):
             ReBA, section 3.3 (word embedding).
         """
         spans = spans.to(features["copy_ids"].device)
-        weights = self._rows(features, normalize=normalize or self.normalize_weights)
+        weights = self._rows(features, normalize or self.normalize_weights)
         rows = weights[:, : spans.shape[1]] * spans[:, :, None]
         if self.variant == "published":
             combined = normalized(rows.sum(dim=1))
         else:
             combined = rows.sum(dim=1) / spans.sum(dim=1, keepdim=True)
-        return weighted_sum(combined[:, None], features["token_embeddings"]).squeeze(1)
+        return weighted_sum(combined[:, None], features[_TOKENS]).squeeze(1)
 
     def token_vectors(self, features: dict[str, Any]) -> Tensor:
         """The e_i, [B, n, d]; one more forward pass where the sentence vector needed fewer rows."""
         if features.get("captured") != self.token_capture:
             given = {**features, "attention_mask": features["real_mask"]}
-            features = self.source(given, watch=[Capture(self.token_capture)])
-        weights = self._rows(features, normalize=self.normalize_weights)
+            features = self.source(given, watch=[self.token_capture])
+        weights = self._rows(features, self.normalize_weights)
         if self.variant == "published":
             weights = normalized(weights)
-        return weighted_sum(weights, features["token_embeddings"])
+        return weighted_sum(weights, features[_TOKENS])
 
     def get_embedding_dimension(self) -> int:
         """Dimension of the vectors."""
@@ -265,21 +251,13 @@ class ReBAPooling(Module):
         self.save_config(output_path)
         leave_code(output_path, type(self))
 
-    def check_width(self, hidden: Tensor) -> None:
-        """Refuse hidden states of another dimension."""
-        if hidden.shape[-1] != self.embedding_dimension:
-            raise ValueError(
-                f"embedding_dimension={self.embedding_dimension}, but the hidden states have {hidden.shape[-1]} "
-                f"dimensions. Give {type(self).__name__} the latter."
-            )
-
     def _summed(self, features: dict[str, Any]) -> Tensor:
         """The positions that are summed over, [B, T] bool."""
         everywhere = self.include_special or self.variant == "published"
-        real, copies = cast(Tensor, features["real_mask"]), cast(Tensor, features["copy_ids"])
-        return real.bool() if everywhere else copies > 0
+        summed: Tensor = features["real_mask"].bool() if everywhere else features["copy_ids"] > 0
+        return summed
 
-    def _rows(self, features: dict[str, Any], *, normalize: bool) -> Tensor:
+    def _rows(self, features: dict[str, Any], normalize: bool) -> Tensor:
         """The captured rows of A^new, [B, R, T], restricted to the positions that are summed over."""
         rows: Tensor = features["backward_attention"] * self._summed(features)[:, None]
         return normalized(rows) if normalize and self.variant == "paper" else rows
@@ -288,6 +266,12 @@ class ReBAPooling(Module):
 def column(numbers: list[int], device: torch.device) -> Tensor:
     """Numbers of the host as a tensor [B, 1] on a device, without waiting for it."""
     return torch.tensor(numbers, dtype=torch.long)[:, None].to(device, non_blocking=True)
+
+
+def token_counts(features: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The numbers [n] of a text's tokens from 0 on, n the most that a text has, and how many each has, [B, 1]."""
+    counts, device = [count for _, count, _ in features["places"]], features["copy_ids"].device
+    return torch.arange(max(counts), device=device), column(counts, device)
 
 
 def normalized(weights: Tensor) -> Tensor:

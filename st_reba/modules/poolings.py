@@ -18,8 +18,8 @@ class SentencePooling:
 
     Args:
         rows: The rows of A^new that it needs: of copy 1's ``"last"`` token, or of every token of the ``"copy"``.
-        weights: From these rows [B, R, T], zero beyond a text's own, and the numbers of tokens [B, 1] to one weight a
-            position, [B, T].
+        weights: From these rows [B, R, T] and the numbers of tokens [B, 1] to one weight a position, [B, T]. The rows
+            are zero beyond a text's own and at positions that are not summed over, padding among them.
         published: The rows that the authors' code takes in its place.
         formula: The vector, for readers.
     """
@@ -33,6 +33,6 @@ class SentencePooling:
 POOLINGS: dict[str, SentencePooling] = {
     # e_n.
     "last": SentencePooling("last", lambda rows, count: rows.sum(dim=1), "end", "e_n"),
-    # The mean of e_1 .. e_n; summed over the rows first, no second matrix [B, n, T] is made.
+    # The mean of e_1 .. e_n: the weights are summed, not the vectors.
     "mean": SentencePooling("copy", lambda rows, count: rows.sum(dim=1) / count, "half", "(1/n) Σ_i e_i"),
 }

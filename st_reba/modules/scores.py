@@ -1,13 +1,13 @@
-"""The numbers that one layer's softmax is taken of, for whichever queries, keys and heads are asked for."""
+"""The numbers that one layer's softmax is taken of, and attention that is computed from them block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 # A block of probabilities holds about this many numbers at most, but never fewer than 16 rows.
 BLOCK_NUMBERS = 1 << 20
@@ -51,79 +51,30 @@ class Scores:
 
     def of_texts(self, texts: slice) -> Scores:
         """The scores of some texts of the batch."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("query", "key", "mask", "bias")}
+        some = {name: each[texts] for name, each in given.items() if each is not None and len(each) > 1}
+        return replace(self, **some)
 
-        def some(tensor: Tensor | None) -> Tensor | None:
-            return tensor if tensor is None or tensor.shape[0] == 1 else tensor[texts]
+    def of(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice = slice(None)) -> Tensor:
+        """Scores [B, h, Q, K].
 
-        return replace(self, query=self.query[texts], key=self.key[texts], mask=some(self.mask), bias=some(self.bias))
-
-    def of_all_heads(self, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
-        """Scores [B, H, Q, K] of some queries and keys: a slice, or [B, n] positions of each text."""
-        batch, heads, _, width = self.query.shape
-        query, key = pick(self.query, queries, 2), pick(self.key, keys, 2)
+        Args:
+            queries: A slice, or [B, Q] positions of each text.
+            keys: A slice, or [B, K] positions of each text.
+            heads: Heads that share one key, or all heads of some keys.
+        """
+        query = pick(self.query[:, heads], queries, 2)
+        batch, number, _, width = query.shape
+        size = self.query.shape[1] // self.key.shape[1]
+        first = (heads.start or 0) // size
+        key = pick(self.key[:, first : first + -(-number // size)], keys, 2)
         # Whichever is smaller.
         if query.numel() <= key.numel():
             query = query * self.factor
         else:
             key = key * self.factor
-        grouped = query.reshape(batch, self.key.shape[1], -1, width)
-        scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, heads, query.shape[2], key.shape[2])
-        return self._finished(scores, slice(0, heads), queries, keys)
-
-    def head_groups(self, most: int) -> Iterator[slice]:
-        """All heads in groups of at most ``most``, each of which shares its keys or has a key for every head."""
-        heads = self.query.shape[1]
-        size = heads // self.key.shape[1]
-        step = min(most, heads)
-        if size > 1:
-            step = next(step for step in range(min(most, size), 0, -1) if size % step == 0)
-        return slices(0, heads, step)
-
-    def log_probabilities(
-        self,
-        heads: slice,
-        queries: slice | Tensor,
-        keys: slice | Tensor,
-        totals: Tensor,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Logarithms of some heads' probabilities, in a tensor of their own; without gradient.
-
-        Args:
-            heads: Some of them; of several texts, one, or tensors are copied.
-            queries: A slice, or [B, Q] positions of each text.
-            keys: A slice, or [B, K] positions of each text.
-            totals: Logarithms of the rows' sums, [B, h, Q], in :attr:`precision`.
-            out: Memory that may hold the result: B·h·Q·K numbers.
-
-        Returns:
-            [B, h, Q, K] in :attr:`precision`.
-        """
-        query = pick(self.query[:, heads], queries, 2)
-        batch, number = query.shape[:2]
-        # The one key that a group of heads has in common, or each head's own.
-        size = self.query.shape[1] // self.key.shape[1]
-        key = self.key[:, heads.start // size : (heads.stop - 1) // size + 1].expand(-1, number, -1, -1)
-        key = pick(key, keys, 2)
-        flat = (query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-        shape = (batch, number, query.shape[2], key.shape[2])
-        offsets = totals.flatten(0, 1)[..., None]
-        if self.softcap is not None:
-            scores = torch.bmm(*flat).to(self.precision).mul_(self.factor).view(shape)
-            return self._finished(scores, heads, queries, keys).sub_(totals[..., None])
-        if out is not None:
-            out = out.view(-1, *shape[2:])
-        # One pass over memory where the way above has three.
-        if query.dtype == self.precision == totals.dtype:
-            scores = torch.baddbmm(-offsets, *flat, alpha=self.factor, out=out)
-        else:
-            products = torch.bmm(*flat)
-            scores = products.to(self.precision) if out is None else out.copy_(products)
-            scores = torch.add(-offsets, scores, alpha=self.factor, out=scores)
-        return self._finished(scores.view(shape), heads, queries, keys)
-
-    def _finished(self, scores: Tensor, heads: slice, queries: slice | Tensor, keys: slice | Tensor) -> Tensor:
-        """Products [B, h, Q, K] of some heads → capped, biased and masked."""
+        grouped = query.reshape(batch, key.shape[1], -1, width)
+        scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, number, query.shape[2], key.shape[2])
         # The scores' own type: under autocast it is not the queries'.
         lowest = torch.finfo(scores.dtype).min
         if self.softcap is not None:
@@ -135,8 +86,7 @@ class Scores:
             mask = pick(pick(mask, queries, 2), keys, 3)
             return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
         if self.causal:
-            positions = torch.arange(self.key.shape[2], device=scores.device)[None, None, None]
-            positions = positions.expand(scores.shape[0], 1, 1, -1)
+            positions = torch.arange(self.key.shape[2], device=scores.device).expand(batch, 1, 1, -1)
             hidden = pick(positions, keys, 3) > pick(positions, queries, 3).transpose(2, 3)
             scores = scores.masked_fill(hidden, lowest)
         return scores
@@ -163,20 +113,20 @@ def blocked_attention(
         The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T].
     """
     batch, heads, queries, _ = scores.query.shape
-    groups, keys = scores.key.shape[1], scores.key.shape[2]
+    groups, keys = scores.key.shape[1:3]
     triangular = scores.mask is None and scores.causal and queries == keys
     output = value.new_empty(batch, queries, heads, value.shape[-1])
     totals = []
     numbers = BLOCK_NUMBERS if value.device.type == "cpu" else GPU_BLOCK_NUMBERS
     for rows in slices(0, queries, max(16, numbers // (batch * heads * keys))):
         visible = rows.stop if triangular else keys
-        block = scores.of_all_heads(rows, slice(0, visible)).to(scores.precision)
-        highest = block.amax(dim=-1, keepdim=True)
-        exponentials = torch.exp(block - highest)
-        total = (highest + exponentials.sum(dim=-1, keepdim=True).log()).squeeze(-1)
+        block = scores.of(rows, slice(0, visible)).to(scores.precision)
+        probabilities = block.softmax(dim=-1)
+        total = block.amax(dim=-1) - probabilities.amax(dim=-1).log()
         if sinks is not None:
-            total = torch.logaddexp(total, sinks.to(total.dtype)[None, :, None])
-        probabilities = exponentials * torch.exp(highest - total[..., None])
+            everything = torch.logaddexp(total, sinks.to(total.dtype)[None, :, None])
+            probabilities = probabilities * torch.exp(total - everything)[..., None]
+            total = everything
         totals.append(total.detach())
         if see is not None:
             see(probabilities, rows.start)
@@ -196,12 +146,11 @@ def pick(tensor: Tensor, positions: slice | Tensor, dim: int) -> Tensor:
     """A slice of positions along ``dim`` of a [B, n, Q, K] tensor, or [B, n] positions of each text."""
     if isinstance(positions, slice):
         return tensor[(slice(None),) * dim + (positions,)]
-    shape = list(tensor.shape)
-    shape[0] = positions.shape[0]
+    shape = [len(positions), *tensor.shape[1:]]
     tensor = tensor.expand(shape)
     shape[dim] = positions.shape[1]
-    place = [1, 1, 1, 1]
-    place[0], place[dim] = positions.shape
+    place = [len(positions), 1, 1, 1]
+    place[dim] = positions.shape[1]
     return tensor.gather(dim, positions.view(place).expand(shape))
 
 
@@ -214,30 +163,6 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return numbers.masked_fill_(~mask, lowest)
     return numbers.copy_(mask).clamp_(min=lowest)
-
-
-def selected(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
-    """What is visible of the keys that an indexer chose.
-
-    Args:
-        mask: [B or 1, 1, T, S], boolean (True: visible) or additive; None: no key later than the query.
-        indices: [B, T, n] int, the chosen keys of every query.
-        keys: Number of keys S.
-
-    Returns:
-        [B, 1, T, S] bool.
-    """
-    batch, queries, _ = indices.shape
-    chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
-    chosen.scatter_(3, indices.long()[:, None], True)
-    if mask is None:
-        return chosen.tril(keys - queries)
-    return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and a device but no numbers: nothing can be read from it."""
-    return isinstance(tensor, FakeTensor)
 
 
 def identity(tensor: Tensor) -> tuple[object, ...]:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
 
 from st_reba.modules import attention, scores
-from st_reba.modules.attention import ATTENTION_NAME, attend, hook_in, switch_on
-from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, CaptureSpec
+from st_reba.modules.attention import ATTENTION_NAME, attend, switch_on
+from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, hook_in
 from st_reba.modules.kinds import KINDS, PassMasks
 from st_reba.modules.stages import Stage, running
 
 Base = Callable[..., str]
 HOOKED = {"bloom", "falcon", "falcon_alibi", "codegen", "gpt_neo", "gptj", "mpt"}
-EVERYTHING = CaptureSpec("copy", both=True)
+EVERYTHING = Capture("copy", both=True)
 CPU = torch.device("cpu")
 
 
@@ -66,7 +66,7 @@ def test_whole_matrix(base: Base, name: str) -> None:
     sequences = [tokenizer(text)["input_ids"] for text in TEXTS]
     ids, places = batch(sequences)
     model = AutoModel.from_pretrained(folder(path), dtype=torch.float32).eval()
-    _, added = run(model, ids, places, Capture(EVERYTHING))
+    _, added = run(model, ids, places, EVERYTHING)
     assert (model.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
     assert added["captured"] == EVERYTHING
     seen = Seen()
@@ -176,11 +176,11 @@ def test_learning(base: Base, name: str) -> None:
     """With weights to learn the same rows have a gradient; without any they are computed as ever."""
     model = AutoModel.from_pretrained(base(name)).eval()
     given = batch([[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8]])
-    learnt = run(model, *given, Capture(EVERYTHING))[1]["backward_attention"]
+    learnt = run(model, *given, EVERYTHING)[1]["backward_attention"]
     learnt.sum().backward()
     assert all(bool(each.grad.any()) for name, each in model.named_parameters() if "q_proj.weight" in name)
     model.requires_grad_(False)
-    fast = run(model, *given, Capture(EVERYTHING))[1]["backward_attention"]
+    fast = run(model, *given, EVERYTHING)[1]["backward_attention"]
     assert learnt.requires_grad and not fast.requires_grad
     torch.testing.assert_close(learnt.detach(), fast, atol=5e-6, rtol=0)
 
@@ -191,8 +191,8 @@ def test_masks_are_made_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(attention, "additive", lambda *given: made.append(scores.additive(*given)) or made[-1])
     ids, places = batch([[5, 6, 7, 8, 9, 10, 11]] * 3)
     with torch.no_grad():
-        _, added = run(model, ids, places, Capture(EVERYTHING))
-        alone = run(model, ids[:1], places[:1], Capture(EVERYTHING))[1]
+        _, added = run(model, ids, places, EVERYTHING)
+        alone = run(model, ids[:1], places[:1], EVERYTHING)[1]
     assert [mask.shape for mask in made] == [(1, 1, 7, 7)] * 2
     torch.testing.assert_close(added["backward_attention"][1:2], alone["backward_attention"])
 
@@ -223,14 +223,14 @@ def test_backbones_without_backward_attention(model_type: str, sizes: dict[str, 
     model = AutoModel.from_config(AutoConfig.for_model(model_type, vocab_size=99, pad_token_id=0, **sizes)).eval()
     ids, places = batch([[5, 6, 7, 8, 9], [5, 6, 7]])
     with torch.no_grad(), pytest.raises(ValueError, match=error):
-        run(model, ids, places, Capture(EVERYTHING))
+        run(model, ids, places, EVERYTHING)
 
 
 def test_partly_captured_backbone(base: Base) -> None:
     """A layer that never calls the function would change the vectors silently."""
     model = AutoModel.from_pretrained(base("llama"))
     model.config.num_hidden_layers += 1
-    for observer in (Capture(EVERYTHING), Seen()):
+    for observer in (EVERYTHING, Seen()):
         with torch.no_grad(), pytest.raises(ValueError, match="2 of its 3"):
             run(model, *batch([[5, 6]]), observer)
 
@@ -305,9 +305,9 @@ def test_on_a_gpu_without_numbers(name: str, what: str) -> None:
         with torch.device(device):
             model = AutoModel.from_config(config).eval()
         ids = torch.zeros(2, 12, dtype=torch.long, device=device)
-        capture = Capture(CaptureSpec("last" if what == "last" else "copy"))
+        capture = Capture("last" if what == "last" else "copy")
         if what == "plan":
-            capture = Planned(capture.spec)
+            capture = Planned(capture.rows)
         hidden, added = run(model, ids, places, capture)
         rows = 1 if what == "last" else 5
         assert added["backward_attention"].shape == (2, rows, 12) and str(hidden.device) == device

@@ -12,7 +12,7 @@ from stubs import fake_gpu, new_pass
 from torch import Tensor
 
 from st_reba.modules import capture as capturing
-from st_reba.modules.capture import BackwardAttention, Blocks, CaptureSpec
+from st_reba.modules.capture import BackwardAttention, Blocks, Capture
 from st_reba.modules.differentiable import DifferentiableAttention
 from st_reba.modules.scores import Scores
 
@@ -47,7 +47,7 @@ def test_probabilities(kind: Any, rows: Any, both: bool) -> None:
     """From whole layers, as hooks show them, and with a gradient from blocks."""
     generator = torch.Generator().manual_seed(1)
     attention = torch.rand(LAYERS, len(PLACES), HEADS, LENGTH, LENGTH, generator=generator).tril()
-    observer = kind(CaptureSpec(rows, both), PLACES, LENGTH, CPU)
+    observer = kind(Capture(rows, both), PLACES, LENGTH, CPU)
     block = LENGTH if kind is BackwardAttention else 4
     for layer in attention:
         observer.begin_layer()
@@ -83,7 +83,7 @@ def test_layers(rows: Any, both: bool, ahead: tuple[int, ...], block: int, monke
     """From scores and totals: a probability is the exponential of their difference."""
     # Texts one by one, then all together.
     monkeypatch.setattr(capturing, "CPU", Blocks(block, block, 20 * block, block, 3, block))
-    observer = BackwardAttention(CaptureSpec(rows, both), PLACES, LENGTH, CPU)
+    observer = BackwardAttention(Capture(rows, both), PLACES, LENGTH, CPU)
     attention = torch.stack(shown(observer, ahead))
     so_far = observer.so_far()
     assert_rows(observer.matrix(), attention, rows, both)
@@ -92,7 +92,7 @@ def test_layers(rows: Any, both: bool, ahead: tuple[int, ...], block: int, monke
 
 
 def test_so_far() -> None:
-    observer = BackwardAttention(CaptureSpec("copy", both=True), PLACES, LENGTH, CPU)
+    observer = BackwardAttention(Capture("copy", both=True), PLACES, LENGTH, CPU)
     first = torch.stack(shown(observer, (1,)))
     assert_rows(observer.so_far(), first, "copy", True)
     second = torch.stack(shown(observer, (0,)))
@@ -100,16 +100,14 @@ def test_so_far() -> None:
 
 
 def test_specs() -> None:
-    assert CaptureSpec("half").anchors([(0, 1, 1)]) == [(0, 1)]
-    with pytest.raises(ValueError, match=r"rows='first'.*last"):
-        CaptureSpec("first")  # type: ignore[arg-type]
+    assert Capture("half").anchors([(0, 1, 1)]) == [(0, 1)]
 
 
 def test_one_observer_a_pass() -> None:
     run = new_pass(PLACES, decoder=SimpleNamespace(model=None))
-    run.observer = BackwardAttention(CaptureSpec("last"), PLACES, LENGTH, CPU)
+    run.observer = BackwardAttention(Capture("last"), PLACES, LENGTH, CPU)
     with pytest.raises(ValueError, match="both want to observe one pass"), torch.no_grad():
-        capturing.observe(run, BackwardAttention(CaptureSpec("copy"), PLACES, LENGTH, CPU))
+        BackwardAttention(Capture("copy"), PLACES, LENGTH, CPU).begin(run)
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
@@ -118,7 +116,7 @@ def test_without_numbers(rows: Any, both_ways: bool) -> None:
     """No number is read on the way, and all is made on the device."""
     dtype = torch.bfloat16
     with fake_gpu() as device:
-        observer = BackwardAttention(CaptureSpec(rows, both=True), PLACES, LENGTH, torch.device(device))
+        observer = BackwardAttention(Capture(rows, both=True), PLACES, LENGTH, torch.device(device))
         query = torch.randn(len(PLACES), HEADS, LENGTH, 8, device=device, dtype=dtype)
         mask = torch.zeros(1, 1, LENGTH, LENGTH, device=device, dtype=dtype)
         totals = torch.randn(len(PLACES), HEADS, LENGTH, device=device)

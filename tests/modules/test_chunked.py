@@ -21,7 +21,7 @@ from torch import Tensor
 import st_reba
 from st_reba import ChunkedReBAPooling, NoSink, Prepend, RepeatTransformer, encode_words
 from st_reba.modules import chunked
-from st_reba.modules.capture import Capture, CaptureSpec
+from st_reba.modules.capture import Capture
 
 Base = Callable[..., str]
 NAMES = ["llama", "gpt2", "mistral", "gemma2", "falcon", "mini", "stories260K"]
@@ -128,7 +128,7 @@ def test_one_piece_of_a_converted_model(base: Base, setting: Any) -> None:
     plain, model = (pipeline(path, stages=stages, chunk=chunk) for chunk in (None, 80))
     for text, got, one in zip(ALL, tokens(model), tokens(plain), strict=True):
         with torch.inference_mode():
-            repeated = plain[0](features_of(plain, [text]), watch=[Capture(CaptureSpec("copy"))])
+            repeated = plain[0](features_of(plain, [text]), watch=[Capture("copy")])
             alone = model[0](features_of(model, [text]))
         here = (repeated["copy_ids"][0] == 1).nonzero()[:, 0]
         diagonal = repeated["backward_attention"][0, torch.arange(len(here)), here]

@@ -30,7 +30,6 @@ from st_reba import LayerPlan
 from st_reba.modules import capture as capturing
 from st_reba.modules import differentiable
 from st_reba.modules.backbone import is_trained
-from st_reba.modules.capture import Capture
 from st_reba.modules.training import Remembering
 
 Base = Callable[..., str]
@@ -71,7 +70,7 @@ def words(model: SentenceTransformer, features: Features) -> Tensor:
     pooling: Any = model[1]
     count = torch.tensor([number for _, number, _ in features["places"]])
     spans = torch.arange(int(count.max())) < count.clamp(max=2)[:, None]
-    vectors: Tensor = pooling.span_embeddings(model[0](features, watch=[Capture(pooling.token_capture)]), spans)
+    vectors: Tensor = pooling.span_embeddings(model[0](features, watch=[pooling.token_capture]), spans)
     return vectors
 
 

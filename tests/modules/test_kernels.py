@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pipelines import encoded, pipeline
 from stubs import fake_gpu
 from torch import Tensor
 
-from st_reba.modules import kernels
+from st_reba import NoSink
+from st_reba.modules import attention, kernels
 from st_reba.modules.kernels import attention_with_totals
 from st_reba.modules.scores import Scores, additive, blocked_attention
 
@@ -190,3 +194,18 @@ def test_a_trial_is_made_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -
     with torch.autocast("cpu", dtype=torch.bfloat16):
         query, key, value = make(4, 2, 12, torch.float32)
         assert attention_with_totals(Scores(query, key, None, True), value) is not None
+
+
+def test_repositories_that_carry_them(
+    base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a capture only those of bases with sinks, which run without kernels too, to equal effect."""
+    for name in ("llama", "gpt_oss"):
+        model = pipeline(base(name), "nosink", [NoSink("mask0-bidir", k=1)])
+        model.save_pretrained(str(tmp_path / name))
+        carried = {path.stem for path in (tmp_path / name).glob("st_reba_*.py")}
+        assert "st_reba_attention" in carried and "st_reba_capture" not in carried
+        assert ("st_reba_kernels" in carried) == (name == "gpt_oss")
+    fused = encoded(model)
+    monkeypatch.setattr(attention, "extra", lambda *arguments, **options: None)
+    torch.testing.assert_close(encoded(model), fused, rtol=0, atol=1e-5)

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModel
 
 import st_reba
 from st_reba import LayerPlan, NoSink, Prepend, ReadLayers
-from st_reba.modules import attention
+from st_reba.modules import capture
 from st_reba.modules.stages import current
 
 STAGES: dict[str, list[Any]] = {
@@ -140,7 +140,7 @@ def test_another_process(deep: Deep, tmp_path: Path) -> None:
 def test_after_an_error(deep: Deep, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """An error in the midst of a pass leaves nothing behind, at whatever layer it comes."""
     model: Any = pipeline(deep("llama", "bos_eos"), "reba", STAGES[name])
-    wanted, real = encoded(model), attention.attention_with_totals
+    wanted, real = encoded(model), capture.attention_with_totals
     left = 0
 
     def fails(*arguments: Any, **keywords: Any) -> Any:
@@ -151,10 +151,10 @@ def test_after_an_error(deep: Deep, monkeypatch: pytest.MonkeyPatch, name: str) 
         return real(*arguments, **keywords)
 
     for _ in range(2):
-        monkeypatch.setattr(attention, "attention_with_totals", fails)
+        monkeypatch.setattr(capture, "attention_with_totals", fails)
         with pytest.raises(RuntimeError, match="in the midst"):
             encoded(model)
-        monkeypatch.setattr(attention, "attention_with_totals", real)
+        monkeypatch.setattr(capture, "attention_with_totals", real)
         assert current() is None
         assert torch.equal(encoded(model), wanted)
 

@@ -16,7 +16,8 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from st_reba import ChunkedReBAPooling, DecoderTransformer, PromptEnsemble, ReBAPooling
-from st_reba.modules.capture import Capture
+from st_reba.modules.pooling import normalized
+from st_reba.modules.poolings import POOLINGS, SentencePooling
 
 Base = Callable[..., str]
 
@@ -85,7 +86,7 @@ def test_span_embeddings(base: Base) -> None:
     for variant, normalize in (("paper", False), ("paper", True), ("published", False)):
         made: Any = pipeline(path, variant=variant)
         with torch.inference_mode():
-            given = made[0](features_of(made, texts), watch=[Capture(made[1].token_capture)])
+            given = made[0](features_of(made, texts), watch=[made[1].token_capture])
             got = made[1].span_embeddings(given, spans[:, : max(n for _, n, _ in given["places"])], normalize=normalize)
         for text, row, vector in zip(texts, spans, got, strict=True):
             placed, hidden, fused = oracle(path, text, (None, None))
@@ -95,6 +96,21 @@ def test_span_embeddings(base: Base) -> None:
                 assert_close(vector, reference.published_word(hidden, fused, placed, inside))
             else:
                 assert_close(vector, reference.reba_word(hidden, fused, placed, inside, normalize_weights=normalize))
+
+
+def test_a_new_pooling_depends_on_no_batch(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not linear in its rows gives a short text the same vector alone and beside a long one."""
+
+    def by_entropy(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        entropies = torch.special.entr(normalized(rows)).sum(dim=2)
+        return (normalized(entropies)[:, :, None] * rows).sum(dim=1)
+
+    monkeypatch.setitem(POOLINGS, "entropy", SentencePooling("copy", by_entropy, "half", "(1/H) Σ_i H_i e_i"))
+    short, long = "hi there", "The bank of the river is steep, and nobody swims there."
+    for options in ({}, {"include_special": True}, {"normalize_weights": True}):
+        model = pipeline(base("llama", "bos_eos"), pooling="entropy", normalize=True, **options)
+        alone, together = encoded(model, [short]), encoded(model, [short, long])
+        torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
 
 
 # What does not fit

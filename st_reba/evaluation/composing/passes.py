@@ -15,7 +15,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ...batches import copied_positions, token_batches
-from ...modules.capture import Capture, CaptureSpec
+from ...modules.capture import Capture
 from ...modules.decoder import DecoderTransformer
 from ...modules.layer_list import cut_short
 from ...modules.pooling import column
@@ -138,7 +138,7 @@ def _pooled(
     # Both norms come from one pass: what is read behind the norm is there before it.
     wanted = reading_of(reads, transformer.depth, final_norm=any(read.final_norm for read in reads))
     reading = _EveryLayer(transformer, wanted, copy_ids > 0 if captured else None)
-    output = transformer(features, watch=[*([Capture(CaptureSpec("copy"))] if captured else []), reading])
+    output = transformer(features, watch=[*([Capture("copy")] if captured else []), reading])
     plain = _plain_weights(copy_ids, real, transformer.repeats, features["places"])
     sums = _Sums(reading, real)
     pooled: dict[Read, Tensor] = {}
