@@ -239,7 +239,8 @@ class BackwardAttention(AnchorObserver):
                     self._raise_by_sums(layer, texts, some, size)
                     continue
                 self._raise_by_columns(layer, texts, some, size)
-                for keys in slices(0, self.length, size) if self.both else ():
+                last = min(self.length, max(self._firsts[texts]) + some.stop)
+                for keys in slices(0, last, size) if self.both else ():
                     maxima = self._maxima[texts, keys, some].transpose(1, 2)
                     self._raise_by(maxima, layer, self._anchors[texts, some], keys)
 
