@@ -6,7 +6,6 @@ position biases), or what the running plan makes of it, and shows it to the obse
 
 from __future__ import annotations
 
-import logging as python_logging
 from typing import Any
 
 import torch
@@ -49,21 +48,17 @@ def attend(
 
     Args:
         module: The attention module that calls.
-        query: [B, H, T, D].
-        key: [B, H', S, D], H' dividing H (grouped-query attention: keys are not repeated).
+        query, key, scaling, softcap, position_bias: See :class:`Scores`.
         value: [B, H', S, D'].
         attention_mask: [B, 1 or H, T, S], boolean (True: visible) or additive; None: causal where the module is.
-        scaling: Factor on query·key; None: 1/sqrt(D).
         dropout: Dropout rate on the probabilities (training only).
         is_causal: Overrides the module's own ``is_causal``.
-        softcap: Scores become softcap · tanh(score / softcap).
         s_aux: [H] attention sinks: one more logit in every softmax, without a value.
-        position_bias: [1 or B, H, T, S], added to the scores.
         indices: [B, T, n] keys that an indexer chose for each query, which sees no other.
         **kwargs: What else the architecture passes; refused where it would change the result.
 
     Returns:
-        The attention's output [B, T, H, D'] and None, as transformers expects.
+        The output [B, T, H, D'] and None, as transformers expects.
 
     Raises:
         ValueError: An argument is not known here, or the layer cannot be converted or observed.
@@ -133,9 +128,7 @@ def _own(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | Non
 
 def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
     """A mask as numbers to add to scores, made once for all layers of a pass that share it."""
-    if run is None:
-        return additive(mask, query.dtype)
-    made = run.kept.setdefault(_ADDITIVE, {})
+    made: Any = {} if run is None else run.kept.setdefault(_ADDITIVE, {})
     name = (*identity(mask), query.dtype)
     if name not in made:
         made[name] = (mask, additive(mask, query.dtype))  # mask is kept, so that its identity stays its own
@@ -146,8 +139,7 @@ def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
 def own_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
     """transformers' boolean mask; the host reads no padding that it knows not to be there."""
     run, padding = current(), keywords.get("attention_mask")
-    known = run is not None and (run.unmasked or not run.padded)
-    if run is not None and known and isinstance(padding, Tensor) and padding.shape == run.real.shape:
+    if run is not None and (run.unmasked or not run.padded) and getattr(padding, "shape", None) == run.real.shape:
         keywords["attention_mask"] = None
     mask: Tensor | None = sdpa_mask(*arguments, **keywords)
     return mask
@@ -165,7 +157,7 @@ def switch_on(model: PreTrainedModel) -> bool:
         return True
     # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(python_logging.ERROR)
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         decoder.set_attn_implementation(ATTENTION_NAME)
     finally:

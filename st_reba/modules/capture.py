@@ -121,13 +121,7 @@ class AttentionObserver(Bound):
 
     @abstractmethod
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """See one block of a layer's attention.
-
-        Args:
-            probabilities: [B, H, Q, K] for the queries from ``first_query`` on and the keys 0 .. K - 1; keys from K
-                on have no weight.
-            first_query: Position of the block's first query.
-        """
+        """See probabilities [B, H, Q, K] of a layer's queries from ``first_query`` on; other keys have no weight."""
 
     def attend(
         self,
@@ -140,14 +134,7 @@ class AttentionObserver(Bound):
         defined: bool,
         ahead: bool,
     ) -> Tensor:
-        """Attention of one layer, [B, T, H, D'], which is seen.
-
-        Args:
-            module: The layer's attention module.
-            scores, value, sinks, dropout: See :func:`blocked_attention`.
-            defined: Whether the layer is causal, or a plan says what it sees.
-            ahead: Whether it looks ahead.
-        """
+        """Attention of one layer, [B, T, H, D'], which is seen; ``defined``: it is causal, or has a plan."""
         if self.needs_causal and not defined:
             raise ValueError(looks_both_ways(module))
         if scores.query.shape[2] != scores.key.shape[2]:
@@ -180,14 +167,7 @@ class AttentionObserver(Bound):
 
 
 class AnchorObserver(AttentionObserver):
-    """Keeps the anchors' rows of A^new.
-
-    Args:
-        capture: Which rows.
-        places: Where each row's content stands.
-        length: Sequence length T, padding included.
-        device: Where the attention is.
-    """
+    """Keeps the anchors' rows of A^new of texts at ``places``, padded to ``length``, whose attention is on a device."""
 
     needs_causal = True
 
@@ -204,19 +184,13 @@ class AnchorObserver(AttentionObserver):
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """The anchors' rows of A^new, once all layers ran.
-
-        Returns:
-            [B, R, T], R the largest number of anchors; zero beyond a text's own anchors, and left of the anchor unless
-            ``both``.
-        """
+        """The anchors' rows once all layers ran, [B, R, T]; zero beyond a text's own, and in front unless ``both``."""
 
 
 class BackwardAttention(AnchorObserver):
     """Accumulates the anchors' rows of A^new while the layers of one forward pass run.
 
-    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), so that only the largest needs an
-    exponential. Arguments as for :class:`AnchorObserver`.
+    The maxima are kept as logarithms: A[t, r] = exp(score(t, r) - total(t)), so that only the largest needs one.
     """
 
     def __init__(self, capture: Capture, places: Sequence[Place], length: int, device: torch.device) -> None:
@@ -247,7 +221,7 @@ class BackwardAttention(AnchorObserver):
         Args:
             scores: The layer's scores.
             totals: Logarithms of the rows' sums, [B, H, T].
-            both_ways: Whether the layer looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
+            both_ways: It looks ahead, so that A[r, t] and A[t, r] have to be added within a head.
         """
         if both_ways:
             self._most = math.log(2)
@@ -265,7 +239,8 @@ class BackwardAttention(AnchorObserver):
                     self._raise_by_sums(layer, texts, some, size)
                     continue
                 self._raise_by_columns(layer, texts, some, size)
-                for keys in slices(0, self.length, size) if self.both else ():
+                last = min(self.length, max(self._firsts[texts]) + some.stop)
+                for keys in slices(0, last, size) if self.both else ():
                     maxima = self._maxima[texts, keys, some].transpose(1, 2)
                     self._raise_by(maxima, layer, self._anchors[texts, some], keys)
 
@@ -357,10 +332,7 @@ def show(model: PreTrainedModel) -> None:
 
 
 def hook_in(model: PreTrainedModel) -> None:
-    """Reduce a backbone's eager attention by hooks, where its architecture calls no interface.
-
-    The numbers are equal, but one layer's [B, H, T, T] is held at a time.
-    """
+    """Reduce a backbone's eager attention by hooks; one layer's [B, H, T, T] is held at a time."""
     decoder = Backbone(model).decoder
     if decoder.config._attn_implementation == "eager" and any(
         reduce_output in module._forward_hooks.values() for module in decoder.modules()

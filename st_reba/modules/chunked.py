@@ -117,13 +117,7 @@ class ChunkedReBAPooling(ReBAPooling):
         return self._vectors(features, wanted, share, rows=POOLINGS[self.pooling].rows)
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
-        """Vectors of words or spans, [B, d]; only the pieces that hold a part of them run.
-
-        Args:
-            features: What RepeatTransformer gave.
-            spans: [B, n] bool, on the CPU: the content tokens of each row's span.
-            normalize: Divide the weights of each e_i by their sum.
-        """
+        """As :meth:`ReBAPooling.span_embeddings`, of ``spans`` on the CPU; only pieces that hold a part of them run."""
         inside = spans.tolist()
         share = (spans / spans.sum(dim=1, keepdim=True)).to(features["token_embeddings"].device)
 
@@ -147,12 +141,7 @@ class ChunkedReBAPooling(ReBAPooling):
     ) -> Tensor:
         """Σ_i share_i · e_i of each text, [B, d], for a share [B, n]; None: every e_i, [B, n, d].
 
-        Args:
-            features: What RepeatTransformer gave.
-            wanted: Whether a piece (of a row, from a token to another) has a share; only such pieces run.
-            share: The shares.
-            rows: The rows of A^new that have one.
-            normalize: Divide the weights of each e_i by their sum.
+        Only pieces (of a row, from a token to another) that are ``wanted`` run, and keep those ``rows`` of A^new.
         """
         hidden: Tensor = features["token_embeddings"]
         places: list[Place] = features["places"]

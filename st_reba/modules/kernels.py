@@ -18,8 +18,7 @@ from .scores import Scores, additive, blocked_attention
 
 logger = logging.getLogger(__name__)
 
-# query [B, H, T, D], key [B, H', S, D], value [B, H', S, D'], additive mask, causal, scaling
-# → output [B, H, T, D'], logarithms of the rows' sums [B, H, T].
+# query, key, value, additive mask, causal, scaling → output [B, H, T, D'], logarithms of the rows' sums [B, H, T].
 Kernel = Callable[[Tensor, Tensor, Tensor, "Tensor | None", bool, float], tuple[Tensor, Tensor]]
 _HALVES = (torch.bfloat16, torch.float16)
 # Widths and rows that GPUs' kernels take are multiples of these.

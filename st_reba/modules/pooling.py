@@ -25,14 +25,10 @@ _TOGETHER = (
 
 
 class LazyFeatures(dict[str, Any]):
-    """A feature dictionary that computes ``token_embeddings``, for which all rows of A^new are needed, when asked.
+    """Features that compute ``token_embeddings``, for which all rows of A^new are needed, when they are asked for.
 
-    While gradients are wanted, listing it does not compute them: mixed precision copies a model's output.
-
-    Args:
-        features: All other features.
-        compute: Computes the token vectors; None in copies that others make, which hold what had been computed.
-        listed: Whether they are among its keys.
+    While gradients are wanted, listing does not compute them: mixed precision copies a model's output. ``compute`` is
+    None in copies that others make, which hold what had been computed; ``listed``: they are among the keys.
     """
 
     def __init__(
@@ -169,8 +165,8 @@ class ReBAPooling(Module):
         """Pool.
 
         Args:
-            features: ``token_embeddings`` [B, T, d], ``backward_attention`` [B, R, T], ``copy_ids`` and
-                ``real_mask`` [B, T], ``places``, from RepeatTransformer; not changed.
+            features: ``token_embeddings`` [B, T, d], ``backward_attention`` [B, R, T], ``copy_ids``, ``real_mask``
+                [B, T] and ``places``, from RepeatTransformer; not changed.
             **kwargs: Ignored.
 
         Returns:

@@ -56,13 +56,7 @@ class Scores:
         return replace(self, **some)
 
     def of(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice = slice(None)) -> Tensor:
-        """Scores [B, h, Q, K].
-
-        Args:
-            queries: A slice, or [B, Q] positions of each text.
-            keys: A slice, or [B, K] positions of each text.
-            heads: Heads that share one key, or all heads of some keys.
-        """
+        """Scores [B, h, Q, K] of positions (a slice, or [B, n]) and heads, which share a key or are all of some."""
         query = pick(self.query[:, heads], queries, 2)
         batch, number, _, width = query.shape
         size = self.query.shape[1] // self.key.shape[1]
@@ -107,7 +101,7 @@ def blocked_attention(
         value: [B, H', S, D'].
         sinks: [H], one more logit in every softmax, without a value.
         dropout: Dropout rate on the probabilities.
-        see: Called with every block's probabilities [B, H, Q, K], and the position of its first query.
+        see: Called with each block's probabilities [B, H, Q, K], and the position of its first query.
 
     Returns:
         The output [B, T, H, D'], and the logarithm of every row's sum, [B, H, T].
