@@ -272,14 +272,14 @@ def test_what_is_there_stays(export: Callable[[str], Exported], tmp_path: Path) 
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    from st_reba.hub.onnx import export as module
+    from st_reba import optional
 
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(module, "import_module", missing)
+    monkeypatch.setattr(optional, "import_module", missing)
     with pytest.raises(ImportError, match=r"st-reba\[onnx\]"):
-        module.require_onnx()
+        exporting.check_out("anywhere")
 
 
 def test_command(
