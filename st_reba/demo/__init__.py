@@ -53,8 +53,8 @@ def run(
         with tempfile.TemporaryDirectory(prefix="st_reba_demo_") as temporary:
             return run(Path(temporary), queries=queries, k=k, say=say)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        found = "not empty" if folder.is_dir() else "a file"
-        raise FileExistsError(f"--keep {str(folder)!r} is {found}. Name a new folder.")
+        taken = "not empty" if folder.is_dir() else "a file"
+        raise FileExistsError(f"--keep {str(folder)!r} is {taken}. Name a new folder.")
     documents = sentences()
     texts = [document.text for document in documents]
 

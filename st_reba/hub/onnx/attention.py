@@ -43,21 +43,22 @@ class GraphState:
     def mask(self, kind: str, own: Tensor | None, *, causal: bool) -> Tensor:
         """A layer's mask as numbers to add to its scores, [B, 1, T, T], made once for all layers that share it."""
         key = (kind, id(own), causal)
-        if key not in self._made:
-            self._made[key] = (own, self._additive(kind, own, causal))
-        return self._made[key][1]
-
-    def _additive(self, kind: str, own: Tensor | None, causal: bool) -> Tensor:
-        if own is not None and own.dtype != torch.bool:
-            if kind != "forward":
-                raise ValueError("The backbone adds position biases to its mask: its layers cannot be converted.")
-            return own.clamp(min=_HIDDEN)
-        if own is None:
+        if key in self._made:
+            return self._made[key][1]
+        seen = own
+        if seen is None:
             place = torch.arange(self.real.shape[1], device=self.real.device)
-            own = (place <= place[:, None])[None, None]
-            own = own if causal else torch.ones_like(own)
-        seen = kind_of(kind).sees(own, self.real, 0 if self.stack is None else self.stack.m)
-        return torch.where(seen, 0.0, _HIDDEN)
+            seen = (place <= place[:, None])[None, None]
+            seen = seen if causal else torch.ones_like(seen)
+        if seen.dtype == torch.bool:
+            seen = kind_of(kind).sees(seen, self.real, 0 if self.stack is None else self.stack.m)
+            mask = torch.where(seen, 0.0, _HIDDEN)
+        elif kind == "forward":
+            mask = seen.clamp(min=_HIDDEN)
+        else:
+            raise ValueError("The backbone adds position biases to its mask: its layers cannot be converted.")
+        self._made[key] = (own, mask)
+        return mask
 
     def see(self, probabilities: Tensor, *, both_ways: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""

@@ -42,7 +42,7 @@ def export_graph(model: SentenceTransformer, method: Method, file: Path, *, larg
     first.model.eval()
     name = type(first.model).__name__
     with torch.no_grad(), graph_attention(first.model) as called:
-        if not called and (method.reba is not None or method.stack is not None):
+        if not called and (method.reba is not None or first.stack is not None):
             raise ValueError(
                 f"{name} does not call transformers' attention interface, so neither backward attention nor a layer "
                 "plan can be exported with it. Use method='echo' or 'classical', without a setting."

@@ -48,7 +48,7 @@ class EmbeddingGraph(nn.Module):
         super().__init__()
         self.model = transformer.model
         self.method = method
-        self._decoder = (transformer,)  # not one more submodule
+        self._first = (transformer,)  # not one more submodule
         # Readings of inner layers; a plan is in the attention.
         stages = zip(transformer.stages, transformer.bound, strict=True)
         self._bound = [bound for stage, bound in stages if stage.name == "read"]
@@ -68,7 +68,7 @@ class EmbeddingGraph(nn.Module):
         Returns:
             ``last_hidden_state`` [B, L, d].
         """
-        method = self.method
+        method, (first,) = self.method, self._first
         given = attention_mask.long()
         width = input_ids.shape[1]
         columns = torch.arange(width, device=given.device)[None]
@@ -81,8 +81,8 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = torch.minimum(at.place, at.total - 1)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        run = Pass(self._decoder[0], at.real, [], self._bound)
-        run.kinds = state = GraphState(at.real, method.stack, captures=method.reba is not None)
+        run = Pass(first, at.real, [], self._bound)
+        run.kinds = state = GraphState(at.real, first.stack, captures=method.reba is not None)
         for bound in self._bound:
             bound.begin(run)
         with running(run):
@@ -90,7 +90,7 @@ class EmbeddingGraph(nn.Module):
         for bound in self._bound:
             hidden = bound.finish(run, hidden)
         each, sentence = self._pooled(hidden, at) if method.reba is None else self._reba(hidden, at, state.matrix())
-        if method.zeros:
+        if first.zeros:
             known = (hidden.abs() <= torch.finfo(torch.float32).max) | ~at.real[:, :, None]
             finite = known.all(dim=2).all(dim=1)[:, None]
             sentence = torch.where(finite, sentence, 0.0)
@@ -102,7 +102,7 @@ class EmbeddingGraph(nn.Module):
         index = columns - start
         inside = (index >= 0) & (index < count)
         picked = _rows(each, torch.minimum(index.clamp(min=0), at.tokens - 1))
-        if method.zeros:
+        if first.zeros:
             picked = torch.where(finite[:, None], picked, 0.0)
         return torch.where(inside[:, :, None], picked, spread)
 
@@ -140,7 +140,9 @@ class EmbeddingGraph(nn.Module):
         span = self._span(at)
         if self.method.pooling == "mean":
             sentence = _mean(hidden, span)
-            chosen = {"last_copy": at.offsets[-1:], "repeats": at.offsets[1:] or at.offsets}.get(self.method.span)
+            chosen = {"last_copy": at.offsets[-1:], "repeats": at.offsets[1:] or at.offsets}.get(
+                self._first[0].layout.span
+            )
             if chosen is None:
                 return None, sentence
             within = torch.minimum(at.inner, at.tokens - 1)
@@ -153,16 +155,14 @@ class EmbeddingGraph(nn.Module):
 
     def _span(self, at: _Layout) -> Tensor:
         """The positions that are pooled, [B, T] bool; see RepeatTransformer."""
-        span, last = self.method.span, at.copies == self.method.frame.copies
-        if span == "all":
-            return at.real
-        if span == "end":
-            return at.place == at.total - 1
-        if span == "repeats" and self.method.frame.copies > 1:
-            return at.copies >= 2
-        if span == "last_copy_and_end":
-            return last | ((at.place >= at.total - self.method.after) & at.real)
-        return last
+        last = at.copies == self.method.frame.copies
+        spans = {
+            "all": at.real,
+            "end": at.place == at.total - 1,
+            "repeats": at.copies >= min(2, self.method.frame.copies),
+            "last_copy_and_end": last | ((at.place >= at.total - self.method.after) & at.real),
+        }
+        return spans.get(self._first[0].layout.span, last)
 
     def _reba(self, hidden: Tensor, at: _Layout, matrix: Tensor) -> tuple[Tensor | None, Tensor]:
         """Backward attention, by its matrix A^new [B, T, T]; see ReBAPooling. Returns as :meth:`_pooled` does."""

@@ -15,7 +15,6 @@ from torch import nn
 from ...modules.backbone import TEXT_TOWER
 from ...modules.chunked import ChunkedReBAPooling
 from ...modules.layout import Frame
-from ...modules.plan import Stack
 from ...modules.pooling import ReBAPooling
 from ...modules.repeat import RepeatTransformer
 
@@ -26,42 +25,20 @@ _PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("docu
 
 @dataclass(frozen=True)
 class Method:
-    """All that a graph needs to know beside the backbone.
+    """All that a graph needs to know of a model beside its first module."""
 
-    Args:
-        task: Whose template and prompt it holds; None: both have the same.
-        prompt: That prompt.
-        frame: Literal token ids around the copies, the tokenizer's special tokens included.
-        before: Special tokens that the tokenizer puts in front of a text.
-        after: Special tokens that it puts behind it.
-        stand_in: Token id of a text without any token.
-        stack: What each layer sees; None: what it sees by itself.
-        span: The positions that ``pooling`` sees (see RepeatTransformer); not for reba.
-        pooling: ``mean``, ``lasttoken`` or ``cls``; of reba ``mean`` or ``last``.
-        reba: The pooling of backward attention, or None.
-        zeros: Whether a text whose states are not finite gets a zero vector.
-        normalized: Whether vectors are scaled to length 1 (not in the graph, but behind it).
-        budget: Content tokens a copy may hold.
-        dimension: Of the vectors.
-        behind: What stands between the pooling and the last ``Normalize``: dense layers, as a post-filter's, and what
-            they need in front. All of it is in the graph, so that consumers have to know nothing of it.
-    """
-
-    task: Task | None
+    task: Task | None  # whose template and prompt it holds; None: both have the same
     prompt: str | None
-    frame: Frame
-    before: int
+    frame: Frame  # literal token ids around the copies, the tokenizer's special tokens included
+    before: int  # special tokens that the tokenizer puts in front of a text
     after: int
-    stand_in: int | None
-    stack: Stack | None
-    span: str
-    pooling: str
-    reba: ReBAPooling | None
-    zeros: bool
-    normalized: bool
-    budget: int | None
-    dimension: int
-    behind: tuple[nn.Module, ...]
+    stand_in: int | None  # token id of a text without any token
+    pooling: str  # mean, lasttoken or cls; of reba mean or last
+    reba: ReBAPooling | None  # the pooling, where it is by backward attention
+    behind: tuple[nn.Module, ...]  # between the pooling and the last Normalize: dense layers, as a post-filter's
+    normalized: bool  # whether vectors are scaled to length 1, which is not in the graph, but behind it
+    budget: int | None  # content tokens a copy may hold
+    dimension: int  # of the vectors
 
     @property
     def max_length(self) -> int | None:
@@ -89,17 +66,17 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
     _check_backbone(first)
     pooling, *rest = modules[1:] or [None]
     mode = _check_pooling(pooling)
-    if not all(isinstance(each, (Normalize, Dense)) for each in rest):
-        names = [type(module).__name__ for module in modules]
-        raise ValueError(f"MODEL is {names}: only a pooling, and Dense and Normalize behind it, can be exported.")
     for each in rest:
-        if {each.module_input_name, each.module_output_name} != {"sentence_embedding"}:
+        names = {getattr(each, f"module_{way}_name", None) for way in ("input", "output")}
+        if (
+            not isinstance(each, (Normalize, Dense))
+            or names != {"sentence_embedding"}
+            or vars(each).get("use_residual")
+        ):
             raise ValueError(
-                f"{type(each).__name__} makes {each.module_output_name!r} of {each.module_input_name!r}: only what "
-                "changes 'sentence_embedding' can be exported."
+                f"{each} behind the pooling cannot be exported: only Dense without use_residual, and Normalize, both "
+                "from 'sentence_embedding' to 'sentence_embedding'."
             )
-        if getattr(each, "use_residual", False):
-            raise ValueError(f"{type(each).__name__} has use_residual=True, which cannot be exported.")
     if model.truncate_dim is not None:
         raise ValueError(
             f"truncate_dim={model.truncate_dim}: consumers of a graph do not cut vectors. Set model.truncate_dim = "
@@ -116,15 +93,12 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         before=len(before),
         after=len(after),
         stand_in=first.token_layout.stand_in(),
-        stack=first.stack,
-        span=first.layout.span,
         pooling=mode,
         reba=pooling if isinstance(pooling, ReBAPooling) else None,
-        zeros=first.zeros,
+        behind=tuple(behind),
         normalized=len(rest) > len(behind),
         budget=first.budget(prompt, task),
         dimension=behind[-1].out_features if behind else int(pooling.embedding_dimension),
-        behind=tuple(behind),
     )
 
 

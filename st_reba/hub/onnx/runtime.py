@@ -88,14 +88,9 @@ def versions() -> dict[str, str]:
 def verify_graph(
     model: str, stored: Mapping[str, Any], *, device: Any = None, dtype: Any = None, hub: Mapping[str, Any]
 ) -> Report:
-    """Compare what an exported model's graph gives in onnxruntime with its golden vectors.
+    """Compare what an exported model's graph gives in onnxruntime with its golden vectors, as they are ``stored``.
 
-    Args:
-        model: The exported folder, or its Hub id.
-        stored: What :func:`~st_reba.hub.golden.read_golden` read.
-        device: None or ``"cpu"``.
-        dtype: None, ``"float32"`` or ``"auto"``.
-        hub: Where and how to fetch it, as ``SentenceTransformer`` takes it.
+    Other arguments as for :func:`st_reba.hub.verify.verify`; ``hub`` says how to fetch the folder.
 
     Raises:
         ImportError: onnxruntime is missing.
