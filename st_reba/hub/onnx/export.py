@@ -27,13 +27,7 @@ _INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
 
 def export_graph(model: SentenceTransformer, method: Method, file: Path, *, largest: int = LARGEST) -> None:
-    """Trace a model and write its graph.
-
-    Args:
-        model: The model.
-        method: What it computes.
-        file: The file to write; weights of more than ``largest`` bytes stand beside it, in ``<name>_data``.
-        largest: Bytes of weights that one file holds.
+    """Trace a model and write its graph; weights of more than ``largest`` bytes stand beside it, in ``<name>_data``.
 
     Raises:
         ValueError: The architecture cannot be traced, or the graph holds what other runtimes do not know.

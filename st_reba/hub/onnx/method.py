@@ -47,11 +47,7 @@ class Method:
 
 
 def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
-    """Read what a model computes.
-
-    Args:
-        model: A model of this package.
-        task: Whose template and prompt the graph holds; None: those of both, which must be the same.
+    """Read what a model computes; with ``task=None`` queries and documents must be laid out alike.
 
     Raises:
         ValueError: The model holds something that no graph can; what, and what to do, is said.
@@ -65,7 +61,11 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         )
     _check_backbone(first)
     pooling, *rest = modules[1:] or [None]
-    mode = _check_pooling(pooling)
+    reba = pooling if isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling) else None
+    mode = str(getattr(pooling, "pooling_mode" if reba is None else "pooling", None))
+    modes = ["mean", "lasttoken", "cls"] if reba is None else ["last", "mean"]
+    if not isinstance(pooling, (ReBAPooling, Pooling)) or mode not in modes:
+        raise ValueError(f"{pooling} cannot be exported. Build without chunk, with a pooling of {modes}.")
     for each in rest:
         names = {getattr(each, f"module_{way}_name", None) for way in ("input", "output")}
         if (
@@ -94,30 +94,12 @@ def method_of(model: SentenceTransformer, task: Task | None = None) -> Method:
         after=len(after),
         stand_in=first.token_layout.stand_in(),
         pooling=mode,
-        reba=pooling if isinstance(pooling, ReBAPooling) else None,
+        reba=reba,
         behind=tuple(behind),
         normalized=len(rest) > len(behind),
         budget=first.budget(prompt, task),
         dimension=behind[-1].out_features if behind else int(pooling.embedding_dimension),
     )
-
-
-def _check_pooling(pooling: Any) -> str:
-    """The pooling's mode, if a graph can pool so."""
-    if isinstance(pooling, ChunkedReBAPooling):
-        raise ValueError(
-            f"chunk={pooling.chunk}: a graph cannot hold the pieces of a text, whose number depends on its length. "
-            "Build without chunk."
-        )
-    if isinstance(pooling, ReBAPooling):
-        option, mode, known = "pooling", pooling.pooling, ["last", "mean"]
-    elif isinstance(pooling, Pooling):
-        option, mode, known = "pooling_mode", pooling.pooling_mode, ["mean", "lasttoken", "cls"]
-    else:
-        raise ValueError(f"{type(pooling).__name__} cannot be exported: only ReBAPooling and Pooling.")
-    if mode not in known:
-        raise ValueError(f"{option}={mode!r} cannot be exported: only one of {known}.")
-    return str(mode)
 
 
 def _check_backbone(first: RepeatTransformer) -> None:

@@ -180,7 +180,7 @@ def test_saved_prompts(base: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk": 8}, "chunk=8"),
+        ({"chunk": 8}, "'chunk': 8.*without chunk"),
         ({"method": "nosink", "setting": "inter-bidir", "k": 1}, "inplace"),
         ({"method": "nosink", "setting": "extra-back", "k": 1}, "inplace"),
         ({"method": "nosink", "setting": "extend-bidir", "k": 1}, "inplace"),
