@@ -15,28 +15,14 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
-    """Write a file so that a reader sees the old content or the new, never a part.
-
-    Args:
-        path: The file to write or replace.
-
-    Yields:
-        A binary stream; the file appears when the ``with`` block ends without an error.
-    """
+    """A binary stream whose file appears, new or replaced, when the ``with`` block ends without an error."""
     with whole_path(path) as temporary, temporary.open("wb") as stream:
         yield stream
 
 
 @contextmanager
 def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
-    """Let something else, as SQLite, write a file that appears whole or not at all.
-
-    Args:
-        path: The file to write or replace.
-
-    Yields:
-        A path beside it to be written; it is put in place when the ``with`` block ends without an error.
-    """
+    """A path to be written, by SQLite say, which becomes ``path`` when the ``with`` block ends without an error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -57,27 +43,19 @@ def remove_leftovers(folder: str | PathLike[str]) -> None:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A finished file, as a manifest names it.
+    """A finished file, as a manifest names it."""
 
-    Args:
-        name: Relative to the manifest's folder, with forward slashes.
-        bytes: Its size.
-        sha256: Its content's SHA-256, in hexadecimal digits.
-    """
-
-    name: str
+    name: str  # relative to the manifest's folder, with forward slashes
     bytes: int
-    sha256: str
+    sha256: str  # of its content, in hexadecimal digits
 
     @classmethod
     def of(cls, path: str | PathLike[str], folder: str | PathLike[str]) -> StoredFile:
         """Measure a file that lies in a folder."""
         path = Path(path)
         with path.open("rb") as stream:
-            digest = hashlib.sha256()
-            while block := stream.read(2**20):
-                digest.update(block)
-            return cls(path.relative_to(folder).as_posix(), os.fstat(stream.fileno()).st_size, digest.hexdigest())
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return cls(path.relative_to(folder).as_posix(), os.fstat(stream.fileno()).st_size, digest)
 
     @classmethod
     def from_json(cls, value: object) -> StoredFile:
@@ -98,14 +76,7 @@ class StoredFile:
         return cls(name, size, digest)
 
     def check(self, folder: str | PathLike[str], *, content: bool = True) -> Path:
-        """Find the file and hold it against what was stored.
-
-        Args:
-            folder: The manifest's folder.
-            content: Read it whole and compare the digest; else its size alone.
-
-        Returns:
-            Its path.
+        """The path of the file, which must be as it was written: its size and, if asked for, its ``content``.
 
         Raises:
             FileNotFoundError: It is not there.

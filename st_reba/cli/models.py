@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def demo(options: argparse.Namespace) -> None:
         say=(lambda line: None) if options.json else print,
     )
     if options.json:
-        print(demonstration.report_as_json(report))
+        print(json.dumps(report, ensure_ascii=False, indent=2))
 
 
 def add_build(commands: Any) -> None:

@@ -40,10 +40,8 @@ def add_export_onnx(commands: Any) -> None:
 def export_onnx(options: argparse.Namespace) -> None:
     from ..hub.onnx import check_out
     from ..hub.onnx import export_onnx as export
-    from ..hub.onnx.export import require_onnx
     from ..persistence import load
 
-    require_onnx()
     check_out(options.out, overwrite=options.overwrite)
     texts: list[str] = []
     if options.texts is not None:

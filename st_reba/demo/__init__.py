@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,12 +22,8 @@ QUERIES = (
     "Should I chill an onion before chopping it?",
     "Will it rain tomorrow?",
 )
-# What is compared: the same query, base and corpus under each method, each with the pooling that suits it.
-METHODS: dict[str, dict[str, Any]] = {
-    "classical": {"method": "classical", "pooling": "mean"},
-    "echo": {"method": "echo", "pooling": "mean"},
-    "reba": {"method": "reba", "pooling": "mean"},
-}
+# What is compared.
+METHODS = ("classical", "echo", "reba")
 
 
 def sentences() -> list[Document]:
@@ -57,15 +52,14 @@ def run(
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="st_reba_demo_") as temporary:
             return run(Path(temporary), queries=queries, k=k, say=say)
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"--keep {str(folder)!r} is a file. Name a new folder.")
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"--keep {str(folder)!r} is not empty. Name another folder, or empty it.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        taken = "not empty" if folder.is_dir() else "a file"
+        raise FileExistsError(f"--keep {str(folder)!r} is {taken}. Name a new folder.")
     documents = sentences()
     texts = [document.text for document in documents]
 
     say("1. Build: the embedded model 'mini' as a text embedder, ReBA with two copies, no training.")
-    model = build("mini", **METHODS["reba"])
+    model = build("mini", "reba", pooling="mean")
     say(f"   {' → '.join(type(module).__name__ for module in model)}, {model.get_embedding_dimension()} dimensions")
 
     model_folder = folder / "model"
@@ -81,45 +75,29 @@ def run(
     say(f"   {len(index)} vectors in {time.perf_counter() - started:.1f} s (exact inner product, FAISS)")
 
     say("4. Search.")
-    results = dict(zip(queries, index.search(list(queries), k), strict=True))
-    for query, found in results.items():
+    results: dict[str, list[dict[str, Any]]] = {}
+    for query, found in zip(queries, index.search(list(queries), k), strict=True):
         say(f"   {query}")
-        for result in found:
-            say(f"     {result.rank}. {result.score:.3f}  {result.text}")
+        results[query] = [{"rank": one.rank, "score": one.score, "id": one.id, "text": one.text} for one in found]
+        for one in found:
+            say(f"     {one.rank}. {one.score:.3f}  {one.text}")
     index.close()
 
     say("5. The same queries under three methods: the first result of each.")
-    comparison = _compare(texts, queries)
+    comparison: dict[str, dict[str, dict[str, Any]]] = {query: {} for query in queries}
+    for method in METHODS:
+        model = build("mini", method, pooling="mean")
+        scores = model.encode_query(list(queries)) @ model.encode_document(texts).T
+        for query, row in zip(queries, scores, strict=True):
+            comparison[query][method] = {"score": float(row.max()), "text": texts[int(row.argmax())]}
     for query, best in comparison.items():
         say(f"   {query}")
-        for method, (score, text) in best.items():
-            say(f"     {method:<9}  {score:.3f}  {text}")
+        for method, first in best.items():
+            say(f"     {method:<9}  {first['score']:.3f}  {first['text']}")
     return {
         "model": loaded[0].base_model,
         "documents": len(documents),
         "round_trip": round_trip,
-        "results": {
-            query: [{"rank": one.rank, "score": one.score, "id": one.id, "text": one.text} for one in found]
-            for query, found in results.items()
-        },
-        "comparison": {
-            query: {method: {"score": score, "text": text} for method, (score, text) in best.items()}
-            for query, best in comparison.items()
-        },
+        "results": results,
+        "comparison": comparison,
     }
-
-
-def _compare(texts: list[str], queries: tuple[str, ...]) -> dict[str, dict[str, tuple[float, str]]]:
-    """The best text and its cosine, for each query and method."""
-    best: dict[str, dict[str, tuple[float, str]]] = {query: {} for query in queries}
-    for name, options in METHODS.items():
-        model = build("mini", **options)
-        scores = model.encode_query(list(queries)) @ model.encode_document(texts).T
-        for query, row in zip(queries, scores, strict=True):
-            best[query][name] = (float(row.max()), texts[int(row.argmax())])
-    return best
-
-
-def report_as_json(report: dict[str, Any]) -> str:
-    """The report as one JSON object."""
-    return json.dumps(report, ensure_ascii=False, indent=2)

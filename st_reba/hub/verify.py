@@ -75,7 +75,7 @@ def verify(
     path = os.fspath(model)
     stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
     if stored.get("graph") is not None:
-        from .onnx.vectors import verify_graph
+        from .onnx import verify_graph
 
         return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
     loaded = load(path, device=device, dtype=dtype or stored["dtype"], trust_remote_code=trust_remote_code, **hub)

@@ -1,7 +1,4 @@
-"""The model zoo: models that are known, each a base with a method. Calling the module lists their names.
-
-Scores are those that the papers print. Names on the Hub, licences and statuses were written down without downloading
-anything: publishing a model confirms them, and pins the commit of its base.
+"""The model zoo: known bases, each with the methods that suit it. Calling the module lists the models' names.
 
 >>> import st_reba
 >>> [name for name in st_reba.zoo() if name.startswith("mini-")]
@@ -14,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -31,12 +28,7 @@ _RECIPES = Path(__file__).with_name("recipes")
 
 
 def names() -> list[str]:
-    """The names of the zoo's models, in alphabetical order.
-
-    Example:
-        >>> len(names())
-        84
-    """
+    """The names of the zoo's models, in alphabetical order."""
     return sorted([*_models(), *(path.stem for path in _RECIPES.glob("*.yaml"))])
 
 
@@ -47,7 +39,7 @@ def load(name: str | os.PathLike[str]) -> Recipe:
         name: One of :func:`names`, or a recipe's file, as ``st-reba tune`` writes it.
 
     Raises:
-        ValueError: There is none, or it breaks the format; the message names the file, the key and what is allowed.
+        ValueError: There is none, or it breaks the format.
 
     Example:
         >>> recipe = load("mini-echo")
@@ -57,27 +49,23 @@ def load(name: str | os.PathLike[str]) -> Recipe:
     given = os.fspath(name)
     if is_recipe(given):
         return read_recipe(given)
-    if given not in names():
-        near = get_close_matches(given, names(), n=3, cutoff=0.3)
-        raise ValueError(
-            f"zoo:{given} is not known: it is no YAML file that is there and no name of the zoo"
-            f"{f' (near: {near})' if near else ''}. All names: st-reba zoo list."
-        )
     if given in _models():
         return recipe_of(_models()[given], f"zoo:{given}", name=given)
-    return read_recipe(_RECIPES / f"{given}.yaml")
+    if given in names():
+        return read_recipe(_RECIPES / f"{given}.yaml")
+    near = get_close_matches(given, names(), n=3, cutoff=0.3)
+    raise ValueError(
+        f"zoo:{given} is not known: it is no YAML file that is there and no name of the zoo"
+        f"{f' (near: {near})' if near else ''}. All names: st-reba zoo list."
+    )
 
 
 def recipe_named(name: str, given: Mapping[str, Any]) -> Recipe:
-    """The recipe of a model that is to be built.
-
-    Args:
-        name: As for :func:`load`.
-        given: What ``build`` was given beside it.
+    """The recipe of a model that is to be built; arguments as for :func:`load`, and what ``build`` was given beside it.
 
     Raises:
         ValueError: The base needs code of its own that is not allowed, or that does not run; or layers are to be tuned
-            and not given. The message says what to do.
+            and not given.
     """
     recipe = load(name)
     about = recipe.about
@@ -104,28 +92,27 @@ def _models() -> dict[str, dict[str, Any]]:
     models = {}
     for name, base in known["bases"].items():
         own = {key: value for key, value in base.items() if key not in ("sets", "about", "scores")}
-        for each in base["sets"]:
-            shared = known["sets"][each].get("about", {})
-            for ending, method in known["sets"][each].items():
+        for methods in (known["sets"][each] for each in base["sets"]):
+            for ending, method in methods.items():
                 if ending != "about":
-                    about = {**shared, **method.get("about", {}), **base["about"]}
-                    scores = list(_scores(base.get("scores", {}), ending))
-                    models[f"{name}-{ending}"] = {
-                        **method,
-                        **own,
-                        "about": {**about, **({"scores": scores} if scores else {})},
-                    }
+                    about = {**methods.get("about", {}), **method.get("about", {}), **base["about"]}
+                    if scores := _scores(base.get("scores", {}), ending):
+                        about["scores"] = scores
+                    models[f"{name}-{ending}"] = {**method, **own, "about": about}
     return models
 
 
-def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> Iterator[dict[str, Any]]:
+def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
     """A method's scores, from its column of the tables."""
+    found = []
     for table, rows in tables.items():
-        columns = rows["task metric"]
-        for row, values in rows.items():
-            if ending in columns and values is not columns:
+        columns, *rest = rows.items()
+        if ending in columns[1]:
+            column = columns[1].index(ending)
+            for row, values in rest:
                 task, _, metric = row.rpartition(" ")
-                yield {"task": task, "metric": metric, "value": values[columns.index(ending)], "table": table}
+                found.append({"task": task, "metric": metric, "value": values[column], "table": table})
+    return found
 
 
 class _Zoo(ModuleType):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from ...folders import check_folder, new_folder
-from .card import write_onnx_card
-from .export import LARGEST, export_graph, require_onnx
+from ...optional import required
+from ..card import FILE, TEMPLATE, render, values_of
+from ..golden import GRAPH, TEXTS, header, write_file
+from .export import LARGEST, export_graph
 from .folder import write_folder
-from .method import Task, method_of
-from .quantize import quantize
-from .runtime import GRAPH, Runner
-from .vectors import TOLERANCE, encode, write_vectors
+from .method import Method, Task, method_of
+from .runtime import Runner, quantize, verify_graph, versions
 
-__all__ = ["Runner", "check_out", "export_onnx"]
+__all__ = ["Runner", "check_out", "export_onnx", "verify_graph"]
 
+# In parts of a vector's scale, between torch and onnxruntime, whose sums run in another order.
+TOLERANCE = 1e-4
 _CHECKED = 16
 _KIND = "an exported model"
 
@@ -64,15 +67,15 @@ def export_onnx(
         >>> export_onnx(model, "exported")["difference"] < 1e-5  # doctest: +SKIP
         True
     """
-    require_onnx()
+    check_out(folder, overwrite=overwrite)
     method = method_of(model, task)
     with new_folder(folder, overwrite=overwrite, kind=_KIND, is_kind=_is_exported) as temporary:
         write_folder(model, method, temporary)
         export_graph(model, method, temporary / GRAPH, largest=largest)
-        golden = write_vectors(model, method, task, temporary)
+        golden = _write_golden(model, method, temporary)
         difference = _difference(model, task, temporary, [*golden, *texts[:_CHECKED]])
         report: dict[str, Any] = {
-            "graph": GRAPH.as_posix(),
+            "graph": GRAPH,
             "bytes": {each.name: each.stat().st_size for each in sorted((temporary / GRAPH).parent.iterdir())},
             "task": task,
             "dimension": method.dimension,
@@ -81,12 +84,14 @@ def export_onnx(
         }
         if int8:
             report["int8"] = quantize(temporary, list(texts) or golden)
-        write_onnx_card(model, method, task, temporary, report.get("int8"))
+        _write_card(model, method, temporary, report.get("int8"))
     return report
 
 
 def check_out(folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise what :func:`export_onnx` would raise for its folder, before the work is done."""
+    """Raise what :func:`export_onnx` would raise for its folder and for missing packages, before the work is done."""
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        required(name, "onnx", f"exporting needs {name}")
     check_folder(Path(folder), overwrite=overwrite, kind=_KIND, is_kind=_is_exported)
 
 
@@ -94,19 +99,60 @@ def _is_exported(folder: Path) -> bool:
     return (folder / GRAPH).is_file() and (folder / "modules.json").is_file()
 
 
+def _encode(model: SentenceTransformer, task: Task | None, texts: Sequence[str]) -> NDArray[np.float32]:
+    """What the model itself gives, with the call that the graph stands for."""
+    calls: dict[Task | None, Any] = {"query": model.encode_query, "document": model.encode_document}
+    first: Any = model[0]
+    warned, first._warned_of_cut = first._warned_of_cut, True  # These texts are no one's to be warned about.
+    try:
+        return np.asarray(calls.get(task, model.encode)(list(texts), show_progress_bar=False), dtype=np.float32)
+    finally:
+        first._warned_of_cut = warned
+
+
+def _write_golden(model: SentenceTransformer, method: Method, folder: Path) -> list[str]:
+    """Write golden.json with the vectors that the model gives in torch; returns its texts."""
+    # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
+    empty = method.stand_in is not None and method.before + method.after > 0
+    texts = [text for text in TEXTS if text or empty]
+    vectors = _encode(model, method.task, texts)
+    about = header(model, vectors.shape[1], {})
+    about["versions"] |= versions()
+    about |= {"graph": GRAPH, "task": method.task, "tolerance": TOLERANCE}
+    write_file(folder, about, texts, vectors.tolist())
+    return texts
+
+
 def _difference(model: SentenceTransformer, task: Task | None, folder: Path, texts: Sequence[str]) -> float:
     """The largest difference between the graph's vectors and torch's, in parts of the largest number in them."""
-    wanted = encode(model, task, texts)
+    wanted = _encode(model, task, texts)
     runner = Runner(folder)
-    found = [runner.encode(texts, side="right"), runner.encode(texts, side="left")]
-    found.append(np.concatenate([runner.encode([text]) for text in texts]))
-    scale = float(np.abs(wanted).max())
-    difference = max(float(np.abs(each - wanted).max()) for each in found) / scale
+    alone = runner.encode_in_batches(texts, 1, "Checking the graph")
+    found = (alone, runner.encode(texts), runner.encode(texts, side="left"))
+    difference = max(float(np.abs(each - wanted).max()) for each in found) / float(np.abs(wanted).max())
     if not difference <= TOLERANCE:
-        name = type(model[0].model).__name__
         raise ValueError(
-            f"{name} was exported, but its graph computes something else: vectors differ by {difference:.1e} of their "
-            f"scale (tolerance {TOLERANCE:.0e}), so nothing was written. This architecture's forward pass depends on "
-            "its input in a way that a graph cannot hold."
+            f"{type(model[0].model).__name__} was exported, but its graph computes something else: vectors differ by "
+            f"{difference:.1e} of their scale (tolerance {TOLERANCE:.0e}), so nothing was written. This architecture's "
+            "forward pass depends on its input in a way that a graph cannot hold."
         )
     return difference
+
+
+def _write_card(model: SentenceTransformer, method: Method, folder: Path, int8: Mapping[str, Any] | None) -> None:
+    """Write README.md: what the model is, how it is run without st_reba, what 8 bits lose."""
+    task = method.task
+    own = "-".join([str(values_of(model)["metadata"].model_name), "onnx", *([task] if task else [])])
+    values = values_of(model, folder, tags=("onnx",), name=own)
+    layout = values["layouts"][task or "document"][0]
+    values |= {
+        "task": task,
+        "call": f"encode_{task}" if task else "encode",
+        "around": {"template": layout, "prompt": method.prompt} if method.prompt or not values["plain"] else None,
+        "positions": method.max_length,
+        "special": method.before + method.after,
+        "int8": int8,
+        "checked": len(values["golden"]["texts"]),
+        "tolerance": f"{TOLERANCE:.0e}".replace("e-0", "e-"),
+    }
+    (folder / FILE).write_text(render(TEMPLATE.with_name("template_onnx.md"), values), encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""One ONNX graph of a model: traced, checked for what it may hold, written."""
+"""One ONNX graph of a model: traced, written, and checked for what it may hold."""
 
 from __future__ import annotations
 
@@ -22,28 +22,12 @@ OPSET = 18
 # protobuf writes no message of 2 GiB; a graph beside its weights needs room.
 LARGEST = (1 << 31) - (1 << 26)
 # What is smaller stays in the graph, where shapes are read from.
-SMALLEST_OUTSIDE = 1024
-INPUTS = ("input_ids", "attention_mask")
-OUTPUT = "last_hidden_state"
-
-
-def require_onnx() -> None:
-    """Raise ImportError, saying what to install, where a package that exporting needs is missing."""
-    try:
-        for name in ("onnx", "onnxruntime", "onnxscript"):
-            import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{error}. Exporting needs: pip install 'st-reba[onnx]'") from error
+_SMALLEST_OUTSIDE = 1024
+_INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
 
 def export_graph(model: SentenceTransformer, method: Method, file: Path, *, largest: int = LARGEST) -> None:
-    """Trace a model and write its graph.
-
-    Args:
-        model: The model.
-        method: What it computes.
-        file: The file to write; weights of more than ``largest`` bytes stand beside it, in ``<name>_data``.
-        largest: Bytes of weights that one file holds.
+    """Trace a model and write its graph; weights of more than ``largest`` bytes stand beside it, in ``<name>_data``.
 
     Raises:
         ValueError: The architecture cannot be traced, or the graph holds what other runtimes do not know.
@@ -52,19 +36,22 @@ def export_graph(model: SentenceTransformer, method: Method, file: Path, *, larg
     first.model.eval()
     name = type(first.model).__name__
     with torch.no_grad(), graph_attention(first.model) as called:
-        if not called and (method.reba is not None or method.stack is not None):
+        if not called and (method.reba is not None or first.stack is not None):
             raise ValueError(
                 f"{name} does not call transformers' attention interface, so neither backward attention nor a layer "
                 "plan can be exported with it. Use method='echo' or 'classical', without a setting."
             )
         try:
-            program = _traced(EmbeddingGraph(first, method).eval(), method)
+            graph = _traced(EmbeddingGraph(first, method).eval(), method)
         except Exception as error:
             raise ValueError(
                 f"{name} cannot be exported, as torch's exporter does not know a part of it: {_reason(error)}"
             ) from error
-    _write(program, file, largest)
-    check_graph(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(value.const_value.nbytes for value in graph.graph.initializers.values())
+    outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
+    import_module("onnx_ir").save(graph, file, **(outside if size > largest else {}))
+    _check(file)
 
 
 def _reason(error: BaseException) -> str:
@@ -76,60 +63,36 @@ def _reason(error: BaseException) -> str:
 
 def _traced(graph: EmbeddingGraph, method: Method) -> Any:
     length = method.before + method.after + 5
-    example = tuple(torch.ones(2, length, dtype=torch.long) for _ in INPUTS)
+    example = tuple(torch.ones(2, length, dtype=torch.long) for _ in _INPUTS)
     dynamic = torch.export.Dim.DYNAMIC
-    named: Any = tuple({0: "batch", 1: "length"} for _ in INPUTS)
+    named: Any = tuple({0: "batch", 1: "length"} for _ in _INPUTS)
     with _quiet():
         traced = torch.export.export(
-            graph, example, dynamic_shapes=tuple({0: dynamic, 1: dynamic} for _ in INPUTS), strict=False
+            graph, example, dynamic_shapes=tuple({0: dynamic, 1: dynamic} for _ in _INPUTS), strict=False
         )
-        return torch.onnx.export(
+        program: Any = torch.onnx.export(
             traced,
             dynamo=True,
             opset_version=OPSET,
-            input_names=list(INPUTS),
-            output_names=[OUTPUT],
+            input_names=list(_INPUTS),
+            output_names=[_OUTPUT],
             dynamic_shapes=named,
             verbose=False,
         )
+    return program.model
 
 
-def _write(program: Any, file: Path, largest: int) -> None:
-    onnx_ir = import_module("onnx_ir")
-    size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if size <= largest:
-        onnx_ir.save(program.model, file)
-    else:
-        onnx_ir.save(program.model, file, external_data=f"{file.name}_data", size_threshold_bytes=SMALLEST_OUTSIDE)
-
-
-def check_graph(file: Path) -> None:
-    """Whether a graph holds only what every runtime knows.
-
-    Args:
-        file: The graph.
-
-    Raises:
-        ValueError: It has operators of other domains, functions, or other inputs and outputs than it should.
-    """
+def _check(file: Path) -> None:
+    """Refuse a graph that not every runtime knows, or that takes one size only."""
     onnx = import_module("onnx")
     onnx.checker.check_model(str(file))
     graph = onnx.load(str(file), load_external_data=False)
     opsets = {each.domain: each.version for each in graph.opset_import}
-    domains = {node.domain for node in graph.graph.node} | set(opsets)
-    inputs = tuple(each.name for each in graph.graph.input)
-    outputs = tuple(each.name for each in graph.graph.output)
-    if domains - {"", "ai.onnx"} or graph.functions:
-        raise ValueError(f"{file.name} holds operators of {sorted(domains)}, which not every runtime knows.")
-    if opsets.get("", opsets.get("ai.onnx", 0)) < OPSET:
-        raise ValueError(f"{file.name} is of opset {opsets}, below {OPSET}.")
-    if (inputs, outputs) != (INPUTS, (OUTPUT,)):
-        raise ValueError(f"{file.name} takes {inputs} and gives {outputs}, not {INPUTS} and {OUTPUT}.")
-    for value, rank in ((graph.graph.input[0], 2), (graph.graph.input[1], 2), (graph.graph.output[0], 3)):
-        shape = [each.dim_param for each in value.type.tensor_type.shape.dim]
-        if len(shape) != rank or not all(shape[:2]):
-            raise ValueError(f"{file.name}: {value.name} has a fixed batch or length.")
+    if opsets != {"": OPSET} or graph.functions:
+        raise ValueError(f"The graph needs operators {opsets}, and not every runtime knows more than opset {OPSET}.")
+    for value in (*graph.graph.input, *graph.graph.output):
+        if not all(size.dim_param for size in value.type.tensor_type.shape.dim[:2]):
+            raise ValueError(f"The graph takes a fixed batch or length: {value.name}.")
 
 
 @contextlib.contextmanager

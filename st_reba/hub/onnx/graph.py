@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers.base.modules import Dense
@@ -10,25 +10,36 @@ from torch import Tensor, nn
 
 from ...modules.repeat import RepeatTransformer
 from ...modules.stages import Pass, running
-from .attention import GraphState, tracing
+from .attention import GraphState
 from .method import Method
 
 # By which the graph's products with a dense layer's weights are known.
 DENSE_WEIGHT = "dense_weight"
 
 
+class _Layout(NamedTuple):
+    """Texts as the backbone takes them, from column 0 on."""
+
+    ids: Tensor  # [B, T]
+    place: Tensor  # [1, T]: 0, 1, …
+    real: Tensor  # [B, T] bool
+    copies: Tensor  # [B, T]: c in copy c, 0 elsewhere
+    offsets: list[Tensor]  # each copy's first position, [B, 1]
+    tokens: Tensor  # of a copy, [B, 1]
+    total: Tensor  # real positions, [B, 1]
+    inner: Tensor  # [1, n]: 0, 1, … in a copy of the longest text
+
+
 class EmbeddingGraph(nn.Module):
     """Takes the tokenizer's special tokens off, places the copies, runs the backbone, pools, and spreads the result.
 
-    Texts are laid out from column 0 on, whichever side they were padded on. What comes out stands where the tokens
-    came in, so that the mean over ``attention_mask`` is the sentence vector: of ``mean`` methods e_i at content token
-    i, and the sentence vector at special tokens; of all others, and where a dense layer stands behind the pooling, the
-    sentence vector everywhere.
+    Texts may be padded on either side. What comes out stands where the tokens came in, so that the mean over
+    ``attention_mask`` is the sentence vector: of ``mean`` methods e_i at content token i, and the sentence vector at
+    special tokens; of all others, and where a dense layer stands behind the pooling, the sentence vector everywhere.
 
     Args:
-        transformer: The model's first module.
+        transformer: The model's first module; its backbone calls :func:`~st_reba.hub.onnx.attention.attend`.
         method: What is computed.
-        captures: Whether the backbone calls :func:`~st_reba.hub.onnx.attention.attend`.
     """
 
     literals: Tensor
@@ -37,11 +48,10 @@ class EmbeddingGraph(nn.Module):
         super().__init__()
         self.model = transformer.model
         self.method = method
+        self._first = (transformer,)  # not one more submodule
         # Readings of inner layers; a plan is in the attention.
-        self._decoder = (transformer,)
-        self._bound = [
-            bound for stage, bound in zip(transformer.stages, transformer.bound, strict=True) if stage.name == "read"
-        ]
+        stages = zip(transformer.stages, transformer.bound, strict=True)
+        self._bound = [bound for stage, bound in stages if stage.name == "read"]
         self.behind = nn.ModuleList(Affine(each) if isinstance(each, Dense) else each for each in method.behind)
         self._takes = transformer.backbone.parameters
         literals = [token for piece in method.frame.pieces if piece is not None for token in piece]
@@ -58,39 +68,32 @@ class EmbeddingGraph(nn.Module):
         Returns:
             ``last_hidden_state`` [B, L, d].
         """
-        method = self.method
+        method, (first,) = self.method, self._first
         given = attention_mask.long()
         width = input_ids.shape[1]
-        count = given.sum(dim=1, keepdim=True) - method.before - method.after
-        # A text without any token is one token long.
-        tokens = count.clamp(min=1)
         columns = torch.arange(width, device=given.device)[None]
+        count = given.sum(dim=1, keepdim=True) - method.before - method.after
         start = ((given.cumsum(dim=1) == 0) & (columns < width)).long().sum(dim=1, keepdim=True) + method.before
-        room: int = torch.sym_max(width - method.before - method.after, 1)  # type: ignore[no-untyped-call]
-        length = method.frame.overhead + method.copies * room
-        place = torch.arange(length, device=given.device)[None]
-        ids, copies, offsets = self._placed(input_ids, start, count, tokens, place)
-        total = method.frame.overhead + method.copies * tokens
-        real = place < total
-        # Positions behind a text are masked, but must be some that the backbone knows.
-        positions = torch.minimum(place, total - 1)
-        state = GraphState(real, method.stack, captures=method.reba is not None)
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long()}
+        at = self._placed(input_ids, start, count)
+        inputs: dict[str, Any] = {"input_ids": at.ids, "attention_mask": at.real.long()}
         if "position_ids" in self._takes:
-            inputs["position_ids"] = positions
+            # Positions behind a text are masked, but must be some that the backbone knows.
+            inputs["position_ids"] = torch.minimum(at.place, at.total - 1)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        run = Pass(self._decoder[0], real, [], self._bound)
+        run = Pass(first, at.real, [], self._bound)
+        run.kinds = state = GraphState(at.real, first.stack, captures=method.reba is not None)
         for bound in self._bound:
             bound.begin(run)
-        with tracing(state), running(run):
+        with running(run):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         for bound in self._bound:
             hidden = bound.finish(run, hidden)
-        each, sentence = self._pooled(hidden, state, place, real, copies, offsets, tokens, total, room)
-        if method.zeros:
-            finite = (hidden.abs() <= torch.finfo(torch.float32).max) | ~real[:, :, None]
-            sentence = torch.where(finite.all(dim=2).all(dim=1)[:, None], sentence, 0.0)
+        each, sentence = self._pooled(hidden, at) if method.reba is None else self._reba(hidden, at, state.matrix())
+        if first.zeros:
+            known = (hidden.abs() <= torch.finfo(torch.float32).max) | ~at.real[:, :, None]
+            finite = known.all(dim=2).all(dim=1)[:, None]
+            sentence = torch.where(finite, sentence, 0.0)
         for module in self.behind:
             sentence, each = module({"sentence_embedding": sentence})["sentence_embedding"], None
         spread = sentence[:, None].expand(-1, width, -1)
@@ -98,28 +101,30 @@ class EmbeddingGraph(nn.Module):
             return spread + torch.zeros_like(columns, dtype=hidden.dtype)[:, :, None]
         index = columns - start
         inside = (index >= 0) & (index < count)
-        picked = _rows(each, torch.minimum(index.clamp(min=0), tokens - 1))
-        if method.zeros:
-            picked = torch.where(finite.all(dim=2).all(dim=1)[:, None, None], picked, 0.0)
+        picked = _rows(each, torch.minimum(index.clamp(min=0), at.tokens - 1))
+        if first.zeros:
+            picked = torch.where(finite[:, None], picked, 0.0)
         return torch.where(inside[:, :, None], picked, spread)
 
-    def _placed(
-        self, input_ids: Tensor, start: Tensor, count: Tensor, tokens: Tensor, place: Tensor
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Token ids [B, T], copy ids [B, T] and each copy's first position [B, 1]."""
+    def _placed(self, input_ids: Tensor, start: Tensor, count: Tensor) -> _Layout:
+        """Lay out texts whose ``count`` content tokens begin in column ``start``, both [B, 1]."""
+        frame = self.method.frame
         width = input_ids.shape[1]
+        tokens = count.clamp(min=1)  # a text without any token is one token long
+        room: int = torch.sym_max(width - self.method.before - self.method.after, 1)  # type: ignore[no-untyped-call]
+        place = torch.arange(frame.overhead + frame.copies * room, device=input_ids.device)[None]
+        total = frame.overhead + frame.copies * tokens
         table = torch.cat([input_ids, self.literals[None].expand(input_ids.shape[0], -1)], dim=1)
         stand_in = width + len(self.literals) - 1
         source = torch.zeros_like(place + tokens) + stand_in
         copies = torch.zeros_like(source)
         offsets: list[Tensor] = []
         offset, literal = torch.zeros_like(tokens), width
-        for piece in self.method.frame.pieces:
+        for piece in frame.pieces:
             inner = place - offset
             if piece is None:
                 inside = (inner >= 0) & (inner < tokens)
-                content = torch.where(count > 0, start + inner, stand_in)
-                source = torch.where(inside, content, source)
+                source = torch.where(inside, torch.where(count > 0, start + inner, stand_in), source)
                 copies = torch.where(inside, len(offsets) + 1, copies)
                 offsets.append(offset)
                 offset = offset + tokens
@@ -127,93 +132,61 @@ class EmbeddingGraph(nn.Module):
                 inside = (inner >= 0) & (inner < len(piece))
                 source = torch.where(inside, literal + inner, source)
                 literal, offset = literal + len(piece), offset + len(piece)
-        return table.gather(1, source), copies, offsets
+        steps = torch.arange(room, device=input_ids.device)[None]
+        return _Layout(table.gather(1, source), place, place < total, copies, offsets, tokens, total, steps)
 
-    def _pooled(
-        self,
-        hidden: Tensor,
-        state: GraphState,
-        place: Tensor,
-        real: Tensor,
-        copies: Tensor,
-        offsets: list[Tensor],
-        tokens: Tensor,
-        total: Tensor,
-        room: int,
-    ) -> tuple[Tensor | None, Tensor]:
+    def _pooled(self, hidden: Tensor, at: _Layout) -> tuple[Tensor | None, Tensor]:
         """Token vectors e_i [B, n, d], where their mean is the sentence vector, and sentence vectors [B, d]."""
-        index = torch.arange(room, device=place.device)[None]
-        if self.method.reba is not None:
-            return self._reba(hidden, state, place, real, copies, offsets[0], tokens, total, index)
-        span = self._span(place, real, copies, total)
+        span = self._span(at)
         if self.method.pooling == "mean":
             sentence = _mean(hidden, span)
-            chosen = {"last_copy": offsets[-1:], "repeats": offsets[1:] or offsets}.get(self.method.span)
+            chosen = {"last_copy": at.offsets[-1:], "repeats": at.offsets[1:] or at.offsets}.get(
+                self._first[0].layout.span
+            )
             if chosen is None:
                 return None, sentence
-            at = torch.minimum(index, tokens - 1)
-            return torch.stack([_rows(hidden, offset + at) for offset in chosen]).mean(dim=0), sentence
+            within = torch.minimum(at.inner, at.tokens - 1)
+            return torch.stack([_rows(hidden, offset + within) for offset in chosen]).mean(dim=0), sentence
         if self.method.pooling == "lasttoken":
-            wanted = (place * span).amax(dim=1, keepdim=True)
+            position = (at.place * span).amax(dim=1, keepdim=True)
         else:
-            wanted = torch.where(span, place, place.shape[1]).amin(dim=1, keepdim=True)
-        return None, _rows(hidden, wanted)[:, 0]
+            position = torch.where(span, at.place, at.place.shape[1]).amin(dim=1, keepdim=True)
+        return None, _rows(hidden, position)[:, 0]
 
-    def _span(self, place: Tensor, real: Tensor, copies: Tensor, total: Tensor) -> Tensor:
+    def _span(self, at: _Layout) -> Tensor:
         """The positions that are pooled, [B, T] bool; see RepeatTransformer."""
-        span, last = self.method.span, copies == self.method.copies
-        if span == "all":
-            return real
-        if span == "end":
-            return place == total - 1
-        if span == "repeats" and self.method.copies > 1:
-            return copies >= 2
-        if span == "last_copy_and_end":
-            return last | ((place >= total - self.method.after) & real)
-        return last
+        last = at.copies == self.method.frame.copies
+        spans = {
+            "all": at.real,
+            "end": at.place == at.total - 1,
+            "repeats": at.copies >= min(2, self.method.frame.copies),
+            "last_copy_and_end": last | ((at.place >= at.total - self.method.after) & at.real),
+        }
+        return spans.get(self._first[0].layout.span, last)
 
-    def _reba(
-        self,
-        hidden: Tensor,
-        state: GraphState,
-        place: Tensor,
-        real: Tensor,
-        copies: Tensor,
-        first: Tensor,
-        tokens: Tensor,
-        total: Tensor,
-        index: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Backward attention; see ReBAPooling."""
-        assert self.method.reba is not None
-        matrix = state.matrix()
-        summed = real if self.method.reba["include_special"] else copies > 0
-        if self.method.reba["variant"] == "published":
-            if self.method.pooling == "last":
-                weights = _rows(matrix, total - 1)[:, 0] * real
+    def _reba(self, hidden: Tensor, at: _Layout, matrix: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Backward attention, by its matrix A^new [B, T, T]; see ReBAPooling. Returns as :meth:`_pooled` does."""
+        reba: Any = self.method.reba
+        if reba.variant == "published":
+            if reba.pooling == "last":
+                weights = _rows(matrix, at.total - 1)[:, 0] * at.real
             else:
-                half = (total // 2).clamp(min=1)
-                upper = (place[:, :, None] <= place[:, None, :]) & (place < half)[:, :, None]
-                weights = (matrix * upper).sum(dim=1) * real
+                half = (at.total // 2).clamp(min=1)
+                upper = (at.place[:, :, None] <= at.place[:, None, :]) & (at.place < half)[:, :, None]
+                weights = (matrix * upper).sum(dim=1) * at.real
             return None, torch.matmul(_normalized(weights)[:, None], hidden)[:, 0]
-        last = tokens - 1
-        anchors = first + (last if self.method.pooling == "last" else torch.minimum(index, last))
-        later = place[:, None, :] >= anchors[:, :, None]
-        weights = _rows(matrix, anchors) * (later & summed[:, None, :])
-        if self.method.reba["normalize_weights"]:
+        last = at.tokens - 1
+        anchors = at.offsets[0] + (last if reba.pooling == "last" else torch.minimum(at.inner, last))
+        summed = at.real if reba.include_special else at.copies > 0
+        weights = _rows(matrix, anchors) * ((at.place[:, None, :] >= anchors[:, :, None]) & summed[:, None, :])
+        if reba.normalize_weights:
             weights = _normalized(weights)
         each = torch.matmul(weights, hidden)
-        if self.method.pooling == "last":
-            return None, each[:, 0]
-        return each, _mean(each, index < tokens)
+        return (None, each[:, 0]) if reba.pooling == "last" else (each, _mean(each, at.inner < at.tokens))
 
 
 class Affine(nn.Module):
-    """A ``Dense`` as a product and a sum: runtimes' tools know these better than one operator for both.
-
-    Args:
-        dense: The layer.
-    """
+    """A ``Dense`` as a product and a sum: runtimes' tools know these better than one operator for both."""
 
     dense_weight: Tensor
     dense_bias: Tensor

@@ -94,6 +94,19 @@ def exported(request: pytest.FixtureRequest, export: Callable[[str], Exported]) 
     return export(request.param)
 
 
+@pytest.fixture
+def traced(export: Callable[[str], Exported], monkeypatch: pytest.MonkeyPatch) -> Exported:
+    """gpt2's export, whose graph every other one takes over, as tracing takes its time."""
+
+    def copied(model: Any, method: Any, file: Path, **keywords: Any) -> None:
+        file.parent.mkdir()
+        shutil.copy(export("gpt2").folder / "onnx" / "model.onnx", file)
+
+    case = export("gpt2")
+    monkeypatch.setattr(exporting, "export_graph", copied)
+    return case
+
+
 def difference(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
@@ -234,19 +247,11 @@ def test_int8(export: Callable[[str], Exported]) -> None:
     assert not list((export("llama").folder / "onnx").glob("*int8*"))
 
 
-def test_another_model_is_refused(
-    export: Callable[[str], Exported], base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("traced")
+def test_another_model_is_refused(base: Callable[..., str], tmp_path: Path) -> None:
     """A graph that does not compute what torch does is not handed over."""
-    case = export("gpt2")
     _, _, options, _ = CASES["gpt2"]
     model: Any = st_reba.build(base("gpt2", "plain"), dtype="float32", device="cpu", **options)
-
-    def copied(model: Any, method: Any, file: Path, **keywords: Any) -> None:
-        file.parent.mkdir()
-        shutil.copy(case.folder / "onnx" / "model.onnx", file)
-
-    monkeypatch.setattr(exporting, "export_graph", copied)
     assert exporting.export_onnx(model, tmp_path / "same")["difference"] < 1e-5
     with torch.no_grad():
         model[0].model.h[1].mlp.c_proj.weight.mul_(1.01)
@@ -272,30 +277,18 @@ def test_what_is_there_stays(export: Callable[[str], Exported], tmp_path: Path) 
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    from st_reba.hub.onnx import export as module
+    from st_reba import optional
 
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(module, "import_module", missing)
+    monkeypatch.setattr(optional, "import_module", missing)
     with pytest.raises(ImportError, match=r"st-reba\[onnx\]"):
-        module.require_onnx()
+        exporting.check_out("anywhere")
 
 
-def test_command(
-    export: Callable[[str], Exported],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    case = export("gpt2")
-    case.model.save_pretrained(str(tmp_path / "model"))
-
-    def copied(model: Any, method: Any, file: Path, **keywords: Any) -> None:
-        file.parent.mkdir()
-        shutil.copy(case.folder / "onnx" / "model.onnx", file)
-
-    monkeypatch.setattr(exporting, "export_graph", copied)
+def test_command(traced: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced.model.save_pretrained(str(tmp_path / "model"))
     (tmp_path / "texts.txt").write_text("One line.\n\nAnother line.\n", encoding="utf-8")
     arguments = ["export-onnx", str(tmp_path / "model"), str(tmp_path / "out")]
     assert main([*arguments, "--quantize", "int8", "--texts", str(tmp_path / "texts.txt")]) == 0

@@ -103,8 +103,8 @@ def test_other_layers_behind_the_pooling(base: Callable[..., str], tmp_path: Pat
     assert np.abs(exporting.Runner(tmp_path / "tanh").encode(TEXTS[:5]) - tanh.encode(TEXTS[:5])).max() < 1e-5
     for layer, message in (
         (Dense(32, 32, use_residual=True), "use_residual"),
-        (Dense(32, 8, module_output_name="other"), "makes 'other' of 'sentence_embedding'"),
-        (torch.nn.Identity(), "only a pooling, and Dense and Normalize"),
+        (Dense(32, 8, module_output_name="other"), "other.*from 'sentence_embedding'"),
+        (torch.nn.Identity(), "Identity.*only Dense"),
     ):
         with pytest.raises(ValueError, match=message):
             exporting.export_onnx(SentenceTransformer(modules=[*model, layer], device="cpu"), tmp_path / "other")

@@ -158,7 +158,7 @@ def test_verify_says_what_it_cannot(
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "onnxruntime", None)
         assert main(["verify", str(folder)]) == 2
-        assert "onnxruntime: pip install '.[onnx]'" in capsys.readouterr().err
+        assert "pip install 'st-reba[onnx]'" in capsys.readouterr().err
     (folder / "onnx" / "model.onnx").unlink()
     assert main(["verify", str(folder)]) == 2
     assert "holds no onnx/model.onnx" in capsys.readouterr().err
