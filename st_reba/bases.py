@@ -98,7 +98,7 @@ def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any])
 def locate_tokenizer(tokenizer: object, hub: Mapping[str, Any]) -> str:
     """Folder or Hub id of a tokenizer, which is loaded once to see that it is there; ``hub`` as transformers has it."""
     if not isinstance(tokenizer, (str, os.PathLike)):
-        raise ValueError(f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save it, name the folder.")
+        raise ValueError(f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save the tokenizer first.")
     text = os.fspath(tokenizer)
     if os.path.isfile(text):
         raise ValueError(f"tokenizer={text!r} is a file: name the folder that holds the tokenizer.")
