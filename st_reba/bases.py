@@ -25,11 +25,7 @@ HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "l
 # What a sentence-transformers that leaves weights where accelerate put them has.
 _OFFLOADS = "_accelerate_placement_hook"
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_MERGE = (
-    "Merge it into its base and build on that folder: "
-    "peft.AutoPeftModelForCausalLM.from_pretrained(base).merge_and_unload().save_pretrained(folder), the tokenizer "
-    "beside it."
-)
+_MERGE = "Merge it by peft's merge_and_unload(), save that with the tokenizer, and build on the folder."
 
 
 def locate(base: str | os.PathLike[str]) -> tuple[str, str]:
@@ -62,7 +58,7 @@ def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | 
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str) and dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is not known: choose one of {list(_DTYPES)}.")
-    return dtype if isinstance(dtype, torch.dtype) or dtype == "auto" else getattr(torch, dtype)
+    return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
 
 
 def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
@@ -78,14 +74,12 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
         return None
     if not is_peft_available():
         adapted = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise ImportError(
-            f"base={name!r} is a PEFT adapter of {adapted!r}, and peft is not installed: pip install peft"
-        )
+        raise ImportError(f"base={name!r} is a PEFT adapter of {adapted!r}, and peft is missing: pip install peft")
     adapter: Any = import_module("peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(
-            f"base={name!r} is an adapter of type {adapter.peft_type.value}: it adds learned positions, which no copy "
-            "of a text holds and no layer plan knows. Use its base model, or an adapter of the weights, as LoRA."
+            f"base={name!r} is an adapter of type {adapter.peft_type.value}, whose learned positions are no text. Use "
+            "its base model, or an adapter of the weights, as LoRA."
         )
     adapted = adapter.base_model_name_or_path
     if not adapted and not os.path.isfile(os.path.join(path, "config.json")):
@@ -96,15 +90,15 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
 def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any]) -> str | None:
     """The adapted model, whose tokenizer is taken where an adapter's folder holds none."""
     names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
-    return None if any(load_file_path(path, name, **hub) is not None for name in names) else adapted
+    if adapted is None or any(load_file_path(path, name, **hub) is not None for name in names):
+        return None
+    return adapted
 
 
 def locate_tokenizer(tokenizer: object, hub: Mapping[str, Any]) -> str:
     """Folder or Hub id of a tokenizer, which is loaded once to see that it is there; ``hub`` as transformers has it."""
     if not isinstance(tokenizer, (str, os.PathLike)):
-        raise ValueError(
-            f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save the tokenizer and name its folder."
-        )
+        raise ValueError(f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save the tokenizer first.")
     text = os.fspath(tokenizer)
     if os.path.isfile(text):
         raise ValueError(f"tokenizer={text!r} is a file: name the folder that holds the tokenizer.")
@@ -142,31 +136,22 @@ def check_loaded(transformer: Any, path: str, name: str, adapted: str | None, hu
     quantized = getattr(model, "hf_quantizer", None) is not None
     problem = None
     if given and not quantized:
-        problem = (
-            f"its config.json names the quantization {given.get('quant_method')!r}, which this version of transformers "
-            "does not know and has left out. Use a newer version, or an unquantized base."
-        )
+        method = given.get("quant_method")
+        problem = f"transformers left out its quantization {method!r}. Use a newer version, or an unquantized base."
     elif given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
         problem = (
-            f"with llm_int8_threshold={given['llm_int8_threshold']}, large numbers of one text change how bitsandbytes "
-            "rounds all texts of its batch, so a vector would depend on its batch. Set llm_int8_threshold=0 (in "
-            "BitsAndBytesConfig, or in the base's config.json)."
+            f"with llm_int8_threshold={given['llm_int8_threshold']}, large numbers of one text change how all texts of "
+            "its batch are rounded. Set llm_int8_threshold=0 in its BitsAndBytesConfig."
         )
     elif model.device.type == "meta":
-        problem = (
-            "by its device_map the embeddings stay on disk, where no text can enter. Map them to a device, as in "
-            "model_kwargs={'device_map': {'embed_tokens': 'cpu', …}}, or use 'auto'."
-        )
+        problem = "by its device_map the embeddings stay on disk. Map them to a device, or use 'auto'."
     elif any(parameter.is_meta for parameter in model.parameters()) and not hasattr(SentenceTransformer, _OFFLOADS):
         problem = (
-            "by its device_map some layers are on disk or on a CPU beside a GPU, which this version of "
-            "sentence-transformers does not support. Use version 6.2 or newer, or map all layers to devices."
+            "by its device_map some layers are on disk or on a CPU beside a GPU, which this sentence-transformers does "
+            "not support. Use version 6.2 or newer, or map all layers to devices."
         )
     elif adapted is not None and quantized:
-        problem = (
-            "it is an adapter, and the weights that it adapts are quantized: merged, they would be rounded anew. Load "
-            "them unquantized."
-        )
+        problem = "merged into quantized weights, an adapter would be rounded. Load them unquantized."
     if problem:
         raise ValueError(f"base={name!r}: {problem}")
     if adapted is not None:
@@ -193,8 +178,7 @@ def check_padding(transformer: DecoderTransformer, name: str) -> None:
     if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
         raise ValueError(
             f"base={name!r}: the hidden states of {type(transformer.model).__name__} change by {difference:.0%} when a "
-            "text is padded, so a vector would depend on its batch. Use a causal decoder, or another version of "
-            "transformers."
+            "text is padded. Use a causal decoder, or another version of transformers."
         )
 
 

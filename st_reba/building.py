@@ -134,8 +134,8 @@ class _Build:
         for each in listed[:1] if isinstance(listed, list) else ():
             if isinstance(each, dict) and str(each.get("type")).startswith("st_reba."):
                 raise ValueError(
-                    f"base={self.given!r} is a saved embedder, whose method and pooling would be lost. Load it with "
-                    "SentenceTransformer(…), or build from its base model."
+                    f"base={self.given!r} is a saved embedder, whose method and pooling would be lost. Load it, or "
+                    "build from its base model."
                 )
         self.adapted = bases.adapted_model(self.path, self.name, self.files)
         kept = listed is not None and self.spec.name == "nosink" and not pooling_given
@@ -143,9 +143,7 @@ class _Build:
         if self.filter is None:
             return model
         if self.filter.file is None:
-            raise ValueError(
-                "filter: give file=…, as st-reba postfilter writes it; or fit one: st_reba.fit_postfilter."
-            )
+            raise ValueError("filter: give file=…, as st-reba postfilter writes it; or call st_reba.fit_postfilter.")
         return with_postfilter(model, self.filter.file)
 
     def _converted(self) -> SentenceTransformer:
@@ -156,7 +154,7 @@ class _Build:
             if value is not None:
                 raise ValueError(
                     f"{option}={shown(value)}: the base is a sentence-transformers model, whose own input and pooling "
-                    "are kept. Drop the option, or give pooling=… to use its backbone alone."
+                    "are kept. Drop it, or give pooling=… to use the backbone alone."
                 )
         model = load(self.path, **{**self.loading, "model_kwargs": self.model_kwargs})
         first: Any = model[0]
@@ -199,10 +197,7 @@ class _Build:
                 modules[1].check_room(transformer.frames(task=task, **fields)[0].overhead)
         embed: Any = model.encode
         if transformer.rows > 1 and not embed("A text, 短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
-            raise ValueError(
-                "ensemble: the weighted vectors of a text add up to zero: templates that differ behind the text alone "
-                "give the same vectors where only the text's tokens are pooled. Change templates or weights."
-            )
+            raise ValueError("ensemble: the weighted vectors of a text add up to zero. Change templates or weights.")
         return model
 
     def _transformer(self) -> RepeatTransformer:
@@ -243,8 +238,7 @@ class _Build:
             raise ValueError(f"instruction={layout.instruction!r}: the template has no {{instruction}}. Add it.")
         if method.name in ("classical", "prompteol") and transformer.repeats > 1:
             raise ValueError(
-                f"The template has {transformer.repeats} {{text}} slots, but method={self.spec.name!r} runs the text "
-                "once. Use method='echo'."
+                f"template has {transformer.repeats} {{text}} slots, method={self.spec.name!r} 1. Use method='echo'."
             )
         if self.tokenizer is not None:
             tokens = max(transformer.text_tokenizer.get_vocab().values()) + 1

@@ -144,7 +144,7 @@ def read_yaml(stream: IO[str], file: str) -> Any:
     """Read YAML without tags and aliases, in which no key stands twice; ``file`` is what messages call it.
 
     Raises:
-        ValueError: It is not YAML, a key stands twice, or it is larger or deeper than any file of ours.
+        ValueError: It is not YAML, a key stands twice, or it is larger or deeper than any recipe.
     """
     import yaml  # here, as a model alone does not need it
 
@@ -161,7 +161,7 @@ def read_yaml(stream: IO[str], file: str) -> Any:
     try:
         text = stream.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
-            raise ValueError(f"{file!r} is larger than {_MOST_BYTES:,} characters: it is no file of ours.")
+            raise ValueError(f"{file!r} is larger than {_MOST_BYTES:,} characters.")
         level = 0
         for number, event in enumerate(yaml.parse(text, Loader)):
             if isinstance(event, yaml.AliasEvent):
@@ -169,10 +169,7 @@ def read_yaml(stream: IO[str], file: str) -> Any:
                 raise ValueError(f"{file!r} uses the alias *{event.anchor}: write the value out.")
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if level > _MOST_LEVELS or number > 2 * _MOST_VALUES:
-                raise ValueError(
-                    f"{file!r} is nested more than {_MOST_LEVELS} levels deep, or holds more than {_MOST_VALUES:,} "
-                    "values: it is no file of ours."
-                )
+                raise ValueError(f"{file!r} has more than {_MOST_LEVELS} levels or {_MOST_VALUES:,} values.")
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{file!r} is not YAML: {str(error)[:500]}") from error

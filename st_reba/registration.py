@@ -43,8 +43,8 @@ def _register(module: Any) -> None:
     table = getattr(module.BaseModel, "_module_classes", None)
     if not isinstance(table, Mapping):
         raise RuntimeError(
-            "This version of sentence-transformers no longer has the table of known module classes that st_reba "
-            "registers with. Install another version, or load models with trust_remote_code=True."
+            "This sentence-transformers no longer has the table of module classes that st_reba registers with. Install "
+            "another version, or load models with trust_remote_code=True."
         )
     if not isinstance(table, KnownClasses):
         module.BaseModel._module_classes = KnownClasses(table)

@@ -91,8 +91,7 @@ def check_plan(transformer: DecoderTransformer) -> None:
             DecoderTransformer.forward(transformer, features, watch=[])
     except RuntimeError as error:
         raise ValueError(
-            f"{stage!r}: {transformer.backbone.name} cannot run it: {error}. Use another plan; of EXTRA, "
-            "variant='published' needs the least of a backbone."
+            f"{stage!r}: {transformer.backbone.name} cannot run it: {error}. Use another plan, or variant='published'."
         ) from error
     for (layer, kind), times in Counter(call for call in stack.calls if call[1] != "forward").items():
         if ran[layer, kind] != times:
@@ -170,8 +169,7 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
     causal = transformer.stack is None and transformer.stage("prepend") is None
     if causal and not torch.allclose(after, before, atol=1e-3 * float(plain.abs().max()), rtol=0):
         raise ValueError(
-            f"{name} looks both ways (its last token changes what stands before), but ReBA needs a causal decoder. Use "
-            "one, or method='classical'."
+            f"{name} looks both ways (its last token changes what stands before): use a causal decoder, or 'classical'."
         )
     if transformer.model.dtype in (torch.float32, torch.float64):
         difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
@@ -180,7 +178,6 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
         difference, tolerance = 1 - float(torch.cosine_similarity(captured.flatten(), plain.flatten(), dim=0)), 1e-2
     if not difference <= tolerance:
         raise ValueError(
-            f"{name}: hidden states change by {difference:.1%} when attention is captured (tolerance {tolerance:.1%}), "
-            "so transformers computes this architecture's attention in two ways that disagree. Use method='echo' or "
-            "'classical', or another version of transformers."
+            f"{name}: hidden states change by {difference:.1%} when attention is captured (tolerance {tolerance:.1%}). "
+            "Use method='echo' or 'classical', or another version of transformers."
         )

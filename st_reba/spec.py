@@ -66,14 +66,10 @@ class Spec:
         found = list(stages_of(stages))
         if isinstance(method, Method):
             for field, value in fields.items():
-                raise ValueError(
-                    f"{field}={shown(value)} belongs into {type(method).__name__}({field}=…), which is given."
-                )
+                raise ValueError(f"{field}={shown(value)}: write it into {type(method).__name__}({field}=…).")
             return cls(method, tuple(found))
         if method is not None and not isinstance(method, str):
-            raise ValueError(
-                f"method={shown(method)} must be one of {list(METHODS)}, or a method such as st_reba.Echo()."
-            )
+            raise ValueError(f"method={shown(method)}: give one of {list(METHODS)}, or an object as st_reba.Echo().")
         name, _, text = (method or "reba").partition(":")
         if text:
             if fields or stages:
@@ -93,9 +89,7 @@ class Spec:
                 field, value = next(iter(parts[1].items()))
                 raise ValueError(f"nosink: {field}={shown(value)} needs setting=…: add setting='mask0-bidir'.")
             elif not any(stage.order == NoSink.order for stage in found):
-                raise ValueError(
-                    "nosink: give setting=… with k=…, as setting='mask0-bidir', k=2; or stages=[LayerPlan(…)]."
-                )
+                raise ValueError("nosink: give setting=… and k=…, as setting='mask0-bidir', k=2; or a LayerPlan.")
         chosen = kinds[0].of(parts[0])
         assert isinstance(chosen, Method)
         return cls(chosen, stages_of(found))
@@ -144,9 +138,7 @@ def spec_of(model: SentenceTransformer) -> Spec:
     """
     first: Any = model[0]
     if not hasattr(first, "stages"):
-        raise ValueError(
-            f"the model begins with {type(first).__name__}, which no st_reba built. Build it with st_reba.build."
-        )
+        raise ValueError(f"the model begins with {type(first).__name__}, which no st_reba built: use st_reba.build.")
     return Spec(ByHand() if first.method is None else method_of(first.method), first.stages)
 
 

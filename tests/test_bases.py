@@ -206,7 +206,7 @@ def test_adapter_of_nothing(tmp_path: Path) -> None:
 def test_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bases, "is_peft_available", lambda: False)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/model"}))
-    with pytest.raises(ImportError, match="is a PEFT adapter of 'org/model', and peft is not installed.*pip install"):
+    with pytest.raises(ImportError, match="is a PEFT adapter of 'org/model', and peft is missing: pip install"):
         built(tmp_path, "echo")
 
 

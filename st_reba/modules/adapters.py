@@ -37,7 +37,4 @@ def complete_adapter(model: Any, source: str, options: Mapping[str, Any]) -> Non
         return
     peft.set_peft_model_state_dict(model, stored, adapter_name=model.active_adapters()[0])
     if not same():
-        raise ValueError(
-            f"transformers and peft did not load all of the adapter in {source!r}. Update both, or merge the adapter "
-            "where it was trained, and save that."
-        )
+        raise ValueError(f"Not all of the adapter in {source!r} was loaded. Merge it where it was trained, save that.")

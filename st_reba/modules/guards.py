@@ -49,10 +49,8 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
         if not isinstance(given, dict):
             raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
         if extra := sorted(set(given) - allowed):
-            raise ValueError(
-                f"{file}: {name}: {shown(extra[0])}={shown(given[extra[0]])} may not come from a stored configuration, "
-                f"only {sorted(allowed) or 'nothing'}. Remove it there, and pass it when loading if it is needed."
-            )
+            option = f"{shown(extra[0])}={shown(given[extra[0]])}"
+            raise ValueError(f"{file}: {name}: {option} may not be stored. Remove it, and pass it when loading.")
     _check_backbone(file, config)
     if not isinstance(config.get("from_base", False), bool):
         raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
@@ -73,9 +71,8 @@ def check_base(base: object, revision: object, *, here: bool) -> None:
     local = local and (os.path.isfile(os.path.join(base, "config.json")) or not os.path.lexists(base))
     if not local and not (_HUB_ID.fullmatch(base) and ".." not in base):
         raise ValueError(
-            f"base_model={shown(base)} is no Hub id such as 'organization/name'"
-            + (", and no full path of a model's folder on this machine" if here else "")
-            + ". Download that base model and save the embedder again with base=…."
+            f"base_model={shown(base)} is no Hub id{' and no full path of a model on this machine' if here else ''}. "
+            "Download that base model and save the embedder again with base=…."
         )
 
 
@@ -99,8 +96,8 @@ def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
         asked: list[Any] = [read(f"{path}/config.json").get(name) for name in ("in_features", "out_features")]
         if not (all(type(size) is int for size in asked) and math.prod(asked) <= held):
             raise ValueError(
-                f"{path}/config.json: in_features={shown(asked[0])} and out_features={shown(asked[1])} do not fit the "
-                f"weights, which hold {held:,} numbers. {_REMEDY}"
+                f"{path}/config.json: in_features={shown(asked[0])} and out_features={shown(asked[1])} do not fit "
+                f"{held:,} weights. {_REMEDY}"
             )
     name = _joined(folder, "config.json")
     _check_backbone(name, read(name))
@@ -124,9 +121,8 @@ def limited(held: int | None) -> Iterator[None]:
         left -= weight.numel()
         if left < 0:
             raise ValueError(
-                f"config.json and the weights do not fit: {type(module).__name__}'s {name} of shape "
-                f"{tuple(weight.shape)} makes the model far larger than its weights, which hold {held:,} numbers. "
-                + _REMEDY
+                f"config.json and the weights do not fit: with {type(module).__name__}'s {name} of shape "
+                f"{tuple(weight.shape)} the model is far larger than its {held:,} weights. {_REMEDY}"
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -143,10 +139,7 @@ def _check_backbone(file: str, config: Any) -> None:
             raise ValueError(f"{file}: {name}={shown(value)}: the most is {MOST_LAYERS}. Correct it.")
         if name.endswith("attn_implementation") and "/" in str(value):
             # transformers would download that kernel and run it, whether or not code is trusted.
-            raise ValueError(
-                f"{file}: {name}={shown(value)} names a kernel elsewhere. Remove it, and pass it when loading if you "
-                "trust it: model_kwargs={'attn_implementation': …}."
-            )
+            raise ValueError(f"{file}: {name}={shown(value)} names a kernel elsewhere. Remove it.")
         _check_backbone(file, value)
 
 

@@ -59,8 +59,8 @@ def prepare_checkpointing(model: nn.Module, *, twice: bool) -> None:
             reason = "with use_reentrant=True no gradient leaves a layer but by its hidden states"
         if reason:
             raise ValueError(
-                f"Gradient checkpointing cannot be used with this plan or pooling: {reason}. Enable it with "
-                'gradient_checkpointing_kwargs={"use_reentrant": False} where that is the reason, else call '
+                f"Gradient checkpointing cannot be used here: {reason}. Enable it with "
+                'gradient_checkpointing_kwargs={"use_reentrant": False}, or call '
                 "model[0].model.gradient_checkpointing_disable()."
             )
         setattr(module, _FUNCTION, Remembering(function))
