@@ -360,7 +360,8 @@ class PlannedLayers(Bound):
             backbone = run.decoder.backbone
             raise ValueError(
                 f"{self.stage}: {backbone.name} did not run it: its attention implementation is {backbone.attention!r} "
-                f"({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model anew."
+                f"({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model anew, or "
+                "use another plan."
             )
         return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.stack.side_by_side else hidden
 

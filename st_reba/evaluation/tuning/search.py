@@ -36,8 +36,9 @@ def plan_of(setting: str, k: int, k0: int | None, m: int) -> LayerPlan:
         m: Sink tokens.
 
     Example:
-        >>> plan_of("mask0-mid", 4, 2, 1)
-        <LayerPlan INPLACE: L-4 forward → 2 bidirectional → 2 nosink-bidirectional>
+        >>> plan = plan_of("mask0-mid", 4, 2, 1)
+        >>> plan.kind, plan.k, plan.k0
+        ('bidirectional', 4, 2)
     """
     if setting == "baseline":
         return LayerPlan()
