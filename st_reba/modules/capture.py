@@ -181,10 +181,12 @@ class AnchorObserver(AttentionObserver):
         offsets = torch.arange(self.rows, device=device)
         self._anchors = (first[:, None] + offsets).clamp_(max=length - 1)
         self._valid = offsets < count[:, None]
+        ends = [end for _, _, end in places]
+        self._shortest, self._ends = min(ends), torch.tensor(ends).to(device, non_blocking=True)[:, None, None]
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """The anchors' rows once all layers ran, [B, R, T]; zero beyond a text's own, and in front unless ``both``."""
+        """The anchors' rows once all layers ran, [B, R, T], zero at padding, and in front unless ``both``."""
 
 
 class BackwardAttention(AnchorObserver):
@@ -288,6 +290,8 @@ class BackwardAttention(AnchorObserver):
             part.mul_(torch.where(positions == anchors, 1.0, 0.5)).masked_fill_(~self._valid[:, None], 0.0)
             if not self.both:
                 part.masked_fill_(positions < anchors, 0.0)
+            if some.stop > self._shortest:
+                part.masked_fill_(positions >= self._ends, 0.0)
         self._finished = True
         return self._maxima.transpose(1, 2)
 

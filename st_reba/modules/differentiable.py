@@ -52,5 +52,6 @@ class DifferentiableAttention(AnchorObserver):
             matrix = reduce(torch.maximum, self._rows)
             positions = torch.arange(self.length, device=matrix.device)
             kept = self._valid[:, :, None] & (self.both | (positions >= self._anchors[:, :, None]))
+            kept = kept & (positions < self._ends)
             self._matrix, self._rows = matrix.masked_fill(~kept, 0.0), []
         return self._matrix

@@ -198,10 +198,12 @@ class ReBAPooling(Module):
                 f"ReBAPooling needs {self.capture}, but RepeatTransformer captured {features['captured']}: it serves "
                 "another model too, or a setting was changed since. Build the model anew, with modules of its own."
             )
-        rows = self._rows(features, self.normalize_weights)
+        rows: Tensor = features["backward_attention"]
         if self.variant == "published":
-            weights = normalized(rows.sum(dim=1))
+            weights = normalized(rows.sum(dim=1) * self._summed(features))
         else:
+            # Restricted at the end, where it costs a vector; rows that are restricted would be a second matrix.
+            rows = self._rows(features, True) if self.normalize_weights else rows
             weights = POOLINGS[self.pooling].weights(rows, token_counts(features)[1]) * self._summed(features)
         return weighted_sum(weights[:, None], features[_TOKENS]).squeeze(1)
 

@@ -18,8 +18,8 @@ class SentencePooling:
 
     Args:
         rows: The rows of A^new that it needs: of copy 1's ``"last"`` token, or of every token of the ``"copy"``.
-        weights: From these rows [B, R, T] and the numbers of tokens [B, 1] to one weight a position, [B, T]. The rows
-            are zero beyond a text's own and at positions that are not summed over, padding among them.
+        weights: From these rows [B, R, T], zero beyond a text's own and at padding, and the numbers of tokens [B, 1]
+            to one weight a position, [B, T]; what is not summed over is dropped from these.
         published: The rows that the authors' code takes in its place.
         formula: The vector, for readers.
     """
