@@ -111,54 +111,34 @@ def values_of(
     from huggingface_hub import ModelCardData
 
     spec, first, place = spec_of(model), cast(Any, model[0]), None if folder is None else Path(folder)
-    method: Any = spec.method
+    method, stack = cast(Any, spec.method), first.stack
     saved = _read(place, "sentence_bert_config.json")
     from_base = bool(saved.get("from_base"))
-    base, revision = first.base_model, first.base_revision
-    if from_base:
-        base, revision = saved["base_model"], saved["base_revision"]
-    base = base or "a base without a name"
-    if not _HUB_ID.fullmatch(base):
-        # Never a path of this machine.
-        base = os.path.basename(os.path.abspath(base))
-    linked = f"`{base}` (embedded in st_reba)" if base in EMBEDDED else f"`{base}`"
-    if base.count("/") == 1:
-        linked = f"[{base}](https://huggingface.co/{base})"
+    base, revision, linked = _base(saved if from_base else vars(first))
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
-    given = {"base": base, **({"revision": revision} if revision else {}), **spec.to_dict()}
-    recipe = yaml.safe_dump(
-        {**given, **({"prompts": prompts} if prompts else {})}, sort_keys=False, allow_unicode=True, width=120
-    )
+    recipe = _recipe({"base": base, "revision": revision, **spec.to_dict(), "prompts": prompts})
     trained = _training(model)
     inherited, earlier, sections = _earlier(model, recipe, changed=trained is not None or about is not None)
     about = about or About()
     sections |= {**_sections(about), **({"Training": trained} if trained else {})}
     inherited = {**_metadata_beside(first), **inherited}
     licence = {"license": about.licence, "license_link": about.licence_link} if about.licence else inherited
-    fine_tuned, adapter = "Training" in sections, has_adapter(first.model)
-    quantized = getattr(first.model, "hf_quantizer", None) is not None
+    adapter, quantized = has_adapter(first.model), getattr(first.model, "hf_quantizer", None) is not None
+    fine_tuned = "Training" in sections
+    # The Hub's relations each say that weights were changed: without training none is.
+    relation = "adapter" if adapter else "finetune" if fine_tuned else "quantized" if quantized else None
     known = base if "/" in base else inherited.get("base_model")
-    # The Hub asks for a name and a place of a licence that is not in its list.
-    other = licence.get("license") == "other"
-    page = f"https://huggingface.co/{known}" if isinstance(known, str) else None
+    names = dict.fromkeys((spec.name, method.name, *(stage.name for stage in spec.stages)))
     if name is None:
         name = earlier.model_name if earlier else _slug(base, spec, [prompts, sections.get("Training")])
     data = ModelCardData(
         language=list(about.language) or inherited.get("language"),
         library_name="sentence-transformers",
-        license=licence.get("license"),
-        license_name=(licence.get("license_name") or "as-base-model") if other else None,
-        license_link=(licence.get("license_link") or page) if other else None,
+        **_licensed(licence, known),
         pipeline_tag="sentence-similarity",
-        tags=[
-            *("sentence-transformers", _TAG, *tags),
-            *dict.fromkeys((spec.name, method.name, *(stage.name for stage in spec.stages))),
-            *("sentence-similarity", "feature-extraction", "dense"),
-        ],
+        tags=["sentence-transformers", _TAG, *tags, *names, "sentence-similarity", "feature-extraction", "dense"],
         base_model=known,
-        # The Hub's relations each say that weights were changed: without training none is.
-        base_model_relation=known
-        and ("adapter" if adapter else "finetune" if fine_tuned else "quantized" if quantized else None),
+        base_model_relation=known and relation,
         datasets=list(dict.fromkeys(str(each["id"]) for each in _data(model) if each.get("id"))) or None,
         model_name=name,
         eval_results=earlier.eval_results if earlier else None,
@@ -188,10 +168,8 @@ def values_of(
         "normalized": any(isinstance(module, Normalize) for module in model),
         "dimension": model.get_embedding_dimension(),
         "modules": [type(module).__name__ for module in model],
-        "passes": len(first.stack.calls) if first.stack else first.runs,
-        "kinds": {kind: KINDS[kind].about.format(m=first.stack.m) for _, kind in first.stack.calls}
-        if first.stack
-        else {},
+        "passes": len(stack.calls) if stack else first.runs,
+        "kinds": {kind: KINDS[kind].about.format(m=stack.m) for _, kind in stack.calls} if stack else {},
         "dtype": str(_read(place, "config.json").get("dtype") or first.model.dtype).removeprefix("torch."),
         "adapter": adapter,
         "quantized": quantized,
@@ -201,6 +179,31 @@ def values_of(
         "code": [_digest(file) for file in sorted(place.glob("st_reba*.py"))] if place else [],
         "chinese": "zh" in (data.language or ()),
     }
+
+
+def _base(record: Mapping[str, Any]) -> tuple[str, str | None, str]:
+    """The base's name, never a path of this machine; its revision; and its name with a link."""
+    base = record["base_model"] or "a base without a name"
+    if not _HUB_ID.fullmatch(base):
+        base = os.path.basename(os.path.abspath(base))
+    linked = f"[{base}](https://huggingface.co/{base})" if base.count("/") == 1 else f"`{base}`"
+    return base, record["base_revision"], f"{linked} (embedded in st_reba)" if base in EMBEDDED else linked
+
+
+def _recipe(values: Mapping[str, Any]) -> str:
+    """A recipe in YAML, without a revision or prompts where there are none."""
+    given = {name: value for name, value in values.items() if value not in (None, {})}
+    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _licensed(licence: Mapping[str, Any], base: object) -> dict[str, Any]:
+    """The licence's metadata; the Hub asks for a name and a place of one that is not in its list."""
+    found = {"license": licence.get("license")}
+    if found["license"] == "other":
+        page = f"https://huggingface.co/{base}" if isinstance(base, str) else None
+        found["license_name"] = licence.get("license_name") or "as-base-model"
+        found["license_link"] = licence.get("license_link") or page
+    return found
 
 
 def _licence(base: str, licence: str | None, link: str | None) -> str:

@@ -120,24 +120,12 @@ def push(
     # A public repository can be read without a token.
     api = HfApi(token=(token or get_token() or False) if dry_run else access_token(token), library_name="st_reba")
     branch = revision or "main"
-    try:
-        with _explained(repo_id, "Nothing was sent."):
-            place = _look(api, repo_id, branch)
-    except HubError as error:
-        if not dry_run:
-            raise
-        say(f"What {repo_id} holds is not known. {error}")
-        place = _Place()
+    place = _known(api, repo_id, branch, say if dry_run else None)
     _check_place(place, files, repo_id, branch, private, create_pr)
     gone = sorted({path for path in place.files if path in place.ours or _OURS.fullmatch(path)} - set(files))
-    new = "" if place.branch_exists else ", new"
-    say(f"To {repo_id} ({'private' if place.private or private else 'public'}), branch {branch}{new}:")
-    sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
-    for path, size in sizes.items():
-        say(f"  {tqdm.format_sizeof(size, 'B'):>8}  {path}")
-    for path in gone:
-        say(f"  {'removed':>8}  {path}")
-    say(f"  {tqdm.format_sizeof(sum(sizes.values()), 'B'):>8}  in {len(files)} files")
+    who = "private" if place.private or private else "public"
+    say(f"To {repo_id} ({who}), branch {branch}{'' if place.branch_exists else ', new'}:")
+    _list(files, gone, say)
     if verify:
         say("Checking the golden vectors in a process of its own ...")
         verify_fresh(Path(folder))
@@ -162,6 +150,28 @@ def push(
     unchanged = commit.oid == place.head
     say(f"Unchanged: {repo_id} holds all of this already." if unchanged else f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, tuple(files), tuple(gone), unchanged)
+
+
+def _known(api: Any, repo_id: str, branch: str, say: Callable[[str], Any] | None) -> _Place:
+    """What a repository holds; where ``say`` is given, it is told of an error, and nothing is known."""
+    try:
+        with _explained(repo_id, "Nothing was sent."):
+            return _look(api, repo_id, branch)
+    except HubError as error:
+        if say is None:
+            raise
+        say(f"What {repo_id} holds is not known. {error}")
+        return _Place()
+
+
+def _list(files: Mapping[str, Path | bytes], gone: Sequence[str], say: Callable[[str], Any]) -> None:
+    """Say what is sent and removed."""
+    sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
+    for path, size in sizes.items():
+        say(f"  {tqdm.format_sizeof(size, 'B'):>8}  {path}")
+    for path in gone:
+        say(f"  {'removed':>8}  {path}")
+    say(f"  {tqdm.format_sizeof(sum(sizes.values()), 'B'):>8}  in {len(files)} files")
 
 
 def push_recipe(
