@@ -312,7 +312,7 @@ class _Layer:
     def log_probabilities(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice) -> Tensor:
         """[B, h, Q, K]; arguments as for :meth:`Scores.of`."""
         totals = pick(self.totals[:, heads, :, None], queries, 2)
-        return self.scores.of(queries, keys, heads).to(self.scores.precision).sub_(totals)
+        return self.scores.of(queries, keys, heads, totals)
 
     def head_groups(self, most: int) -> Iterator[slice]:
         """Heads that run together: all, where texts do; else at most ``most``, which share a key or have one each."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Attention = Callable[["Tensor", "Tensor", "Tensor", bool], "Tensor"]
 # attention, query, key, value, m, causal → [B, T, H, D]: a kind's attention, made of such.
 Fast = Callable[[Attention, "Tensor", "Tensor", "Tensor", int, bool], "Tensor"]
-# A layer's own mask [B or 1, 1, T, T] (row = query, column = key), tokens' places [T], the very last one's
-# [B or 1, 1, 1, 1], number of sink tokens m → what is visible.
+# A layer's own mask [B or 1, 1, T, T] (row = query, column = key); the positions 0 .. T - 1; that of each text's last
+# token [B or 1, 1, 1, 1]; the number of sink tokens m → what is visible.
 Rule = Callable[["Tensor", "Tensor", "Tensor", int], "Tensor"]
 
 
@@ -33,9 +33,9 @@ class Kind:
     Args:
         about: What token i sees, in words; ``{m}`` is the number of sink tokens.
         rule: What is visible, all of it boolean.
-        fast: The same attention without a mask, for a layer whose own mask hides later keys at most, without padding;
-            None: there is no such way.
-        looks_ahead: Whether a token may see a later one.
+        fast: The same attention without a mask, used where nothing is padded and the layer has no window; None: the
+            mask is always used, which is right and slower.
+        looks_ahead: Whether a token may see a later one; ReBA's maxima would be wrong where this is False and one does.
         hides_sink: Whether ``m`` matters.
     """
 
@@ -135,7 +135,7 @@ _BIASED = (
     "The backbone adds position biases to its mask, so hidden and visible keys cannot be told apart, and it cannot be "
     "converted. Drop the plan."
 )
-_INDEXED = "A layer of the backbone lets an indexer choose its keys, so that it cannot be converted. Drop the plan."
+_INDEXED = "A layer of the backbone chooses its keys by an indexer, so that it cannot be converted. Drop the plan."
 
 
 def kind_of(name: str) -> Kind:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from .layout import INSTRUCTION, MOST_COPIES, SPAN, TEMPLATE, Layout, Span, Template
 from .options import Options, option, shown, unknown
-from .poolings import POOLINGS
+from .poolings import POOLINGS, rows_of
 
 MOST_TOKENS = 1 << 24
 
@@ -51,7 +51,9 @@ class ReBA(Method):
     name: ClassVar[str] = "reba"
     source: ClassVar[str] = "ReBA, section 3"
 
-    pooling: str = option("last", "sentence vector: e_n of the last token, or the mean of all e_i", choices=POOLINGS)
+    pooling: str = option(
+        "last", "sentence vector; last: e_n of the last token, mean: the mean of all e_i", choices=POOLINGS
+    )
     repeats: int | None = option(
         None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
     )
@@ -69,6 +71,7 @@ class ReBA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        rows_of(self.pooling, self.variant)
         for name, wanted in (("variant", "paper"), ("compute_matched", False)):
             if self.chunk is not None and getattr(self, name) != wanted:
                 raise ValueError(

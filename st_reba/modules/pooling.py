@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .capture import Capture, show
 from .options import Options, option
-from .poolings import POOLINGS
+from .poolings import POOLINGS, rows_of
 from .repeat import RepeatTransformer
 from .vendoring import leave_code, published
 
@@ -125,16 +125,15 @@ class ReBAPooling(Module):
         self.variant = variant
         self.include_special = include_special
         self.normalize_weights = normalize_weights
+        rows_of(pooling, variant)
         # In a tuple, so that torch does not take the neighbour for a submodule.
         self._source: tuple[RepeatTransformer, ...] = ()
 
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        mode = POOLINGS[self.pooling]
-        if self.variant == "published":
-            return Capture(mode.published, both=mode.published == "end")
-        return Capture(mode.rows)
+        rows = rows_of(self.pooling, self.variant)
+        return Capture(rows, both=self.variant == "published" and rows == "end")
 
     @property
     def token_capture(self) -> Capture:
@@ -202,7 +201,7 @@ class ReBAPooling(Module):
         if self.variant == "published":
             weights = normalized(rows.sum(dim=1) * self._summed(features))
         else:
-            # Restricted at the end, where it costs a vector; rows that are restricted would be a second matrix.
+            # Weights are restricted rather than rows, of which that would make a second matrix.
             rows = self._rows(features, True) if self.normalize_weights else rows
             weights = POOLINGS[self.pooling].weights(rows, token_counts(features)[1]) * self._summed(features)
         return weighted_sum(weights[:, None], features[_TOKENS]).squeeze(1)

@@ -55,13 +55,27 @@ class Scores:
         some = {name: each[texts] for name, each in given.items() if each is not None and len(each) > 1}
         return replace(self, **some)
 
-    def of(self, queries: slice | Tensor, keys: slice | Tensor, heads: slice = slice(None)) -> Tensor:
-        """Scores [B, h, Q, K] of positions (a slice, or [B, n]) and heads, which share a key or are all of some."""
+    def of(
+        self,
+        queries: slice | Tensor,
+        keys: slice | Tensor,
+        heads: slice = slice(None),
+        less: Tensor | None = None,
+    ) -> Tensor:
+        """Scores [B, h, Q, K] of positions (a slice, or [B, n]) and heads, which share a key or are all of some.
+
+        ``less`` [B, h, Q, 1] is subtracted, in its own type.
+        """
         query = pick(self.query[:, heads], queries, 2)
         batch, number, _, width = query.shape
         size = self.query.shape[1] // self.key.shape[1]
         first = (heads.start or 0) // size
         key = pick(self.key[:, first : first + -(-number // size)], keys, 2)
+        if less is not None and batch == 1 and query.dtype == less.dtype and self.softcap is None:
+            # Head by head, products are rounded as in the kernel that told the totals: errors of both cancel. And it is
+            # one pass over memory in place of three.
+            each = key.expand(-1, number, -1, -1)[0]
+            return self._seen(torch.baddbmm(-less[0], query[0], each.mT, alpha=self.factor)[None], queries, keys, heads)
         # Whichever is smaller.
         if query.numel() <= key.numel():
             query = query * self.factor
@@ -69,6 +83,11 @@ class Scores:
             key = key * self.factor
         grouped = query.reshape(batch, key.shape[1], -1, width)
         scores = torch.matmul(grouped, key.transpose(2, 3)).view(batch, number, query.shape[2], key.shape[2])
+        scores = self._seen(scores, queries, keys, heads)
+        return scores if less is None else scores.to(less.dtype).sub_(less)
+
+    def _seen(self, scores: Tensor, queries: slice | Tensor, keys: slice | Tensor, heads: slice) -> Tensor:
+        """Products, capped, biased and masked."""
         # The scores' own type: under autocast it is not the queries'.
         lowest = torch.finfo(scores.dtype).min
         if self.softcap is not None:
@@ -80,7 +99,7 @@ class Scores:
             mask = pick(pick(mask, queries, 2), keys, 3)
             return scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
         if self.causal:
-            positions = torch.arange(self.key.shape[2], device=scores.device).expand(batch, 1, 1, -1)
+            positions = torch.arange(self.key.shape[2], device=scores.device).expand(len(scores), 1, 1, -1)
             hidden = pick(positions, keys, 3) > pick(positions, queries, 3).transpose(2, 3)
             scores = scores.masked_fill(hidden, lowest)
         return scores

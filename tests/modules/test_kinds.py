@@ -120,7 +120,7 @@ def test_masks_that_cannot_be_converted() -> None:
     """Told after the pass: before, no number of a mask is read."""
     for own, error in (
         (torch.full((1, 1, 4, 4), -0.5), "adds position biases to its mask"),
-        (triangle(4) & ~torch.eye(4, dtype=torch.bool), "lets an indexer choose its keys"),
+        (triangle(4) & ~torch.eye(4, dtype=torch.bool), "chooses its keys by an indexer"),
     ):
         run = new_pass([(0, 4, 4)])
         assert PassMasks(run, 1).mask("bidirectional", own, causal=True) is not None
