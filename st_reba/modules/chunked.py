@@ -164,29 +164,44 @@ class ChunkedReBAPooling(ReBAPooling):
             # A batch at a time, the longest first.
             number = max(1, POSITIONS // (surrounding + self.repeats * pieces[0][2]))
             batch, pieces = pieces[:number], pieces[number:]
-            output = self.source(self._repeated(features, batch), watch=[Capture(rows)])
-            weights = self._rows(output, normalize or self.normalize_weights)
-            row, start, size = torch.tensor(batch).to(hidden.device, non_blocking=True)[..., None].unbind(dim=1)
-            first = column([places[row][0] for row, _, _ in batch], hidden.device)
-            # The rows of A^new are those of the piece's tokens in copy 1, or that of the last one alone.
-            offset = size - 1 if rows == "last" else torch.arange(weights.shape[1], device=hidden.device)
-            valid = offset < size
-            offset = torch.minimum(offset, size - 1)
-            token, here = start + offset, (first + offset)[..., None]
-            # The weight of the text's own v_i, and those of the v'_t behind it.
-            own, later = weights.gather(2, here), weights.scatter(2, here, 0.0)
-            hidden_i, hidden_t = hidden[row, first + token].to(precision), output["token_embeddings"].to(precision)
-            if share is None:
-                index = row * longest + token
-                vectors = torch.bmm(later.to(precision), hidden_t) + own * hidden_i
-                vectors = vectors * valid[..., None]
-            else:
-                index, part = row, (share[row, token] * valid).to(weights.dtype)[:, None]
-                vectors = torch.bmm(torch.bmm(part, later).to(precision), hidden_t)
-                vectors = vectors + torch.bmm((part * own.mT).to(precision), hidden_i)
+            row, token, vectors = self._batch(features, batch, share, rows, normalize)
+            index = row if share is not None else row * longest + token
             # Autocast multiplies in a narrower type.
             result = result.index_add(0, index.flatten(), vectors.to(result.dtype).flatten(0, 1))
         return result.view(len(hidden), longest, -1) if share is None else result.to(hidden.dtype)
+
+    def _batch(
+        self,
+        features: dict[str, Any],
+        batch: list[tuple[int, int, int]],
+        share: Tensor | None,
+        rows: Rows,
+        normalize: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows [P, 1] and tokens [P, R] of a batch of pieces, and their e_i [P, R, d] or sums [P, 1, d].
+
+        A function of its own, so that nothing of one batch is in memory while the next one runs.
+        """
+        hidden: Tensor = features["token_embeddings"]
+        output = self.source(self._repeated(features, batch), watch=[Capture(rows)])
+        weights = self._rows(output, normalize or self.normalize_weights)
+        row, start, size = torch.tensor(batch).to(hidden.device, non_blocking=True)[..., None].unbind(dim=1)
+        first = column([features["places"][row][0] for row, _, _ in batch], hidden.device)
+        # The rows of A^new are those of the piece's tokens in copy 1, or that of the last one alone.
+        offset = size - 1 if rows == "last" else torch.arange(weights.shape[1], device=hidden.device)
+        valid = offset < size
+        offset = torch.minimum(offset, size - 1)
+        token, here = start + offset, (first + offset)[..., None]
+        # The weight of the text's own v_i, and those of the v'_t behind it.
+        own, later = weights.gather(2, here), weights.scatter(2, here, 0.0)
+        precision = torch.promote_types(hidden.dtype, torch.float32)
+        hidden_i, hidden_t = hidden[row, first + token].to(precision), output["token_embeddings"].to(precision)
+        if share is None:
+            vectors = torch.bmm(later.to(precision), hidden_t) + own * hidden_i
+            return row, token, vectors * valid[..., None]
+        part = (share[row, token] * valid).to(weights.dtype)[:, None]
+        vectors = torch.bmm(torch.bmm(part, later).to(precision), hidden_t)
+        return row, token, vectors + torch.bmm((part * own.mT).to(precision), hidden_i)
 
     def _repeated(self, features: dict[str, Any], pieces: list[tuple[int, int, int]]) -> dict[str, Any]:
         """Pieces (a row, the first token, their number) laid out as RepeatTransformer lays a text out."""
