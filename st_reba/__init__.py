@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .building import build as build
     from .filters import PostFilter as PostFilter
     from .filters import fit_postfilter as fit_postfilter
+    from .index import Index as Index
     from .modules import Classical as Classical
     from .modules import Echo as Echo
     from .modules import Ensemble as Ensemble
@@ -46,6 +47,7 @@ _HOMES = {
     "words": "encode_words encode_word_layers",
     "filters": "PostFilter fit_postfilter",
     "truncation": "truncate_layers",
+    "index": "Index",
     "modules": "ReBA Echo Classical PromptEOL NoSink LayerPlan ReadLayers Prepend Ensemble RepeatTransformer "
     "NoSinkTransformer DecoderTransformer ReBAPooling ChunkedReBAPooling PromptEnsemble",
 }

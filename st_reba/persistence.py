@@ -53,3 +53,42 @@ def load(
         raise
     except Exception as error:
         raise ValueError(f"MODEL={path!r} could not be loaded: {error}") from error
+
+
+def loaded(
+    model: SentenceTransformer | str | os.PathLike[str], source: str | os.PathLike[str] | None, **options: Any
+) -> tuple[SentenceTransformer, str | os.PathLike[str] | None]:
+    """A model, loaded if it is only named; and where it is, as far as is known."""
+    if isinstance(model, (str, os.PathLike)):
+        return load(model, **options), model if source is None else source
+    return model, source
+
+
+def place_of(source: str | os.PathLike[str] | None, folder: str | os.PathLike[str]) -> str | None:
+    """A model's folder as seen from another, beginning with a dot; anything else, as a Hub id, as it is."""
+    if source is None or not os.path.isdir(source):
+        return None if source is None else os.fspath(source)
+    path = os.path.relpath(os.path.realpath(source), os.path.realpath(folder))
+    return path if path.startswith(".") else os.path.join(".", path)
+
+
+def located(source: str | None, folder: str | os.PathLike[str], *, must: bool = True) -> str:
+    """A Hub id, or the path of a model's folder, from what `place_of` gave.
+
+    Args:
+        source: What an index or a corpus remembers.
+        folder: Its folder.
+        must: The model's folder must be there.
+
+    Raises:
+        ValueError: It was not told, or the model is gone.
+    """
+    if source is None:
+        raise ValueError("the index does not say where its model is; name it: --model FOLDER_OR_HUB_ID")
+    if not source.startswith("."):
+        return source
+    path = os.path.normpath(os.path.join(os.path.realpath(folder), source))
+    if must and not os.path.isdir(path):
+        # Never handed on: a missing folder's name could be somebody's repository on the Hub.
+        raise ValueError(f"the index was built with the model in {path!r}, which is gone; name it: --model FOLDER")
+    return path

@@ -1,12 +1,12 @@
-"""A corpus of any size: read, checked and cut into shards, encoded shard by shard, and never begun again."""
+"""A corpus of any size: read, checked and cut into parts, encoded part by part, and never begun again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .documents import Document, Reject
 from .folder import Corpus
 from .readers import read_documents
+from .records import Document, Reject
 
 if TYPE_CHECKING:
     from .encode import encode_corpus

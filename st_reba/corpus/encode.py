@@ -1,25 +1,34 @@
-"""Encode a corpus into a folder: gathered, encoded shard by shard, finished; what was stopped goes on."""
+"""Encode a corpus into a folder, part by part; what was stopped goes on."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
+import os
+import shutil
+import sqlite3
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..files import StoredFile, remove_leftovers, whole_file
-from ..lock import writers_lock
-from .begin import Overwrite, begin, check_target, told
-from .documents import MAX_CHARS
-from .engines import Engine, make_engine
-from .folder import REJECTS_FILE, Corpus, ShardDocuments, ShardVectors
-from .gather import gather
-from .progress import RunProgress
-from .settings import EncodeSettings
-from .shard import encode_shard as encode_shard
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..batches import check_sizes
+from ..encode import encode_batch, in_order, planned_batches
+from ..files import remove_leftovers, whole_file
+from ..fingerprint import ModelFingerprint, check, fingerprint, weights_dtype
+from ..folders import check_folder
+from ..lock import LOCK_FILE, writers_lock
+from ..persistence import loaded, place_of
+from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Progress, Row, is_corpus, rejects_lines, unusable
+from .passages import cutter, parse_passages
+from .records import Document, Reading, Reject, beginning, to_json
 from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
@@ -27,66 +36,163 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Records a shard: what a kill can lose is a part of one, and each takes five files.
-SHARD_SIZE = 16_384
+ENGINES = ("local", "ray")
+# A part is so many seconds of the work that short texts make, so a minute or a few of real ones.
+PART_SECONDS = 20
+FEWEST, MOST = 64, 16_384
+# A part is in memory at once: so many records, or fewer long ones.
+PART_CHARS = 2**22
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the vectors of a corpus, and how they are stored.
+
+    Args:
+        dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
+        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass; None: ``st_reba.batches.DEFAULT_BATCH_TOKENS``, unless ``batch_size``
+            is given.
+        part_size: Records a part; None: about a minute's work.
+        passages: Tokens of a passage and of the overlap, as "256:32"; None: no text is cut.
+
+    Example:
+        >>> Settings(batch_tokens=8192).dtype
+        'float32'
+    """
+
+    dtype: Literal["float32", "float16"] = "float32"
+    batch_size: int | None = None
+    batch_tokens: int | None = None
+    part_size: int | None = None
+    passages: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not known: choose one of {', '.join(DTYPES)} (--store-dtype).")
+        check_sizes(self.batch_size, self.batch_tokens)
+        if self.part_size is not None and (type(self.part_size) is not int or self.part_size < 1):
+            raise ValueError(f"part_size={self.part_size!r} must be a whole number from 1 on (--part-size).")
+        parse_passages(self.passages)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where parts are encoded.
+
+    Args:
+        name: "local": this machine; "ray": a Ray cluster.
+        workers: How many processes, each with a copy of the model; None or 1 on this machine: this one.
+        devices: Where they run, as ["cuda:0", "cuda:1"]; None: where the model is.
+    """
+
+    name: str = "local"
+    workers: int | None = None
+    devices: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise ValueError(f"engine={self.name!r} is not known: choose one of {', '.join(ENGINES)} (--engine).")
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise ValueError(f"workers={self.workers!r} must be a whole number from 1 on (--workers).")
+        if self.devices is not None and (isinstance(self.devices, str) or not self.devices):
+            raise ValueError(f"devices={self.devices!r} must be a list, as ['cuda:0', 'cuda:1'] (--devices).")
+        if self.devices and self.workers and self.workers < len(self.devices):
+            raise ValueError(
+                f"workers={self.workers} are fewer than devices={list(self.devices)}: each device needs one. Give as "
+                "many, or more for several on each (--workers, --devices)."
+            )
+
+    def encode(self, model: SentenceTransformer, corpus: Corpus, parts: list[int], progress: Progress) -> None:
+        """Encode parts that have no vectors."""
+        if self.name == "ray":
+            from .ray import encode_on_ray
+
+            encode_on_ray(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
+        elif (self.workers or 1) == 1 and len(self.devices or ()) <= 1:
+            device = model.device
+            try:
+                for number in parts:
+                    encode_part(model.to(self.devices[0]) if self.devices else model, corpus, number, progress)
+            finally:
+                model.to(device)
+        else:
+            from .pool import encode_in_processes
+
+            encode_in_processes(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
+
+
+@dataclass
+class Run:
+    """What one run of `encode_corpus` has done so far; hand one over to look at it meanwhile or afterwards."""
+
+    records: int = 0
+    """Records that were read."""
+    total: int | None = None
+    """Texts of the corpus, once its input is read."""
+    kept: int = 0
+    """Texts of parts that are finished."""
+    texts: int = 0
+    """Texts that this run has encoded."""
+    positions: int = 0
+    """Positions that the model ran for them, all copies, without padding."""
+    seconds: float = 0.0
+    """What encoding took."""
 
 
 def encode_corpus(
-    model: SentenceTransformer,
-    input: Input | Source,
+    model: SentenceTransformer | str | PathLike[str],
+    input: Input,
     path: str | PathLike[str],
     *,
-    engine: str | Engine = "single",
+    engine: str = "local",
     workers: int | None = None,
     devices: Sequence[str] | None = None,
-    shard_size: int = SHARD_SIZE,
+    part_size: int | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     batch_size: int | None = None,
     batch_tokens: int | None = None,
-    text_column: str = "text",
-    id_column: str = "id",
+    passages: str | None = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
     encoding: str = "utf-8-sig",
     split: str | None = None,
+    max_chars: int = 1_000_000,
     ids: Iterable[str] | None = None,
-    max_chars: int = MAX_CHARS,
     strict: bool = False,
-    overwrite: Overwrite = False,
+    overwrite: bool = False,
     model_source: str | PathLike[str] | None = None,
-    first_record: int = 0,
     show_progress_bar: bool | None = None,
-    progress: RunProgress | None = None,
+    run: Run | None = None,
 ) -> Corpus:
-    """Encode documents into a folder of shards; killed at any moment, the same call goes on where it was.
-
-    What is done stays: an interrupted run's result is that of an undisturbed one, file by file. A record that is no
-    document, and a document whose vector is NaN, infinite or zero, is set aside in ``rejects.jsonl`` with its reason.
+    """Encode documents into a folder; killed at any moment, the same call goes on where it was.
 
     Args:
-        model: Any SentenceTransformer; the documents are encoded by its ``encode_document``.
-        input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, or an iterable, which a repeated call
-            must give again.
+        model: Any SentenceTransformer, or its folder or Hub id; documents are encoded by its ``encode_document``.
+        input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, a table, or an iterable, which a
+            repeated call must give again.
         path: The folder. One that holds anything else is refused.
-        engine: ``"single"``: in this process; ``"local"``: several processes of this machine; ``"ray"``: a Ray cluster;
-            or an engine of your own.
-        workers: Of "local" and "ray": how many; None: as many as there are GPUs, or suit the CPU.
-        devices: Of "local": where they run, as ``["cuda:0", "cuda:1"]``.
-        shard_size: Records a shard. What is lost by a kill is at most one shard's encoding.
+        engine: ``"local"``: this machine; ``"ray"``: a Ray cluster.
+        workers: Processes, each with a copy of the model; None: this one alone, or one for each of ``devices``, or on
+            Ray one a GPU or node.
+        devices: Where they run, as ``["cuda:0", "cuda:1"]``.
+        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
         dtype: Of the stored vectors: ``"float16"`` takes half the disk and keeps about three digits.
         batch_size: Texts a forward pass. Excludes ``batch_tokens``.
         batch_tokens: Positions a forward pass; see :func:`~st_reba.encode.encode_stream`.
-        text_column: The column or key that holds the text.
-        id_column: The column or key that holds the id. A document without one gets its record's number.
+        passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
+            passage gets a vector.
+        text_column: The column or key that holds the text; None: "text", or another usual name.
+        id_column: The column or key that holds the id; None: "id", another usual name, or the record's number.
         encoding: Of text files.
-        split: Of a DatasetDict.
-        ids: One id for each text of an iterable.
+        split: Of a folder of several datasets.
         max_chars: The longest text, in characters; a longer one is set aside.
-        strict: Stop at the first record or vector that would be set aside.
-        overwrite: True: replace a complete corpus, or one of another model, settings or input; one that is not complete
-            and fits goes on. "misfit": a complete one that fits goes on too.
+        ids: One id for each text of an iterable.
+        strict: Stop at the first record that is no document; else it is set aside in ``rejects.jsonl``.
+        overwrite: Replace a corpus of another model, settings or input.
         model_source: The Hub id or folder of the model, for who opens the corpus alone; a folder is kept relative.
-        first_record: The number of the input's first record.
         show_progress_bar: Show bars; None: on a terminal.
-        progress: Counts of this run, to be read while it goes and afterwards; in place of ``show_progress_bar``.
+        run: Takes the counts of this run.
 
     Returns:
         The complete corpus.
@@ -100,162 +206,349 @@ def encode_corpus(
     Example:
         >>> import st_reba
         >>> corpus = encode_corpus(st_reba.build("mini"), ["Cats sleep.", "", "Ships sail."], "my_corpus")
-        >>> [(reject.place, reject.id) for reject in corpus.rejects()]
-        [('record 1', None)]
-        >>> [(store.get([1])[0].id, vectors.shape) for store, vectors in corpus.shards()]
-        [('2', (2, 192))]
+        >>> [(reject.place, reject.kind) for reject in corpus.rejects()]
+        [('record 1', 'no text')]
     """
-    settings = EncodeSettings(dtype, batch_size, batch_tokens)
-    if isinstance(engine, str):
-        engine = make_engine(engine, workers, devices)
-    elif workers is not None or devices is not None:
-        raise ValueError("workers and devices belong to an engine's name; set them on the engine that you give")
-    if isinstance(shard_size, bool) or not isinstance(shard_size, int) or shard_size < 1:
-        raise ValueError(f"shard_size={shard_size!r} must be a whole number from 1 on (--shard-size).")
-    if overwrite not in (False, True, "misfit"):
-        raise ValueError(f"overwrite={overwrite!r} is not known: give True, False or 'misfit'")
-    source = open_source(
-        input,
-        text_column=text_column,
-        id_column=id_column,
-        encoding=encoding,
-        split=split,
-        ids=ids,
-        max_chars=max_chars,
-    )
-    corpus = Corpus(Path(path))
-    check_target(corpus.path)
-    progress = RunProgress(show_progress_bar) if progress is None else progress
-    with told(corpus):
-        corpus.path.mkdir(parents=True, exist_ok=True)
-        with writers_lock(corpus.path):
-            remove_leftovers(corpus.path)
-            remove_leftovers(corpus.path / "shards")
-            header = begin(corpus, model, settings, shard_size, model_source, overwrite)
-            header = _gather(corpus, source, header, shard_size, first_record, strict, overwrite, progress)
-            header = _encode(corpus, model, engine, settings, header, strict, progress)
-            _finish(corpus, header)
+    settings = Settings(dtype, batch_size, batch_tokens, part_size, passages)
+    chosen = Engine(engine, workers, devices)
+    source = open_source(input, Reading(text_column, id_column, encoding, split, max_chars), ids).begun()
+    corpus, run = Corpus(path), run or Run()
+    _check_target(corpus.path)
+    model, model_source = loaded(model, model_source)
+    with told(corpus.path):
+        made = not corpus.path.exists()
+        for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with writers_lock(corpus.path):
+                for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
+                    remove_leftovers(folder)
+                header = _begin(corpus, model, settings, model_source, overwrite)
+                cut = cutter(model, passages)
+                options: dict[str, Any] = {"strict": strict, "overwrite": overwrite, "show": show_progress_bar}
+                gather(source, corpus, header, cut, run=run, **options).check(source.name)
+                encode_pending(corpus, model, chosen, show_progress_bar, run)
+                finish(corpus, header)
+        except BaseException:
+            if made and not corpus.parts():
+                shutil.rmtree(corpus.path, ignore_errors=True)
+            raise
     return corpus
 
 
-def _gather(
-    corpus: Corpus,
-    source: Source,
-    header: dict[str, Any],
-    shard_size: int,
-    first_record: int,
-    strict: bool,
-    overwrite: Overwrite,
-    progress: RunProgress,
-) -> dict[str, Any]:
-    began = time.perf_counter()
-    with progress.gathering(source.total):
-        gather(
-            source,
-            corpus,
-            shard_size=shard_size,
-            first_record=first_record,
-            strict=strict,
-            replace=bool(overwrite),
-            progress=progress.read,
-        )
-    if progress.records and header["status"] != "complete":
-        # Over all runs that have read the input to its end.
-        seconds = header.get("seconds", {}).get("gather", 0.0) + time.perf_counter() - began
-        header = {**header, "seconds": {"gather": seconds}, "input": source.name}
-        corpus.write_header(header)
-    return header
+def _check_target(folder: Path) -> None:
+    """Refuse to write where something else is than a corpus, or what a run leaves that was killed at its start."""
+    if folder.is_dir():
+        begun = (LOCK_FILE, f".{HEADER_FILE}.", "documents", "vectors")
+        names = [file.name for file in folder.iterdir()]
+        if all(name.startswith(begun) for name in names) and HEADER_FILE not in names:
+            return
+    check_folder(folder, overwrite=True, kind="an encoded corpus", is_kind=is_corpus)
 
 
-def _encode(
+def _begin(
     corpus: Corpus,
     model: SentenceTransformer,
-    engine: Engine,
-    settings: EncodeSettings,
-    header: dict[str, Any],
-    strict: bool,
-    progress: RunProgress,
+    settings: Settings,
+    model_source: str | PathLike[str] | None,
+    overwrite: bool,
 ) -> dict[str, Any]:
-    """Encode every shard that has no vectors."""
-    shards = [_documents(corpus, number) for number in range(corpus.shard_count())]
-    pending = []
-    for number in range(len(shards)):
-        record = finished(corpus, number)
-        if record is None:
-            pending.append(number)
-        elif strict:
-            _strictly(corpus, number, record)
-
-    def report(number: int, record: ShardVectors) -> None:
-        progress.report(shards[number].count, record)
-        if strict:
-            _strictly(corpus, number, record)
-
-    total = sum(documents.count for documents in shards)
-    with progress.encoding(total, total - sum(shards[number].count for number in pending)):
-        if pending and header["status"] == "complete":
-            # The input has grown.
-            header = {**header, "status": "encoding"}
-            corpus.write_header(header)
-        if pending:
-            engine.encode(model, corpus, pending, settings, report, progress)
+    """The header: the one that is there, if model and settings are the same, or a new one."""
+    if is_corpus(corpus.path):
+        try:
+            _check_same(corpus, model, settings)
+            return corpus.header()
+        except (ValueError, KeyError, TypeError):
+            if not overwrite:
+                raise
+            clear(corpus)
+    header = {**new_header(model, settings), "model_source": place_of(model_source, corpus.path)}
+    corpus.write_header(header)
     return header
 
 
-def finished(corpus: Corpus, number: int) -> ShardVectors | None:
-    """The record of a shard's vectors, if their file is there and of the size that was written."""
-    record = corpus.vectors(number)
-    try:
-        if record is not None:
-            record.vectors.check(corpus.path, content=False)
-    except (FileNotFoundError, ValueError):
-        return None
-    return record
-
-
-def _strictly(corpus: Corpus, number: int, record: ShardVectors) -> None:
-    for row in sorted(record.unusable)[:1]:
-        with corpus.open_documents(number) as store:
-            document = store.get([row])[0]
-        raise ValueError(f"document {document.id!r} (shard {number}, row {row}): {record.unusable[row]}")
-
-
-def _finish(corpus: Corpus, header: dict[str, Any]) -> None:
-    """Write rejects.jsonl, then the header with totals and digests, unless they are there already."""
-    totals = cast(dict[str, Any], corpus.gathered())
-    positions: int | None = 0
-    unusable = 0
-    seconds = {"gather": header.get("seconds", {}).get("gather", 0.0)}
-    files: list[StoredFile] = []
-    for number in range(totals["shards"]):
-        documents, vectors = _documents(corpus, number), corpus.vectors(number)
-        if vectors is None:
-            raise RuntimeError(f"{corpus.path}: the engine left shard {number} without vectors")
-        positions = None if positions is None or vectors.positions is None else positions + vectors.positions
-        unusable += len(vectors.unusable)
-        for stage, count in vectors.seconds.items():
-            seconds[stage] = seconds.get(stage, 0.0) + count
-        files += [file for file in (documents.documents, documents.rejects, vectors.vectors) if file is not None]
-    counts = {key: totals[key] for key in ("shards", "documents", "rejected", "records")}
-    complete = {
-        **header,
-        "status": "complete",
-        "totals": {**counts, "unusable": unusable, "positions": positions},
-        "seconds": seconds,
-        "files": [asdict(file) for file in files],
+def new_header(model: SentenceTransformer, settings: Settings) -> dict[str, Any]:
+    """The header of a corpus that is begun."""
+    began = time.perf_counter()
+    mark = fingerprint(model)
+    rate = len(mark.probe) / max(time.perf_counter() - began, 1e-3)
+    size = settings.part_size
+    if size is None:
+        size = 1 << int(np.log2(min(max(PART_SECONDS * rate, FEWEST), MOST)))
+    return {
+        "model": mark.to_json(),
+        "settings": {**asdict(settings), "part_size": size},
+        "model_dtype": weights_dtype(model),
+        "similarity": model.similarity_fn_name,
+        "model_source": None,
     }
-    if complete == header and (corpus.path / REJECTS_FILE).is_file():
-        # The same command once more.
+
+
+def _check_same(corpus: Corpus, model: SentenceTransformer, settings: Settings) -> None:
+    header = corpus.header()
+    check(ModelFingerprint.from_json(header["model"]), model, f"the corpus {corpus.path}")
+    given = {**asdict(settings), "model_dtype": weights_dtype(model)}
+    there = {**header["settings"], "model_dtype": header["model_dtype"]}
+    given["part_size"] = settings.part_size or there["part_size"]
+    for name, value in given.items():
+        if there[name] != value:
+            flag = {"dtype": "store-dtype", "model_dtype": "dtype"}.get(name, name.replace("_", "-"))
+            raise ValueError(
+                f"{corpus.path}: {name}={value!r}, but it was begun with {there[name]!r} (--{flag}). Give that to go "
+                "on, another path, or overwrite=True (--overwrite) to begin anew."
+            )
+
+
+def clear(corpus: Corpus) -> None:
+    """Remove the parts of a corpus, the header last."""
+    for folder in ("vectors", "documents"):
+        for file in (corpus.path / folder).iterdir():
+            file.unlink()
+    for name in (REJECTS_FILE, HEADER_FILE):
+        (corpus.path / name).unlink(missing_ok=True)
+
+
+# Documents
+
+
+@dataclass
+class Gathered:
+    """What was read of an input, however it is cut into parts."""
+
+    documents: int = 0
+    rejected: int = 0
+    first: Reject | None = None
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def count(self, part: Part) -> str:
+        """Count a part, and give the SHA-256 of its records."""
+        own = hashlib.sha256(f"{part.start} {part.stop}".encode())
+        for line in (
+            *([row.record, row.id, row.text, row.metadata, row.spans] for row in part.rows),
+            *([reject.place, reject.reason, reject.id] for reject in part.rejects),
+        ):
+            content = to_json(line).encode()
+            own.update(content)
+            self.digest.update(content)
+        self.documents += len(part.rows)
+        self.rejected += len(part.rejects)
+        self.first = self.first or next(iter(part.rejects), None)
+        return own.hexdigest()
+
+    def check(self, name: str) -> None:
+        """Raise a ValueError where there was no document."""
+        if not self.documents:
+            why = (
+                f"{self.rejected:,} records were set aside, first this: {self.first}"
+                if self.rejected
+                else "it is empty"
+            )
+            raise ValueError(f"{name}: no documents: {why}")
+
+
+def gather(
+    source: Source,
+    corpus: Corpus,
+    header: dict[str, Any],
+    cut: Callable[[list[str]], list[tuple[int, ...]]],
+    *,
+    strict: bool = False,
+    overwrite: bool = False,
+    show: bool | None = None,
+    run: Run | None = None,
+) -> Gathered:
+    """Write an input's documents into parts; parts whose records are the same already stay, with their vectors.
+
+    Args:
+        source: The input.
+        corpus: The folder.
+        header: Its header.
+        cut: What `cutter` gave.
+        strict: Stop at the first record that is no document.
+        overwrite: Where the input is not the one that parts were made of, make them anew, in place of an error.
+        show: Show a bar; None: on a terminal.
+        run: Takes the counts of this run.
+
+    Returns:
+        What was read.
+
+    Raises:
+        ValueError: A record is no document (``strict``), or the input has changed.
+    """
+    run, found = run or Run(), Gathered()
+    number, there = 0, corpus.parts()
+    with (
+        _used_ids(corpus.path) as used,
+        tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar,
+    ):
+        for part in _cut_parts(source, header["settings"]["part_size"], used, strict):
+            for index, spans in enumerate(cut([row.text for row in part.rows]) if part.rows else ()):
+                if spans:
+                    row = part.rows[index]
+                    part.rows[index] = Row(row.record, row.id, row.text, row.metadata, spans)
+            digest = found.count(part)
+            if digest != corpus.digest(number):
+                grown = number == there - 1 and _grown(corpus.part(number), part)
+                if number < there and not (overwrite or grown):
+                    raise ValueError(
+                        f"{source.name}: from record {part.start:,} on (counted from 0) it is not what part {number} of "
+                        f"{corpus.path} was made of. Give the same input and reading options to go on, or "
+                        "overwrite=True (--overwrite) to encode this input in its place."
+                    )
+                corpus.write_part(number, part, digest)
+            number += 1
+            run.records = part.stop
+            bar.update(part.stop - part.start)
+    if number < there:
+        if not overwrite:
+            raise ValueError(
+                f"{source.name}: it ends before part {number} of {corpus.path}. Give the same input to go on, or "
+                "overwrite=True (--overwrite) to encode this input in its place."
+            )
+        for left in range(number, there):
+            corpus.vectors_path(left).unlink(missing_ok=True)
+            corpus.documents_path(left).unlink()
+    return found
+
+
+def _cut_parts(source: Source, size: int, used: sqlite3.Connection, strict: bool) -> Iterator[Part]:
+    """The input in parts, ids that occur twice set aside."""
+    part, chars = Part(0, 0), 0
+    for record in source.read():
+        number = part.stop
+        if isinstance(record, Document):
+            identity = str(number) if record.id is None else record.id
+            if used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
+                metadata = to_json(record.metadata) if record.metadata else "{}"
+                part.rows.append(Row(number, record.id, record.text, metadata))
+                chars += len(record.text) + len(metadata)
+            else:
+                (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
+                reason = (
+                    f"id used twice: {identity!r} is that of record {owner} too (counted from 0); give every document "
+                    "its own id"
+                )
+                record = Reject(f"record {number}", reason, identity, beginning(record.text))
+        if isinstance(record, Reject):
+            if strict:
+                raise ValueError(str(record))
+            part.rejects.append(record)
+            chars += len(record.reason)
+        part.stop += 1
+        if part.stop - part.start == size or chars >= PART_CHARS:
+            yield part
+            part, chars = Part(part.stop, part.stop), 0
+    if part.stop > part.start:
+        yield part
+
+
+@contextmanager
+def _used_ids(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A table of the ids so far, on disk, so that their number is bounded by nothing else."""
+    path = folder / ".ids.sqlite.tmp"
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        # It is made anew whenever the input is read again: a journal would guard nothing.
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536"):
+            connection.execute(f"PRAGMA {setting}")
+        connection.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
+        connection.execute("BEGIN")
+        yield connection
+    except sqlite3.OperationalError as error:
+        full = "full" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, f"cannot write ids ({error})", str(path)) from error
+    finally:
+        connection.close()
+        path.unlink(missing_ok=True)
+
+
+def _grown(old: Part, new: Part) -> bool:
+    """Whether a part begins with all of another."""
+    return new.rows[: len(old.rows)] == old.rows and new.rejects[: len(old.rejects)] == old.rejects
+
+
+# Vectors
+
+
+def encode_pending(corpus: Corpus, model: SentenceTransformer, engine: Engine, show: bool | None, run: Run) -> None:
+    """Encode every part that has no vectors."""
+    pending = corpus.pending()
+    counts = [corpus.counts(number)[1] for number in range(corpus.parts())]
+    run.total = sum(counts)
+    run.kept = run.total - sum(counts[number] for number in pending)
+    began = time.perf_counter()
+    with tqdm(
+        total=run.total, initial=run.kept, desc="Encoding", unit=" texts", disable=None if show is None else not show
+    ) as bar:
+
+        def progress(texts: int, positions: int) -> None:
+            run.texts += texts
+            run.positions += positions
+            run.seconds = time.perf_counter() - began
+            if run.positions:
+                bar.set_postfix_str(f"{run.positions / max(run.seconds, 1e-9):,.0f} tokens/s", refresh=False)
+            bar.update(texts)
+
+        try:
+            if pending:
+                engine.encode(model, corpus, pending, progress)
+        finally:
+            run.kept = run.total - sum(counts[number] for number in pending if not corpus.vectors_path(number).exists())
+            run.seconds = time.perf_counter() - began
+
+
+def encode_part(model: SentenceTransformer, corpus: Corpus, number: int, progress: Progress) -> None:
+    """Encode a part's texts in this process and write their vectors.
+
+    The batches depend on the part alone, so the file is the same bit for bit whoever writes it and however often it
+    was tried, on the same hardware with as many threads.
+    """
+    settings = corpus.header()["settings"]
+    texts = corpus.part(number).texts()
+    if not texts:
+        corpus.write_vectors(
+            number, np.zeros((0, corpus.header()["model"]["dimension"]), np.float32), settings["dtype"]
+        )
+        return
+    sizes = {"batch_size": settings["batch_size"], "batch_tokens": settings["batch_tokens"]}
+    batches, counts = planned_batches(model, texts, task="document", **sizes)
+    rows = []
+    for batch in batches:
+        rows.append(encode_batch(model, [texts[index] for index in batch], task="document"))
+        progress(len(batch), sum(counts[index] for index in batch) if counts else 0)
+    corpus.write_vectors(number, in_order(rows, batches), settings["dtype"])
+
+
+def finish(corpus: Corpus, header: dict[str, Any]) -> None:
+    """Write ``rejects.jsonl``, then the header with totals and digests, unless they are there already."""
+    files = corpus.files()
+    if corpus.header().get("files") == files and (corpus.path / REJECTS_FILE).is_file():
         logger.info("%s: all of it is encoded already, so there is nothing to do", corpus.path)
         return
+    totals = dict.fromkeys(("parts", "records", "documents", "vectors", "rejected", "unusable"), 0)
     with whole_file(corpus.path / REJECTS_FILE) as stream:
-        for reject in corpus.rejects():
-            stream.write(reject.to_line())
-    corpus.write_header(complete)
+        for number in range(corpus.parts()):
+            part = corpus.part(number)
+            bad = [reject for _, reject in unusable(part, corpus.vectors(number))]
+            stream.writelines(rejects_lines([*part.rejects, *bad]))
+            counts = (1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad))
+            totals = {name: totals[name] + count for name, count in zip(totals, counts, strict=True)}
+    corpus.write_header({**header, "totals": totals, "files": files})
 
 
-def _documents(corpus: Corpus, number: int) -> ShardDocuments:
-    record = corpus.documents(number)
-    if record is None:
-        raise ValueError(f"{corpus.path}: the documents of shard {number} are gone; run the same command again")
-    return record
+_REMEDIES = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EIO: "look after the disk"} | dict.fromkeys(
+    (errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"
+)
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """Errors of the disk with the file and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REMEDIES or "; what is finished" in str(error):
+            raise
+        said = f"{error.strerror}: {_REMEDIES[error.errno]}, then run the same again; what is finished stays"
+        raise type(error)(error.errno, said, os.fspath(error.filename or folder)) from error

@@ -1,23 +1,21 @@
-"""The folder of an encoded corpus: its header, its shards, and what says that a step is done.
+"""The folder of an encoded corpus.
 
-    corpus.json            what is encoded, with which model and settings; rewritten at the end with totals and digests
-    shards/00000.sqlite    documents of a shard (ids, texts, metadata)
-    shards/00000.json      … finished: numbers of the input's records, counts, digests
-    shards/00000.npy       their vectors [documents, d], as the model gives them; NaN where one cannot be used
-    shards/00000.vectors.json  … finished: digest, positions run, documents set aside
-    shards/00000.rejects.jsonl records of that part of the input that are no documents
-    gathered.json          the input is read to its end
+    corpus.json            the model's fingerprint and the settings; at the end also totals and every file's SHA-256
+    documents/00000.parquet    documents of a part: record, id, text, metadata (JSON), spans; what was set aside
+    vectors/00000.npy      their vectors [vectors, d], as the model gives them
     rejects.jsonl          all that was set aside, at the end
 
-A file counts only if the JSON that names it is there, and that is written last. Nothing is ever changed in place, so
-any process may write any shard, on any machine that shares the folder.
+A part is encoded when both its files are there: each appears whole, by a rename. Any process may encode any part, on
+any machine that shares the folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,59 +23,80 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import StoredFile, whole_file
-from .arrays import npy_writer
-from .documents import Reject
-from .store import DocumentStore
+from ..files import sync, whole_file, whole_path
+from ..optional import required
+from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
-GATHERED_FILE = "gathered.json"
 REJECTS_FILE = "rejects.jsonl"
-FORMAT_VERSION = 1
+DTYPES = ("float32", "float16")
+
+# Why a vector cannot be used.
+_NOT_FINITE = (
+    "no vector: it is NaN or infinite; load the model in another dtype (--dtype float32), or leave the text out"
+)
+_ZERO = "no vector: it is zero, so nothing is nearer to it than anything else; leave the text out"
+_BEYOND = "no vector: it has values that float16 cannot hold; store float32 (--store-dtype float32)"
 
 
 @dataclass(frozen=True)
-class ShardDocuments:
-    """A shard whose documents are written.
+class Row:
+    """A document of a part.
 
     Args:
-        start: Number of its first record in the input.
-        stop: Number of the record after its last; documents and rejects together are stop − start.
-        count: Documents.
-        rejected: Records set aside.
-        digest: SHA-256 over all records of the input up to ``stop``: whether a repeated input is the same.
-        documents: The SQLite file.
-        rejects: The file of rejects, if there is one.
+        record: The number of its record in the input, from 0.
+        id: Its id; None: it has none of its own.
+        text: The text.
+        metadata: JSON of the metadata.
+        spans: Where its passages begin and end, in characters, one after the other; empty: the text is one.
+    """
+
+    record: int
+    id: str | None
+    text: str
+    metadata: str = "{}"
+    spans: tuple[int, ...] = ()
+
+    @property
+    def passages(self) -> list[str]:
+        """The texts that are encoded."""
+        if not self.spans:
+            return [self.text]
+        return [self.text[start:stop] for start, stop in zip(self.spans[::2], self.spans[1::2], strict=True)]
+
+    def document(self) -> Document:
+        """The document, its record's number in place of a missing id."""
+        return Document(self.text, str(self.record) if self.id is None else self.id, json.loads(self.metadata))
+
+
+@dataclass
+class Part:
+    """The documents of a part, and what was set aside on the way to them.
+
+    Args:
+        start: The number of its first record.
+        stop: The number of the record behind its last.
+        rows: The documents.
+        rejects: Records that are none.
     """
 
     start: int
     stop: int
-    count: int
-    rejected: int
-    digest: str
-    documents: StoredFile
-    rejects: StoredFile | None = None
+    rows: list[Row] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
 
+    @property
+    def vectors(self) -> int:
+        """How many vectors it has."""
+        return sum(max(1, len(row.spans) // 2) for row in self.rows)
 
-@dataclass(frozen=True)
-class ShardVectors:
-    """A shard whose vectors are written.
-
-    Args:
-        vectors: The ``.npy`` file.
-        positions: Positions that the model ran, all copies, without padding; None: not counted.
-        seconds: What each stage took: ``read``, ``tokenize``, ``encode``, ``write``.
-        unusable: Rows whose vector is NaN, infinite or zero, and why. The array holds NaN there.
-    """
-
-    vectors: StoredFile
-    positions: int | None
-    seconds: dict[str, float] = field(default_factory=dict)
-    unusable: dict[int, str] = field(default_factory=dict)
+    def texts(self) -> list[str]:
+        """All that is encoded, one text a vector."""
+        return [passage for row in self.rows for passage in row.passages]
 
 
 class Corpus:
-    """An encoded corpus, or one that is being encoded. Reading and writing one shard at a time.
+    """An encoded corpus, or one that is being encoded; read and written a part at a time.
 
     Args:
         path: The folder.
@@ -86,21 +105,19 @@ class Corpus:
         >>> import st_reba
         >>> from st_reba.corpus import encode_corpus
         >>> corpus = encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_corpus")
-        >>> [(count, vectors.shape) for count, vectors in ((len(store), v) for store, v in corpus.shards())]
-        [(2, (2, 192))]
+        >>> [(row.text, vector.shape) for part in range(corpus.parts()) for row, vector in corpus.read(part)]
+        [('Cats sleep.', (1, 192)), ('Ships sail.', (1, 192))]
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-
-    # The header
 
     def header(self) -> dict[str, Any]:
         """What `write_header` wrote.
 
         Raises:
             FileNotFoundError: The folder is no corpus.
-            ValueError: It is damaged, or of a later version.
+            ValueError: It is damaged.
         """
         path = self.path / HEADER_FILE
         try:
@@ -109,189 +126,225 @@ class Corpus:
             raise FileNotFoundError(
                 f"{path}: no such file, so {self.path} is not an encoded corpus; st-reba encode-corpus writes one"
             ) from None
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, IsADirectoryError) as error:
             raise ValueError(f"{path}: not JSON ({error}); encode the corpus again") from None
-        version = value.get("format_version") if isinstance(value, dict) else None
-        if not isinstance(version, int) or version < 1:
-            raise ValueError(f"{path}: no format_version; encode the corpus again")
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"{path}: format_version is {version}, this version reads up to {FORMAT_VERSION}; install a later "
-                "st_reba"
-            )
-        return dict(value)
-
-    def write_header(self, value: Mapping[str, Any]) -> None:
-        """Write or replace the header; its format version is added."""
-        self._write_json(HEADER_FILE, {"format_version": FORMAT_VERSION, **value})
-
-    # Shards: documents
-
-    def documents_path(self, number: int) -> Path:
-        """Where a shard's documents are."""
-        return self.path / "shards" / f"{number:05d}.sqlite"
-
-    def vectors_path(self, number: int) -> Path:
-        """Where a shard's vectors are."""
-        return self.path / "shards" / f"{number:05d}.npy"
-
-    def documents(self, number: int) -> ShardDocuments | None:
-        """The record of a shard's documents, if they are finished."""
-        value = self._read_json(f"shards/{number:05d}.json")
-        if value is None:
-            return None
-        rejects = value.pop("rejects")
-        return ShardDocuments(
-            **{**value, "documents": StoredFile.from_json(value["documents"])},
-            rejects=None if rejects is None else StoredFile.from_json(rejects),
-        )
-
-    def write_documents(self, number: int, record: ShardDocuments) -> None:
-        """Say that a shard's documents are finished, after its files are."""
-        self._write_json(f"shards/{number:05d}.json", asdict(record))
-
-    def open_documents(self, number: int) -> DocumentStore:
-        """The documents of a shard."""
-        return DocumentStore.open(self.documents_path(number))
-
-    # Shards: vectors
-
-    def vectors(self, number: int) -> ShardVectors | None:
-        """The record of a shard's vectors, if they are finished."""
-        value = self._read_json(f"shards/{number:05d}.vectors.json")
-        if value is None:
-            return None
-        unusable = {int(row): str(reason) for row, reason in value["unusable"].items()}
-        return ShardVectors(StoredFile.from_json(value["vectors"]), value["positions"], value["seconds"], unusable)
-
-    def vectors_writer(
-        self, number: int, count: int, dtype: str
-    ) -> AbstractContextManager[Callable[[NDArray[Any]], None]]:
-        """Write a shard's vectors a few rows at a time; the file appears at the end, whole.
-
-        Args:
-            number: The shard.
-            count: How many rows there will be.
-            dtype: Of the file.
-
-        Returns:
-            A context manager that gives the function to call with rows [some, d], in order.
-        """
-        return npy_writer(self.vectors_path(number), count, dtype)
-
-    def finish_vectors(self, number: int, record: ShardVectors) -> None:
-        """Say that a shard's vectors are finished, after `vectors_writer` wrote them."""
-        self._write_json(f"shards/{number:05d}.vectors.json", asdict(record))
-
-    def write_vectors(
-        self,
-        number: int,
-        vectors: NDArray[Any],
-        positions: int | None,
-        seconds: Mapping[str, float],
-        unusable: Mapping[int, str],
-    ) -> ShardVectors:
-        """Write a shard's vectors that are in memory, then the record that says so."""
-        with self.vectors_writer(number, len(vectors), vectors.dtype.name) as write:
-            write(vectors)
-        file = StoredFile.of(self.vectors_path(number), self.path)
-        record = ShardVectors(file, positions, dict(seconds), dict(unusable))
-        self.finish_vectors(number, record)
-        return record
-
-    def open_vectors(self, number: int) -> NDArray[Any]:
-        """The vectors of a shard [documents, d], mapped from the file."""
-        array: NDArray[Any] = np.load(self.vectors_path(number), mmap_mode="r")
-        return array
-
-    # The whole
-
-    def gathered(self) -> dict[str, Any] | None:
-        """Totals of the input (``shards``, ``documents``, ``rejected``, ``records``), once it is read to its end."""
-        return self._read_json(GATHERED_FILE)
-
-    def write_gathered(self, value: Mapping[str, Any]) -> None:
-        """Say that the input is read to its end."""
-        self._write_json(GATHERED_FILE, value)
-
-    def shards(self) -> Iterator[tuple[DocumentStore, NDArray[Any]]]:
-        """Documents and vectors of each finished shard, in order; the documents are closed behind you."""
-        for number in range(self.shard_count()):
-            with self.open_documents(number) as store:
-                yield store, self.open_vectors(number)
-
-    def shard_count(self) -> int:
-        """How many shards the gathered input has.
-
-        Raises:
-            ValueError: It is not yet read to its end.
-        """
-        totals = self.gathered()
-        if totals is None:
-            raise ValueError(f"{self.path}: the input was not read to its end; run the same command again to go on")
-        return int(totals["shards"])
-
-    def is_complete(self) -> bool:
-        """Whether every shard has its vectors."""
-        totals = self.gathered()
-        return totals is not None and all(
-            (self.path / f"shards/{number:05d}.vectors.json").is_file() for number in range(totals["shards"])
-        )
-
-    def check(self, *, content: bool = True) -> None:
-        """Hold every file of a complete corpus against its record.
-
-        Args:
-            content: Compare digests too, not only sizes.
-
-        Raises:
-            FileNotFoundError: A file is missing.
-            ValueError: The corpus is not complete, or a file is truncated or altered.
-        """
-        for number in range(self.shard_count()):
-            documents, vectors = self.documents(number), self.vectors(number)
-            if documents is None or vectors is None:
-                raise ValueError(f"{self.path}: shard {number} is not encoded; run the same command again to go on")
-            documents.documents.check(self.path, content=content)
-            vectors.vectors.check(self.path, content=content)
-
-    def rejects(self) -> Iterator[Reject]:
-        """All that was set aside: records that are no documents, then vectors that cannot be used, shard by shard."""
-        for number in range(self.shard_count()):
-            documents, vectors = self.documents(number), self.vectors(number)
-            if documents is not None and documents.rejects is not None:
-                with (self.path / documents.rejects.name).open(encoding="utf-8") as lines:
-                    for line in lines:
-                        yield Reject(**json.loads(line))
-            if vectors is not None and vectors.unusable:
-                rows = sorted(vectors.unusable)
-                with self.open_documents(number) as store:
-                    for row, document in zip(rows, store.get(rows), strict=True):
-                        yield Reject(
-                            f"shard {number}, row {row}", vectors.unusable[row], document.id, document.text[:80]
-                        )
-
-    def _read_json(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        try:
-            value = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"{path}: not JSON ({error}); it is damaged: remove it, then its shard is made again"
-            ) from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{path}: not a JSON object; it is damaged: remove it, then its shard is made again")
+        if not isinstance(value, dict) or "model" not in value or "settings" not in value:
+            raise ValueError(f"{path}: no header of a corpus; encode the corpus again")
         return value
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as stream:
+    def write_header(self, value: dict[str, Any]) -> None:
+        """Write or replace the header."""
+        with whole_file(self.path / HEADER_FILE) as stream:
             stream.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
+    def documents_path(self, number: int) -> Path:
+        """Where a part's documents are."""
+        return self.path / "documents" / f"{number:05d}.parquet"
 
-def is_corpus(folder: str | Path) -> bool:
-    """Whether a folder was written by `encode_corpus`."""
+    def vectors_path(self, number: int) -> Path:
+        """Where a part's vectors are."""
+        return self.path / "vectors" / f"{number:05d}.npy"
+
+    def parts(self) -> int:
+        """How many parts have documents, in order from 0."""
+        number = 0
+        while self.documents_path(number).is_file():
+            number += 1
+        return number
+
+    def pending(self) -> list[int]:
+        """The parts without vectors."""
+        return [number for number in range(self.parts()) if not self.is_encoded(number)]
+
+    def is_encoded(self, number: int) -> bool:
+        """Whether a part's vectors are there, as many as it needs."""
+        try:
+            return bool(self.vectors(number).shape[0] == self.counts(number)[1])
+        except (OSError, ValueError):
+            return False
+
+    def counts(self, number: int) -> tuple[int, int]:
+        """How many documents and how many vectors a part has, without its texts being read."""
+        about = self._metadata(number)
+        return int(about["documents"]), int(about["vectors"])
+
+    def digest(self, number: int) -> str | None:
+        """SHA-256 of a part's records, its rejects included; None: there is no such part."""
+        return str(self._metadata(number)["digest"]) if self.documents_path(number).is_file() else None
+
+    def part(self, number: int) -> Part:
+        """The documents of a part.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        about, path = self._metadata(number), self.documents_path(number)
+        try:
+            columns = required("pyarrow.parquet", "corpus").read_table(path).to_pydict()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: damaged ({error}); encode the corpus again") from None
+        rows = [
+            Row(record, identity, text, metadata, tuple(spans or ()))
+            for record, identity, text, metadata, spans in zip(*columns.values(), strict=True)
+        ]
+        return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
+
+    def write_part(self, number: int, part: Part, digest: str) -> None:
+        """Write the documents of a part, whole or not at all; vectors of another that were there are removed."""
+        pa, parquet = required("pyarrow", "corpus"), required("pyarrow.parquet", "corpus")
+        about = {
+            "start": part.start,
+            "stop": part.stop,
+            "documents": len(part.rows),
+            "vectors": part.vectors,
+            "digest": digest,
+            "rejects": [asdict(reject) for reject in part.rejects],
+        }
+        types = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.list_(pa.int32()))
+        names = ("record", "id", "text", "metadata", "spans")
+        columns = [
+            pa.array([getattr(row, name) or None for row in part.rows], kind)
+            for name, kind in zip(names, types, strict=False)
+        ]
+        columns[0] = pa.array([row.record for row in part.rows], pa.int64())
+        schema = pa.schema(list(zip(names, types, strict=False)), metadata={"st_reba": json.dumps(about)})
+        self.vectors_path(number).unlink(missing_ok=True)
+        with whole_path(self.documents_path(number)) as temporary:
+            parquet.write_table(pa.Table.from_arrays(columns, schema=schema), temporary, compression="zstd")
+
+    def _metadata(self, number: int) -> dict[str, Any]:
+        path = self.documents_path(number)
+        try:
+            schema = required("pyarrow.parquet", "corpus").read_schema(path)
+            return dict(json.loads(schema.metadata[b"st_reba"]))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path}: no such file; encode the corpus again") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
+
+    def vectors(self, number: int) -> NDArray[Any]:
+        """The vectors of a part [vectors, d], mapped from the file.
+
+        Raises:
+            FileNotFoundError: It is not encoded yet.
+            ValueError: The file is damaged.
+        """
+        path = self.vectors_path(number)
+        try:
+            array: NDArray[Any] = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path}: not a NumPy array, or damaged ({error}); remove it and encode again") from None
+        if array.ndim != 2 or array.dtype.name not in DTYPES:
+            raise ValueError(f"{path}: {array.dtype} {array.shape}, not vectors; remove it and encode again")
+        return array
+
+    def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
+        """Write the vectors of a part, whole or not at all."""
+        path = self.vectors_path(number)
+        with np.errstate(over="ignore", under="ignore"):
+            rows = vectors.astype(dtype)
+        with whole_file(path) as stream:
+            try:
+                np.save(stream, rows)
+            except OSError as error:
+                error.filename = error.filename or str(path)
+                raise
+
+    def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
+        """Each document of a part with its vectors [passages, d]."""
+        vectors, start = self.vectors(number), 0
+        for row in self.part(number).rows:
+            stop = start + max(1, len(row.spans) // 2)
+            yield row, vectors[start:stop]
+            start = stop
+
+    def rejects(self) -> Iterator[Reject]:
+        """All that was set aside, part by part: records that are no documents, then vectors that cannot be used."""
+        for number in range(self.parts()):
+            part = self.part(number)
+            yield from part.rejects
+            if self.vectors_path(number).is_file():
+                yield from (reject for _, reject in unusable(part, self.vectors(number)))
+
+    def is_complete(self) -> bool:
+        """Whether the header has the totals of a finished run, and every part its vectors."""
+        return self.header().get("totals") is not None and not self.pending()
+
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of every file of every part, by its name within the folder."""
+        paths = [path for n in range(self.parts()) for path in (self.documents_path(n), self.vectors_path(n))]
+        return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths}
+
+    def verify(self) -> None:
+        """Hold every file of a complete corpus against the digest in its header.
+
+        Raises:
+            ValueError: The corpus is not complete, or a file is truncated, altered or missing.
+        """
+        header = self.header()
+        if not self.is_complete():
+            raise ValueError(f"{self.path}: not encoded to its end; run the same command again to go on")
+        found = self.files()
+        for name, digest in header["files"].items():
+            if found.pop(name, None) != digest:
+                raise ValueError(f"{self.path / name}: its SHA-256 is not that of what was written; encode it again")
+        if found:
+            raise ValueError(
+                f"{self.path / next(iter(found))}: {HEADER_FILE} does not name it; encode the corpus again"
+            )
+
+
+def is_corpus(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder was written by ``encode_corpus``."""
     return (Path(folder) / HEADER_FILE).is_file()
+
+
+def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:
+    """The documents of a part that have a vector which is NaN, infinite or zero: their row, and the reject.
+
+    Example:
+        >>> part = Part(0, 2, [Row(0, None, "Cats sleep."), Row(1, "b", "?")])
+        >>> [(row, reject.kind) for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]]))]
+        [(1, 'no vector')]
+    """
+    starts = np.cumsum([0, *(max(1, len(row.spans) // 2) for row in part.rows)])
+    finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
+    bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
+    found: dict[int, Reject] = {}
+    for vector in bad.tolist():
+        row = int(np.searchsorted(starts, vector, side="right")) - 1
+        beyond = vectors.dtype == np.float16 and not np.isnan(vectors[vector]).any()
+        reason = _ZERO if finite[vector] else _BEYOND if beyond else _NOT_FINITE
+        one = part.rows[row]
+        identity = str(one.record) if one.id is None else one.id
+        found.setdefault(row, Reject(f"record {one.record}", reason, identity, one.text[:80]))
+    return list(found.items())
+
+
+def rejects_lines(rejects: Iterator[Reject] | Sequence[Reject]) -> Iterator[bytes]:
+    """Lines of ``rejects.jsonl``."""
+    return ((to_json(asdict(reject)) + "\n").encode() for reject in rejects)
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def new_corpus(path: Path) -> Iterator[Corpus]:
+    """A corpus folder that appears, with its header, when the ``with`` block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    corpus = Corpus(temporary)
+    for name in ("documents", "vectors"):
+        (temporary / name).mkdir()
+    yield corpus
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+Progress = Callable[[int, int], object]
+"""Called with the number of texts that have just been encoded, and of their positions (0: not counted)."""

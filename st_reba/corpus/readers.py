@@ -1,4 +1,4 @@
-"""Readers that stream records from text, JSON lines, CSV and TSV files, also gzipped, and from Parquet."""
+"""Readers that stream records from files: text, JSON lines, CSV and TSV, also gzipped, and what Arrow reads."""
 
 from __future__ import annotations
 
@@ -6,57 +6,49 @@ import csv
 import gzip
 import json
 import re
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from ..optional import required
 from ..tables import LineError, csv_records, named_twice
-from .documents import Document, Reject, beginning, checked, strictly
-from .fields import Reading, from_fields, json_type, missing
+from .records import Document, Reading, Reject, beginning, checked, strictly
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
-PARQUET_SUFFIX = ".parquet"
-SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (.txt holds one text a line), each also with .gz, or {PARQUET_SUFFIX}"
+SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (.txt holds one text a line), each also with .gz, or .parquet"
 
-# Characters a line may have; what is beyond is never in memory. A text of twelve characters a character (two escapes
-# \uXXXX) still fits.
+# Characters a line or a field of a table may have: a quote that is never closed does not pull a file into memory.
 MAX_LINE = 2**24
-# The csv module stops at 131,072 characters a field, fewer than a long document has. A bound stays,
-# so that a quote that is never closed does not pull the rest of a large file into memory.
-MAX_CSV_FIELD = 2**24
-
+_ROWS = 256
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def read_documents(
     path: str | PathLike[str],
     *,
-    text_column: str = "text",
-    id_column: str = "id",
+    text_column: str | None = None,
+    id_column: str | None = None,
     encoding: str = "utf-8-sig",
 ) -> Iterator[Document]:
     """Read the documents of a file one by one, without loading it whole; the first bad record stops it.
 
-    The suffix says what the file holds: .txt one text a line (blank lines are skipped), .jsonl one JSON
-    object or one bare JSON string a line, .csv and .tsv a header and then one row for each document; each may be
-    gzipped (.jsonl.gz). .parquet needs pyarrow. Columns and keys other than the text and the id become the metadata.
-
     Args:
-        path: The file to read.
-        text_column: The column or key that holds the text.
-        id_column: The column or key that holds the id. The default may be missing, then ids are None;
-            a name given here must be there.
-        encoding: The encoding of the file.
+        path: A file: .txt holds one text a line (blank lines are skipped), .jsonl one JSON object or one JSON string a
+            line, .csv and .tsv a header and then one row a document, each perhaps with .gz; or .parquet. All but the
+            text and the id becomes metadata.
+        text_column: The column or key that holds the text; None: "text", or another usual name.
+        id_column: The column or key that holds the id; None: "id", another usual name, or none.
+        encoding: Of text files.
 
     Returns:
         An iterator of documents in the order of the file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The suffix is not supported, or a record cannot be read; the message has the line number.
-        ImportError: Parquet, and pyarrow is not installed.
+        ValueError: The suffix is not supported, or a record cannot be read; the message has its place.
 
     Example:
         >>> with open("corpus.txt", "w", encoding="utf-8") as file:
@@ -64,17 +56,16 @@ def read_documents(
         >>> [document.text for document in read_documents("corpus.txt")]
         ['The first text', 'The second text']
     """
-    if str(path) == "-":
-        raise ValueError('"-" (standard input) is not supported here: save the texts in a file and give its path')
-    path = Path(path)
-    reading = Reading(text_column, id_column, encoding)
+    path, reading = Path(path), Reading(text_column, id_column, encoding)
     check_file(path, reading)
     return strictly(read_file(path, str(path), reading))
 
 
-def is_supported(path: Path) -> bool:
-    """Whether the suffix is one that is read."""
-    return _kind(path) is not None
+def suffix_of(path: Path) -> str | None:
+    """The suffix by which a file is read; None: it is not."""
+    name = path.name.lower()
+    suffix = Path(name.removesuffix(".gz")).suffix
+    return suffix if suffix in TEXT_SUFFIXES or name.endswith(".parquet") else None
 
 
 def check_file(path: Path, reading: Reading) -> None:
@@ -84,7 +75,7 @@ def check_file(path: Path, reading: Reading) -> None:
         FileNotFoundError: There is no such file.
         ValueError: The suffix is not supported, or there is no such encoding.
     """
-    if not is_supported(path):
+    if suffix_of(path) is None:
         raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
@@ -105,47 +96,38 @@ def read_file(path: Path, name: str, reading: Reading) -> Iterator[Document | Re
         reading: How it is read.
 
     Raises:
-        ValueError: The file cannot be read on: its decoder stops, gzip's data is damaged, a table has no text column.
+        ValueError: The file cannot be read on: its decoder stops, its data is damaged, there is no column of texts.
     """
-    kind = _kind(path)
-    if kind == PARQUET_SUFFIX:
-        from .arrow import read_parquet
-
-        return read_parquet(path, name, reading)
-    if kind == ".txt":
+    suffix = suffix_of(path)
+    if suffix == ".parquet":
+        return _read_parquet(path, name, reading)
+    if suffix == ".txt":
         return _read_txt(path, name, reading)
-    if kind == ".jsonl":
+    if suffix == ".jsonl":
         return _read_jsonl(path, name, reading)
-    return _read_csv(path, name, reading, "," if kind == ".csv" else "\t")
-
-
-def _kind(path: Path) -> str | None:
-    name = path.name.lower()
-    suffix = Path(name.removesuffix(".gz")).suffix
-    if suffix in TEXT_SUFFIXES:
-        return suffix
-    return PARQUET_SUFFIX if name.endswith(PARQUET_SUFFIX) else None
+    return _read_csv(path, name, reading, "," if suffix == ".csv" else "\t")
 
 
 def _lines(path: Path, reading: Reading, newline: str | None = None) -> Iterator[str | LineError]:
     """The lines of a file; bytes that are not of the encoding become lone surrogates, a line too long an error."""
+    # A text of twelve characters a character (two escapes \uXXXX) still fits.
     limit = max(MAX_LINE, 12 * reading.max_chars)
     number = 0
+    settings: dict[str, Any] = {"encoding": reading.encoding, "errors": "surrogateescape", "newline": newline}
+    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        with _open(path, reading.encoding, newline) as file:
+        with cast(TextIO, opened(path, "rt", **settings)) as file:
             while line := file.readline(limit):
                 if len(line) == limit and line[-1] not in "\r\n" and (more := _skip_line(file, limit)):
-                    line = ""
                     yield LineError(
-                        f"the line has {limit + more:,} characters, more than {limit:,}; split its text, or raise "
-                        "max_chars (--max-chars)"
+                        f"too long: the line has {limit + more:,} characters, more than {limit:,}; split its text, or "
+                        "raise max_chars (--max-chars)"
                     )
                 else:
                     yield line
                 number += 1
     except UnicodeError as error:
-        # Encodings of more than one byte a character cannot always carry a bad byte along; they stop somewhere
-        # in the block that was being read.
+        # Encodings of several bytes a character may stop somewhere in the block that was being read.
         raise ValueError(f"{path}, after line {number}: {_not_decoded(str(error), reading.encoding)}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
@@ -154,13 +136,6 @@ def _lines(path: Path, reading: Reading, newline: str | None = None) -> Iterator
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
-
-
-def _open(path: Path, encoding: str, newline: str | None) -> TextIO:
-    settings: dict[str, Any] = {"encoding": encoding, "errors": "surrogateescape", "newline": newline}
-    if path.name.lower().endswith(".gz"):
-        return cast(TextIO, gzip.open(path, "rt", **settings))
-    return cast(TextIO, path.open(**settings))
 
 
 def _skip_line(file: TextIO, limit: int) -> int:
@@ -180,7 +155,7 @@ def _undecoded(text: str, encoding: str) -> str | None:
 
 def _not_decoded(found: str, encoding: str) -> str:
     name = "UTF-8" if encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig") else encoding
-    return f"not {name} ({found}); save the file as UTF-8 or give its encoding, such as 'gb18030'"
+    return f"not {name}: {found}; save the file as UTF-8 or give its encoding, such as 'gb18030' (--encoding)"
 
 
 def _numbered(path: Path, name: str, reading: Reading) -> Iterator[tuple[str, str | Reject]]:
@@ -203,53 +178,195 @@ def _read_txt(path: Path, name: str, reading: Reading) -> Iterator[Document | Re
             yield checked(Document(line.rstrip("\n")), place, max_chars=reading.max_chars)
 
 
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _read_jsonl(path: Path, name: str, reading: Reading) -> Iterator[Document | Reject]:
+    named = False
     for place, line in _numbered(path, name, reading):
         if isinstance(line, Reject):
             yield line
             continue
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_constant=_not_a_number)
         except (ValueError, RecursionError) as error:
-            reason = f"not JSON ({error}); write one JSON object or one JSON string on each line"
+            reason = f"wrong type: not JSON ({error}); write one JSON object or one JSON string on each line"
             yield Reject(place, reason, text=beginning(line))
             continue
         if isinstance(value, dict):
-            yield from_fields(value, place, reading)
+            if not named:
+                reading, named = _resolved(reading, value, place), True
+            yield reading.document(value, place)
         elif isinstance(value, str):
             yield checked(Document(value), place, max_chars=reading.max_chars)
         else:
-            reason = f"a JSON {json_type(value)}; write an object with the key {reading.text_column!r}, or a string"
+            reason = "wrong type: neither a JSON object nor a JSON string; write an object with the text, or a string"
             yield Reject(place, reason, text=beginning(line))
 
 
+def _resolved(reading: Reading, names: Iterable[str], place: str) -> Reading:
+    try:
+        return reading.resolved(names)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
 def _read_csv(path: Path, name: str, reading: Reading, delimiter: str) -> Iterator[Document | Reject]:
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_CSV_FIELD, reading.max_chars + 1))
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE, reading.max_chars + 1))
     header: list[str] | None = None
     for first, row, line in csv_records(_lines(path, reading, newline=""), delimiter):
         place = f"{name}, line {first}"
-        if isinstance(row, str):
-            wrong: str | None = row
-        else:
-            wrong = _undecoded("".join(row), reading.encoding)
+        wrong = row if isinstance(row, str) else _undecoded("".join(row), reading.encoding)
+        if wrong and ":" not in wrong.partition(";")[0]:
+            wrong = f"wrong type: {wrong}"
         if header is None:
             if wrong is None and not isinstance(row, str):
                 header = row
-                wrong = named_twice(header) or missing(header, reading, "column")
+                wrong = named_twice(header)
             if wrong:
                 raise ValueError(f"{path}, line {first}: {wrong}")
+            reading = _resolved(reading, row, f"{path}, line {first}")
         elif wrong or isinstance(row, str):
             yield Reject(place, wrong or "", text=beginning(line))
         elif len(row) != len(header):
-            wrong = (
-                f"{len(row)} fields, but the header has {len(header)} columns; "
+            reason = (
+                f"wrong type: {len(row)} fields, but the header has {len(header)} columns; "
                 "put a field that holds the separator in quotes"
             )
-            yield Reject(place, wrong, text=beginning(line))
+            yield Reject(place, reason, text=beginning(line))
         else:
             fields: dict[str, str | None] = dict(zip(header, row, strict=True))
-            if fields.get(reading.id_column) == "" and reading.id_column != reading.text_column:
-                fields[reading.id_column] = None  # a table has no other way to leave an id out
-            yield from_fields(fields, place, reading, "column")
+            if reading.id_column not in (None, reading.text_column) and fields[str(reading.id_column)] == "":
+                fields[str(reading.id_column)] = None  # a table has no other way to leave an id out
+            yield reading.document(fields, place)
     if header is None:
         raise ValueError(f"{path}, line 1: the file is empty; the first line must name the columns")
+
+
+# What Arrow reads
+
+
+def _read_parquet(path: Path, name: str, reading: Reading) -> Iterator[Document | Reject]:
+    parquet = required("pyarrow.parquet", "corpus")
+    try:
+        file = parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
+    with file:
+        reading, columns = arrow_columns(file.schema_arrow, str(path), reading)
+        batches = file.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
+        yield from arrow_records(_whole(batches, path), name, reading)
+
+
+def _whole(batches: Iterator[Any], path: Path) -> Iterator[Any]:
+    row = 0
+    while True:
+        try:
+            batch = next(batches, None)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path}, after row {row - 1}: damaged ({error}); write the file again") from None
+        if batch is None:
+            return
+        row += batch.num_rows
+        yield batch
+
+
+def dataset_splits(folder: Path) -> list[str] | None:
+    """The splits of a folder that ``DatasetDict.save_to_disk`` wrote, [] of one that ``Dataset.save_to_disk`` wrote;
+    None of any other.
+
+    Raises:
+        ValueError: The file that lists them is damaged.
+    """
+    path = folder / "dataset_dict.json"
+    try:
+        return [str(split) for split in json.loads(path.read_bytes())["splits"]]
+    except (FileNotFoundError, NotADirectoryError):
+        return [] if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file() else None
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: not a list of splits ({error}); save the dataset again") from None
+
+
+def read_dataset(folder: Path, name: str, reading: Reading) -> Iterator[Document | Reject]:
+    """Every row of a folder that ``Dataset.save_to_disk`` wrote.
+
+    Raises:
+        ValueError: The folder is damaged, or there is no column of texts.
+    """
+    try:
+        dataset = required("datasets", "corpus").load_from_disk(str(folder))
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        raise ValueError(f"{folder}: not a dataset, or damaged ({error}); save it again") from None
+    return dataset_records(dataset, name, reading)
+
+
+def dataset_records(dataset: Any, name: str, reading: Reading) -> Iterator[Document | Reject]:
+    """Every row of a ``datasets.Dataset``."""
+    reading, columns = arrow_columns(dataset.features.arrow_schema, name, reading)
+    return arrow_records(dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS), name, reading)
+
+
+def arrow_columns(schema: Any, what: str, reading: Reading) -> tuple[Reading, list[str]]:
+    """How a table is read: its columns of texts and ids, and all that are wanted.
+
+    Raises:
+        ValueError: The text's or the id's is missing, or cannot hold one.
+    """
+    types = required("pyarrow", "corpus").types
+    reading = _resolved(reading, schema.names, what)
+    named = {field.name: _storage(field.type) for field in schema}
+    for role, name, whole in (("text", reading.text_column, False), ("id", reading.id_column, True)):
+        if name is not None and not (_is_text(named[name]) or (whole and types.is_integer(named[name]))):
+            raise ValueError(
+                f"{what}: the column {name!r} holds {named[name]}, not strings{' or whole numbers' * whole}; name "
+                f"another with {role}_column (--{role}-column)"
+            )
+    if left := [f"{name!r} ({kind})" for name, kind in named.items() if not _fits(kind)]:
+        warnings.warn(f"left out of the metadata, as JSON cannot hold it: {', '.join(left)}", stacklevel=2)
+    return reading, [name for name, kind in named.items() if _fits(kind) and not name.startswith("__index_level_")]
+
+
+def arrow_records(batches: Iterable[Any], name: str, reading: Reading) -> Iterator[Document | Reject]:
+    """Every row of batches or tables of Arrow."""
+    row = 0
+    for batch in batches:
+        for fields in _rows(batch):
+            place = f"{name}, row {row}"
+            yield Reject(place, fields) if isinstance(fields, str) else reading.document(fields, place)
+            row += 1
+
+
+def _storage(kind: Any) -> Any:
+    """The type behind a dictionary's or an extension's."""
+    while (inner := getattr(kind, "value_type" if hasattr(kind, "index_type") else "storage_type", None)) is not None:
+        kind = inner
+    return kind
+
+
+def _is_text(kind: Any) -> bool:
+    types = required("pyarrow", "corpus").types
+    view = getattr(types, "is_string_view", None)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or (view is not None and view(kind)))
+
+
+def _fits(kind: Any) -> bool:
+    """Whether a type's values can be given as JSON."""
+    types, kind = required("pyarrow", "corpus").types, _storage(kind)
+    if types.is_nested(kind):
+        return all(_fits(kind.field(number).type) for number in range(kind.num_fields))
+    return _is_text(kind) or any(
+        getattr(types, f"is_{name}")(kind) for name in ("null", "boolean", "integer", "floating", "decimal", "temporal")
+    )
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any] | str]:
+    """The rows of a batch or table; in place of one that Python cannot hold, why."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # bad UTF-8, a year beyond 9999, part of a microsecond
+        if batch.num_rows == 1:
+            yield f"wrong type: a value cannot be read ({beginning(str(error))}); correct it, or leave the record out"
+            return
+        for number in range(batch.num_rows):
+            yield from _rows(batch.slice(number, 1))

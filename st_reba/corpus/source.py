@@ -1,21 +1,31 @@
-"""Where documents come from: files, folders, datasets, or anything to iterate over; one shape for all of them."""
+"""Where documents come from: files, folders, datasets, tables, or anything to iterate over; one shape for all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .arrow import dataset_splits, is_dataset, read_dataset
-from .documents import MAX_CHARS, Document, Reject, beginning, checked
-from .fields import Reading, from_fields
+from ..optional import required
 from .folder import is_corpus
-from .readers import SUPPORTED, check_file, is_supported, read_file
+from .readers import (
+    SUPPORTED,
+    arrow_columns,
+    arrow_records,
+    check_file,
+    dataset_records,
+    dataset_splits,
+    read_dataset,
+    read_file,
+    suffix_of,
+)
+from .records import Document, Reading, Reject, beginning, checked
 
-Input = str | PathLike[str] | Iterable[str | Document | Mapping[str, Any] | PathLike[str]]
+Input = str | PathLike[str] | Iterable[str | Document | Mapping[str, Any] | PathLike[str]] | Any
 
 
 @dataclass(frozen=True)
@@ -24,48 +34,40 @@ class Source:
 
     Args:
         name: What messages call it.
-        identity: Of files: their names, sizes and times of change, and how they are read, as JSON values. Two equal
-            ones give the same records. None: nothing says so.
         total: Number of records, where it is known beforehand.
-        read: Begins to read.
+        read: Begins to read: every record in its order, a document or why it is none.
 
     Example:
-        >>> [record.text for record in open_source(["Cats sleep.", "Ships sail."]).records()]
+        >>> [record.text for record in open_source(["Cats sleep.", "Ships sail."]).read()]
         ['Cats sleep.', 'Ships sail.']
     """
 
     name: str
-    identity: dict[str, Any] | None
     total: int | None
     read: Callable[[], Iterator[Document | Reject]]
 
-    def records(self) -> Iterator[Document | Reject]:
-        """Every record in its order: a document, or why it is none. What can be iterated once, can be read once."""
-        return self.read()
+    def begun(self) -> Source:
+        """The same, its first record already read: what is wrong with the columns is said now.
+
+        Raises:
+            ValueError: The first record cannot be read, or there is none.
+        """
+        records = self.read()
+        first = next(records, None)
+        if first is None:
+            raise ValueError(f"{self.name}: no documents: it is empty")
+        return replace(self, read=lambda: chain([first], records))
 
 
-def open_source(
-    input: Input | Source,
-    *,
-    text_column: str = "text",
-    id_column: str = "id",
-    encoding: str = "utf-8-sig",
-    split: str | None = None,
-    ids: Iterable[str] | None = None,
-    max_chars: int = MAX_CHARS,
-) -> Source:
+def open_source(input: Input, reading: Reading | None = None, ids: Iterable[str] | None = None) -> Source:
     """Find out what there is to read, and refuse at once what cannot be.
 
     Args:
-        input: A file (.txt, .jsonl, .csv, .tsv, each also with .gz; .parquet); a folder that `datasets.save_to_disk`
-            wrote; any other folder: all such files in it and below, by name; a list of Path objects of these; or an
-            iterable of texts, Documents or mappings. A string is a path.
-        text_column: The column or key that holds the text.
-        id_column: The column or key that holds the id. The default may be missing; a name given here must be there.
-        encoding: Of text files.
-        split: Of a DatasetDict.
+        input: A file (.txt, .jsonl, .csv, .tsv, each also with .gz; .parquet); a folder that ``datasets.save_to_disk``
+            wrote; any other folder: all such files in it and below, by name; a list of Path objects of these; a table
+            of pandas, polars, Arrow or ``datasets``; or an iterable of texts, Documents or dicts. A string is a path.
+        reading: How records are read.
         ids: One id for each text of an iterable.
-        max_chars: The longest text, in characters; a longer one is set aside.
 
     Returns:
         The source. Nothing of an iterable is consumed yet.
@@ -74,96 +76,96 @@ def open_source(
         FileNotFoundError: There is no such file or folder.
         ValueError: A suffix, an encoding or a split that is not known, a folder without files, or ids that do not fit.
         TypeError: The input is one document, or nothing that can be iterated over.
-        ImportError: What reads it is not installed.
     """
+    reading = reading or Reading()
     if isinstance(input, Source):
         return input
-    if max_chars < 1:
-        raise ValueError(f"max_chars={max_chars} is not a whole number from 1 on (--max-chars)")
-    reading = Reading(text_column, id_column, encoding, max_chars)
     paths = _paths(input)
-    if paths is None:
-        if split is not None:
-            raise ValueError(f"split={split!r} belongs to a folder of datasets, not to {type(input).__name__}; drop it")
-        return _from_iterable(input, ids, reading)
-    if ids is not None:
-        raise ValueError("ids belong to an iterable of texts; in files, id_column (--id-column) names the ids")
-    return _from_paths(paths, split, reading)
+    if reading.split is not None and not (paths and len(paths) == 1 and paths[0].is_dir()):
+        raise ValueError(f"split={reading.split!r} belongs to a folder of datasets; drop it (--split)")
+    if paths is not None:
+        if ids is not None:
+            raise ValueError("ids belong to an iterable of texts; in files, id_column (--id-column) names the ids")
+        return _from_paths(paths, reading)
+    if (table := _from_table(input, reading)) is not None:
+        if ids is not None:
+            raise ValueError("ids belong to an iterable of texts; in tables, id_column names the ids")
+        return table
+    return _from_iterable(input, ids, reading)
 
 
 def _paths(input: Input) -> list[Path] | None:
     """Files and folders, if the input names them."""
     if isinstance(input, (str, PathLike)):
+        if str(input) == "-":
+            raise ValueError('"-" (standard input) cannot be read twice: save the texts in a file and give its path')
         return [Path(input)]
     if isinstance(input, Sequence) and input and all(isinstance(item, PathLike) for item in input):
         return [Path(os.fspath(item)) for item in input]
     return None
 
 
-def _from_paths(paths: list[Path], split: str | None, reading: Reading) -> Source:
-    if len(paths) == 1 and paths[0].is_dir():
+def _from_paths(paths: list[Path], reading: Reading) -> Source:
+    split = reading.split
+    if len(paths) == 1 and paths[0].is_dir() and ((splits := dataset_splits(paths[0])) is not None or split):
         folder = paths[0]
-        if (splits := dataset_splits(folder)) is not None:
-            if split not in splits:
-                given = "holds several splits" if split is None else f"has no split {split!r}"
-                raise ValueError(f"{folder} {given}: choose one of {', '.join(splits)} with split (--split)")
-            return _from_dataset(folder / split, split, reading)
-        if is_dataset(folder) and split is None:
-            return _from_dataset(folder, folder.resolve().name, reading)
-    if split is not None:
-        raise ValueError(f"split={split!r} belongs to a folder that DatasetDict.save_to_disk wrote; drop it")
-    parts = [file for path in paths for file in (_files(path) if path.is_dir() else [path])]
-    for file in parts:
+        if not splits and split is not None:
+            raise ValueError(f"split={split!r}: {folder} does not hold several datasets; drop it (--split)")
+        if splits and split not in splits:
+            given = "holds several splits" if split is None else f"has no split {split!r}"
+            raise ValueError(f"{folder} {given}: choose one of {', '.join(splits)} with split (--split)")
+        part = folder / split if split else folder
+        name = part.resolve().name
+        return Source(str(part), None, lambda: read_dataset(part, name, reading))
+    files = [file for path in paths for file in (_files(path) if path.is_dir() else [path])]
+    for file in files:
         check_file(file, reading)
-    base = Path(os.path.commonpath([_absolute(path if path.is_dir() else path.parent) for path in paths]))
-    names = [_absolute(file).relative_to(base).as_posix() for file in parts]
+    base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
+    names = [file.relative_to(base).as_posix() if base else str(file) for file in files]
 
-    def records() -> Iterator[Document | Reject]:
-        for file, name in zip(parts, names, strict=True):
+    def read() -> Iterator[Document | Reject]:
+        for file, name in zip(files, names, strict=True):
             yield from read_file(file, name, reading)
 
-    what = ", ".join(str(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-    return Source(what, _identity(parts, names, split, reading), None, records)
-
-
-def _from_dataset(folder: Path, name: str, reading: Reading) -> Source:
-    parts = sorted(file for file in folder.rglob("*") if file.is_file())
-    names = [file.relative_to(folder).as_posix() for file in parts]
-    identity = _identity(parts, names, name, reading)
-    return Source(str(folder), identity, None, lambda: read_dataset(folder, name, reading))
+    return Source(", ".join(str(path) for path in paths[:3]) + ", …" * (len(paths) > 3), None, read)
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files of a folder that can be read, by name; what is hidden, and encoded corpora, are passed over."""
+    """The files of a folder that can be read, by name; what is hidden, and encoded corpora, are passed over."""
     if is_corpus(folder):
         raise ValueError(f"{folder}: an encoded corpus, not a folder of texts; name the texts that it was made of")
     found = []
     for place, folders, files in os.walk(folder):
         here = Path(place)
         folders[:] = [name for name in folders if not name.startswith(".") and not is_corpus(here / name)]
-        found += [here / name for name in files if not name.startswith(".") and is_supported(here / name)]
+        found += [here / name for name in files if not name.startswith(".") and suffix_of(here / name)]
     if not found:
         raise ValueError(f"{folder}: no file that can be read is in this folder or below; use {SUPPORTED}")
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))
+def _from_table(input: Any, reading: Reading) -> Source | None:
+    """The rows of a table of some library, by column; None: it is none."""
+    kind = type(input)
+    name = f"the {kind.__name__}"
+    if kind.__module__.startswith("datasets.") and hasattr(input, "select_columns"):
+        return Source(name, len(input), lambda: dataset_records(input, name, reading))
+    if kind.__module__.startswith("datasets.") and isinstance(input, Mapping):
+        raise TypeError(f"{name} holds several datasets, {', '.join(map(repr, input))}; give one of them")
+    if kind.__module__.startswith("pandas."):
+        if not hasattr(input, "columns"):
+            return None  # a Series is an iterable of texts
+        input = required("pyarrow", "corpus").Table.from_pandas(input, preserve_index=False)
+    if not hasattr(input, "__arrow_c_stream__") or not (hasattr(input, "columns") or hasattr(input, "schema")):
+        return None
+    table = input
 
+    def read() -> Iterator[Document | Reject]:
+        reader = required("pyarrow", "corpus").RecordBatchReader.from_stream(table)
+        resolved, columns = arrow_columns(reader.schema, name, reading)
+        return arrow_records((batch.select(columns) for batch in reader), name, resolved)
 
-def _identity(files: list[Path], names: list[str], split: str | None, reading: Reading) -> dict[str, Any]:
-    states = [file.stat() for file in files]
-    return {
-        "files": [
-            {"name": name, "bytes": state.st_size, "mtime_ns": state.st_mtime_ns}
-            for name, state in zip(names, states, strict=True)
-        ],
-        "text_column": reading.text_column,
-        "id_column": reading.id_column,
-        "encoding": reading.encoding,
-        "split": split,
-        "max_chars": reading.max_chars,
-    }
+    return Source(name, len(input) if isinstance(input, Sized) else None, read)
 
 
 def _from_iterable(input: Any, ids: Iterable[str] | None, reading: Reading) -> Source:
@@ -178,22 +180,23 @@ def _from_iterable(input: Any, ids: Iterable[str] | None, reading: Reading) -> S
     total = len(input) if isinstance(input, Sized) else None
     if total is not None and isinstance(ids, Sized) and total != len(ids):
         raise ValueError(f"there are {total} texts, but {len(ids)} ids; give one id for each text")
-    return Source(f"the {kind}", None, total, lambda: _iterate(input, ids, reading))
+    return Source(f"the {kind}", total, lambda: _iterate(input, ids, reading))
 
 
 def _iterate(input: Iterable[Any], ids: Iterable[str] | None, reading: Reading) -> Iterator[Document | Reject]:
     names = None if ids is None else iter(ids)
-    number = -1
+    number, named = -1, False
     for number, item in enumerate(input):
         place = f"record {number}"
-        if isinstance(item, str):
-            record: Document | Reject = Document(item)
-        elif isinstance(item, Document):
-            record = item
-        elif isinstance(item, Mapping):
-            record = from_fields(item, place, reading)
+        if isinstance(item, Mapping):
+            if not named:
+                reading, named = reading.resolved(item), True
+            record = reading.document(item, place)
+        elif isinstance(item, (str, Document)):
+            document = Document(item) if isinstance(item, str) else item
+            record = checked(document, place, max_chars=reading.max_chars)
         else:
-            reason = f"a {type(item).__name__}, not a text; give strings, Documents or mappings with a text"
+            reason = f"wrong type: a {type(item).__name__}, not a text; give strings, Documents or dicts with a text"
             record = Reject(place, reason, text=beginning(item))
         if names is not None:
             try:
@@ -203,7 +206,7 @@ def _iterate(input: Iterable[Any], ids: Iterable[str] | None, reading: Reading) 
             if isinstance(record, Document):
                 if record.id is not None:
                     raise ValueError(f"{place} has the id {record.id!r}, and ids gives another; give one of both")
-                record = Document(record.text, name, record.metadata)
-        yield record if isinstance(record, Reject) else checked(record, place, max_chars=reading.max_chars)
+                record = checked(replace(record, id=name), place, max_chars=reading.max_chars)
+        yield record
     if names is not None and next(names, None) is not None:
         raise ValueError(f"there are more ids than the {number + 1} texts; give one id for each text")

@@ -1,13 +1,10 @@
-"""A searchable folder of document vectors and texts, made by any Sentence Transformers model."""
+"""A searchable folder of documents and their vectors, made by any Sentence Transformers model."""
 
 from __future__ import annotations
 
-from ..corpus.documents import Document
 from ..corpus.readers import read_documents
-from .changing.changes import Change, add, delete
-from .changing.compaction import compact
-from .exporting import export
-from .folder.generation import SearchResult
-from .index import Index
+from ..corpus.records import Document
+from .changes import Change
+from .index import Index, SearchResult
 
-__all__ = ["Change", "Document", "Index", "SearchResult", "add", "compact", "delete", "export", "read_documents"]
+__all__ = ["Change", "Document", "Index", "SearchResult", "read_documents"]

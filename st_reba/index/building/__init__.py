@@ -1,1 +1,0 @@
-"""From documents or encoded corpora to an index folder, and how much of exact search it finds."""

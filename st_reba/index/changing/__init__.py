@@ -1,1 +1,0 @@
-"""Documents added, replaced and deleted, segments merged and compacted."""

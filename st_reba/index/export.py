@@ -1,0 +1,122 @@
+"""Give an index away: vectors with their documents, for other tools."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..corpus.records import to_json
+from ..files import whole_path
+from ..folders import new_folder
+from ..optional import required
+from .ann import write_flat
+from .changes import filed, open_file
+from .store import State, Store, Stored, read_dead, read_pending, read_state
+from .vectors import Segment, Vectors
+
+logger = logging.getLogger(__name__)
+
+_ROWS = 8192
+_FILES = ("vectors.npy", "documents.jsonl", "index.faiss")
+
+
+def export(store: Store, tx: sqlite3.Connection, out: Path, *, overwrite: bool, show: bool | None) -> int:
+    """Write an index's vectors and documents; arguments as for ``Index.export``."""
+    if out.exists() and not overwrite:
+        raise FileExistsError(f"{out}: already there; give another path, or overwrite=True (--overwrite)")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such folder; make it first")
+    if out.suffix not in ("", ".parquet", ".faiss"):
+        raise ValueError(f"{out}: export writes X.parquet, X.faiss, or a folder; give it such a name")
+    state = read_state(tx, store.path)
+    assert state is not None
+    vectors = all_vectors(store, tx, state)
+    if not vectors.count:
+        raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
+    with tqdm(
+        total=vectors.count, desc="Exporting", unit=" vectors", disable=None if show is None else not show
+    ) as bar:
+        if out.suffix == ".parquet":
+            _write_parquet(out, tx, vectors, state, bar)
+        elif out.suffix == ".faiss":
+            _write_faiss(out, vectors, bar)
+        else:
+            with new_folder(out, overwrite=overwrite, kind="an export", is_kind=_is_export) as folder:
+                _write_folder(folder, tx, vectors, bar)
+    return vectors.count
+
+
+def all_vectors(store: Store, tx: sqlite3.Connection, state: State) -> Vectors:
+    """The vectors of all documents, in the order of their keys."""
+    searcher = open_file(store.folder, state)
+    if searcher is not None and not searcher.is_exact:
+        logger.warning(
+            "%s: an index of factory %r keeps codes in place of vectors, so the vectors that are exported are "
+            "approximations; encode the texts again for others", store.folder, state.factory,
+        )  # fmt: skip
+    dead, _ = read_dead(tx)
+    later, pending = read_pending(tx, state.dim)
+    last = Segment(later, lambda rows: pending[rows])
+    return Vectors([*filed(tx, searcher, int((state.file or {"stop": 0})["stop"]), dead), last], state.dim)
+
+
+def _lines(tx: sqlite3.Connection) -> Iterator[tuple[int, str, str, str, str | None]]:
+    """Key, id, text, metadata and passage of each vector, in the order of their keys."""
+    for row in tx.execute("SELECT key, id, metadata, spans, text FROM documents ORDER BY key"):
+        one = Stored(*row)
+        for key in one.keys:
+            start, stop = (0, None) if one.spans is None else one.bounds(key)
+            yield key, one.id, one.text, one.metadata, None if one.spans is None else one.text[start:stop]
+
+
+def _write_faiss(path: Path, vectors: Vectors, bar: Any) -> None:
+    def blocks() -> Iterator[Any]:
+        for block in vectors.blocks():
+            yield block
+            bar.update(len(block))
+
+    write_flat(path, blocks(), vectors.keys, vectors.dim)
+
+
+def _write_folder(folder: Path, tx: sqlite3.Connection, vectors: Vectors, bar: Any) -> None:
+    with (folder / "documents.jsonl").open("w", encoding="utf-8") as text_stream:
+        for key, identity, text, metadata, passage in _lines(tx):
+            line = {"key": key, "id": identity, "text": text, "metadata": json.loads(metadata)}
+            text_stream.write(to_json(line | ({} if passage is None else {"passage": passage})) + "\n")
+    with (folder / "vectors.npy").open("wb") as stream:
+        # Not mapped into memory: on a full disk that would kill the process in place of an error.
+        header = {"descr": "<f4", "fortran_order": False, "shape": (vectors.count, vectors.dim)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        for block in vectors.blocks():
+            stream.write(block.astype("<f4").data)
+    _write_faiss(folder / "index.faiss", vectors, bar)
+
+
+def _is_export(folder: Path) -> bool:
+    return sorted(path.name for path in folder.iterdir()) == sorted(_FILES)
+
+
+def _write_parquet(out: Path, tx: sqlite3.Connection, vectors: Vectors, state: State, bar: Any) -> None:
+    pa, parquet = required("pyarrow", "corpus"), required("pyarrow.parquet", "corpus")
+    columns = [
+        pa.field(name, pa.string(), nullable=name == "passage") for name in ("id", "text", "metadata", "passage")
+    ]
+    about = {"st_reba.metric": state.metric, "st_reba.factory": state.factory}
+    schema = pa.schema([*columns, pa.field("vector", pa.list_(pa.float32(), vectors.dim), nullable=False)], about)
+    lines = _lines(tx)
+    with whole_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        for block in vectors.blocks():
+            for start in range(0, len(block), _ROWS):
+                some = block[start : start + _ROWS]
+                rows = [next(lines)[1:] for _ in range(len(some))]
+                arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(some.ravel(), pa.float32()), vectors.dim))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                bar.update(len(some))

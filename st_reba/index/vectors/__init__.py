@@ -1,1 +1,0 @@
-"""FAISS: which index, how it is set, trained and written, which of its rows stay."""
