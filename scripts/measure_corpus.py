@@ -1,89 +1,113 @@
-"""Measure what encoding and indexing a corpus takes: seconds by stage, and whether memory grows with the corpus.
+"""Measure what encoding and indexing a corpus costs besides the model, and whether memory grows with it.
 
-Each size runs in processes of its own, through the command line, as a user would; the peak is what the system says the
-process held at most (resident, libraries and model included).
+    python scripts/measure_corpus.py corpus.txt --sizes 10000 50000 100000
+    python scripts/measure_corpus.py corpus.txt --sizes 2000 --long 100000     each text repeated to so many characters
 
-    python scripts/measure_corpus.py corpus.txt --sizes 10000 50000 100000 --model mini --factory Flat
+Each size runs in a process of its own. "model" is the time within the model's encode, tokenizing included; memory is
+the most that the process held, resident, with Python, torch and the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 
 def main() -> None:
-    options = _options()
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        folder = Path(scratch)
-        model = options.model
-        if not Path(model).is_dir():
-            model = str(folder / "model")
-            _run("build", options.model, model, "--method", options.method, "--pooling", options.pooling)
-        results = []
-        for size in options.sizes:
-            texts = folder / f"{size}.txt"
-            with options.texts.open(encoding="utf-8") as lines, texts.open("w", encoding="utf-8") as part:
-                count = sum(bool(part.write(line)) for line in islice(lines, size))
-            if count < size:
-                sys.exit(f"--sizes {size}: {options.texts} has only {count} lines. Give a smaller size or more texts.")
-            corpus, index = str(folder / f"corpus-{size}"), str(folder / f"index-{size}")
-            encoded, encode_peak = _run("encode-corpus", model, str(texts), corpus, "--json")
-            built, index_peak = _run("index", model, corpus, index, "--factory", options.factory, "--json")
-            results.append(
-                {"texts": size, "encode": encoded, "encode_peak_mib": encode_peak}
-                | {"index": built, "index_peak_mib": index_peak}
-            )
-            print(_told(results[-1]), file=sys.stderr)
-    print(json.dumps({"model": options.model, "factory": options.factory, "sizes": results}, indent=2))
-
-
-def _options() -> argparse.Namespace:
+    """Measure each size in a process of its own and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path, metavar="TEXTS", help="a .txt file, one text a line")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 50_000, 100_000], help="numbers of texts")
-    parser.add_argument("--model", default="mini", help="a saved model's folder, or a base to build (default: mini)")
-    parser.add_argument("--method", default="reba", help="of a model that is built (default: %(default)s)")
-    parser.add_argument("--pooling", default="mean", help="of a model that is built (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="mini", help="a saved model's folder, or a base (default: mini by ReBA mean)"
+    )
     parser.add_argument("--factory", default="Flat", help="of the index (default: %(default)s)")
-    parser.add_argument("--scratch", type=Path, help="where to write (default: the system's temporary folder)")
-    return parser.parse_args()
+    parser.add_argument("--long", type=int, help="repeat each text to so many characters, in metadata")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(measured(options)))
+        return
+    rows = []
+    for size in options.sizes:
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", str(size)]
+        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
+    for row in rows:
+        print(f"| {' | '.join(f'{value:,}' for value in row.values())} |")
 
 
-def _run(*command: str) -> tuple[dict[str, Any], int]:
-    """A command's JSON, and the most memory that it held, in MiB."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "st_reba.cli", *command], stdout=out, env=os.environ | {"PYTHONPATH": paths}
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            sys.exit(f"st-reba {' '.join(command)}: status {process.returncode}")
-        out.seek(0)
-        text = out.read().decode()
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """Encode and index so many texts; seconds and MiB."""
+    import st_reba
+    from st_reba.corpus import Document, encode, encode_corpus
+    from st_reba.persistence import load
+
+    model = load(options.model) if Path(options.model).is_dir() else st_reba.build(options.model, pooling="mean")
+    spent: Counter[str] = Counter()
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*arguments, **given)
+            finally:
+                spent[name] += time.perf_counter() - began
+
+        return run
+
+    def documents() -> Iterator[Document]:
+        with options.texts.open(encoding="utf-8") as lines:
+            for line in islice(lines, options.one):
+                repeated = (line * (options.long // len(line) + 1))[: options.long] if options.long else ""
+                yield Document(line, metadata={"more": repeated} if repeated else {})
+
+    encode.encode_batch = timed("model", encode.encode_batch)
+    encode.planned_batches = timed("plan", encode.planned_batches)
+    encode.gather = timed("gather", encode.gather)
+    with tempfile.TemporaryDirectory() as scratch:
+        began = time.perf_counter()
+        encode_corpus(model, documents(), f"{scratch}/corpus", show_progress_bar=False)
+        encoding, peak = time.perf_counter() - began, held()
+        began = time.perf_counter()
+        st_reba.Index.from_corpus(
+            f"{scratch}/corpus", f"{scratch}/index", factory=options.factory, show_progress_bar=False
+        ).close()
+        indexing = time.perf_counter() - began
+    return {
+        "texts": options.one,
+        "encoding, s": round(encoding, 1),
+        "of that the model, s": round(spent["model"], 1),
+        "all else, %": round(100 * (1 - spent["model"] / encoding), 1),
+        "reading, s": round(spent["gather"], 2),
+        "planning batches, s": round(spent["plan"], 2),
+        "most memory, encoding, MiB": peak,
+        "indexing, s": round(indexing, 1),
+        "most memory, MiB": held(),
+    }
+
+
+def held() -> int:
+    """The most memory that this process has held, in MiB."""
     # Kilobytes on Linux, bytes on macOS.
-    peak = usage.ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)
-    return (json.loads(text) if "--json" in command else {}), peak
-
-
-def _told(result: dict[str, Any]) -> str:
-    parts = []
-    for name in ("encode", "index"):
-        seconds: dict[str, float] = result[name].get("seconds", {})
-        split = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
-        parts.append(f"{name}: {split}; peak {result[f'{name}_peak_mib']} MiB")
-    return f"{result['texts']:,} texts: {' | '.join(parts)}"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)
 
 
 if __name__ == "__main__":

@@ -445,7 +445,7 @@ def sample_texts(texts: Iterable[str], sample: int | None = None, seed: int = 0)
 
 def _probe(model: SentenceTransformer, prompt: str | None) -> NDArray[np.float32]:
     """Vectors [2, d] of two fixed texts, by which a filter knows its model again."""
-    return np.asarray(model.encode(list(PROBES), prompt=prompt, show_progress_bar=False), dtype=np.float32)
+    return np.asarray(model.encode(list(PROBES[:2]), prompt=prompt, show_progress_bar=False), dtype=np.float32)
 
 
 def _dtype(model: SentenceTransformer) -> str:

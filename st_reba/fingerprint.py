@@ -9,9 +9,11 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,12 +99,42 @@ class ModelFingerprint:
             raise ValueError(f"the fingerprint of the model is damaged ({error})") from None
 
 
+# Of each model: its version, its fingerprint, and the seconds that the probes took.
+_taken: WeakKeyDictionary[SentenceTransformer, tuple[int, ModelFingerprint, float]] = WeakKeyDictionary()
+
+
 def fingerprint(model: SentenceTransformer) -> ModelFingerprint:
-    """Take the fingerprint of a model; a few short texts are encoded for it.
+    """Take the fingerprint of a model; a few short texts are encoded for it, unless they were and nothing has changed.
 
     Raises:
         ValueError: The model gives NaN, infinite or zero vectors.
     """
+    return _fingerprint(model)[1]
+
+
+def encoding_rate(model: SentenceTransformer) -> float:
+    """Short texts that a model encodes in a second, as far as the probes tell."""
+    return len(PROBES) / max(_fingerprint(model)[2], 1e-3)
+
+
+def version_of(model: SentenceTransformer) -> int:
+    """A number that changes when weights are changed in place or replaced, and with the settings."""
+    settings = (_settings(model), model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name)
+    weights = tuple((one.data_ptr(), one._version) for one in model.parameters())
+    return hash((json.dumps(settings, sort_keys=True), str(model.device), weights))
+
+
+def _fingerprint(model: SentenceTransformer) -> tuple[int, ModelFingerprint, float]:
+    version = version_of(model)
+    if model not in _taken or _taken[model][0] != version:
+        model.encode_document(PROBES[0], show_progress_bar=False)  # the first call of a process takes long
+        began = time.perf_counter()
+        mark = _take(model)
+        _taken[model] = (version, mark, time.perf_counter() - began)
+    return _taken[model]
+
+
+def _take(model: SentenceTransformer) -> ModelFingerprint:
     vectors: NDArray[np.float32] = np.asarray(model.encode_document(list(PROBES), show_progress_bar=False), np.float32)
     if not np.isfinite(vectors).all() or not np.abs(vectors).max(axis=1).all():
         raise ValueError("the model gives NaN, infinite or zero vectors for ordinary text; load it in another dtype")
@@ -126,11 +158,6 @@ def fingerprint(model: SentenceTransformer) -> ModelFingerprint:
 def weights_dtype(model: SentenceTransformer) -> str | None:
     """The dtype of a model's weights; None: it has none."""
     return next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
-
-
-def version_of(model: SentenceTransformer) -> int:
-    """A number that changes when weights are changed in place, or replaced."""
-    return hash((model.max_seq_length, *((one.data_ptr(), one._version) for one in model.parameters())))
 
 
 def check(stored: ModelFingerprint, model: SentenceTransformer | ModelFingerprint, what: str = "the index") -> None:

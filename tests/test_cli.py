@@ -34,6 +34,11 @@ COMMANDS = (
     "encode-corpus",
     "index",
     "search",
+    "add",
+    "upsert",
+    "delete",
+    "compact",
+    "export",
     "info",
     "verify",
     "push",
@@ -313,7 +318,7 @@ def test_build_onto_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
 
 
 def test_info_on_what_is_no_model(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
-    for path in (saved / "index", saved / "texts.txt", tmp_path, EMBEDDED["mini"], "mini", "no-such-model"):
+    for path in (saved / "texts.txt", tmp_path, EMBEDDED["mini"], "mini", "no-such-model"):
         message = refused("info", path)
         assert repr(str(path)) in message and "st-reba build" in message
 
@@ -396,7 +401,7 @@ def test_sizes_of_batches(
     for number, (given, wanted) in enumerate([(["--batch-tokens", "1"], [1, 1, 1]), (["--batch-size", "7"], [7])]):
         sizes.clear()
         assert run(*arguments, tmp_path / f"{number}.npy", *given)[0] == 0
-        # The index's own two probes are not asked for any size.
+        # The probes of an index are not asked for any size.
         assert [size for size in sizes if size != 32] == [
             min(size, len(TEXTS)) if command == "index" else size for size in wanted
         ]
@@ -446,13 +451,13 @@ def test_index_again(run: Run, refused: Callable[..., str], saved: Path, tmp_pat
     arguments = ["index", saved / "model", saved / "texts.txt", tmp_path / "index"]
     status, out, _ = run(*arguments, "--json")
     assert status == 0
-    built = {"path": str(tmp_path / "index"), "count": 3, "dimension": 192, "metric": "cosine"}
+    built = {"path": str(tmp_path / "index"), "documents": 3, "dimension": 192, "metric": "cosine", "factory": "Flat"}
     report = json.loads(out)
     assert {key: report[key] for key in built} == built
-    assert (report["factory"], report["recall"], report["rejected"]) == ("Flat", None, 0) and report["seconds"]
-    before = (tmp_path / "index" / "manifest.json").read_bytes()
+    assert (report["recall"], report["rejected"]) == (None, {})
+    before = (tmp_path / "index" / "index.sqlite").read_bytes()
     assert "already there" in refused(*arguments)
-    assert (tmp_path / "index" / "manifest.json").read_bytes() == before
+    assert (tmp_path / "index" / "index.sqlite").read_bytes() == before
     assert run(*arguments, "--overwrite")[0] == 0
     assert "not an index" in refused(*arguments[:3], saved / "model", "--overwrite")
 
@@ -460,8 +465,50 @@ def test_index_again(run: Run, refused: Callable[..., str], saved: Path, tmp_pat
 def test_messages_name_the_options_of_the_command(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     arguments = ["index", saved / "model", saved / "texts.txt"]
     assert "--overwrite" in refused(*arguments, saved / "index")
-    (tmp_path / "a.csv").write_text("body\nx\n")
+    (tmp_path / "a.csv").write_text("words\nx\n")
     assert "--text-column" in refused("index", saved / "model", tmp_path / "a.csv", tmp_path / "index")
+
+
+def test_queries_of_a_file_and_conditions(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries come from a file, from standard input, or are asked for; conditions choose among documents."""
+    (tmp_path / "a.csv").write_text(FILES["a.csv"], encoding="utf-8")
+    assert run("index", saved / "model", tmp_path / "a.csv", tmp_path / "index")[0] == 0
+    (tmp_path / "queries.txt").write_text("ship\n\ncat\n")
+    search = ["search", tmp_path / "index", "--ids-only", "--json"]
+    out = run(*search, "--queries", tmp_path / "queries.txt", "--where", "row>=1")[1]
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [each["query"] for each in found] == ["ship", "cat"]
+    assert all({result["id"] for result in each["results"]} == {"d1", "d2"} for each in found)
+    assert all(set(result) == {"rank", "score", "id"} for result in found[0]["results"])
+    assert [
+        json.loads(line) for line in run(*search, "--where", "row>=1", stdin="ship\ncat\n")[1].splitlines()
+    ] == found
+    monkeypatch.setattr(cli.index.sys.stdin, "isatty", lambda: True, raising=False)
+    asked = iter(["ship", "cat", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(asked))
+    again = [json.loads(line) for line in run(*search, "--where", "row>=1")[1].splitlines()]
+    ids = [[[result["id"] for result in each["results"]] for each in every] for every in (again, found)]
+    assert ids[0] == ids[1]
+
+
+def test_life_of_an_index(run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
+    """add, upsert, delete, compact, export, info and verify say what they did."""
+    index = shutil.copytree(saved, tmp_path / "saved") / "index"
+    (tmp_path / "more.jsonl").write_text('{"text": "Bread rises.", "id": "b"}\n{"text": "new", "id": "0"}\n')
+    out = run("add", index, tmp_path / "more.jsonl")[1]
+    assert "1 added, set aside: 1 id in the index" in out and "st-reba upsert" in out and "4 documents" in out
+    assert "1 replaced, 1 unchanged; 4 documents" in run("upsert", index, tmp_path / "more.jsonl")[1]
+    assert "nope" in refused("delete", index, "b", "nope")
+    assert json.loads(run("delete", index, "b", "--json")[1])["deleted"] == 1
+    about = json.loads(run("info", index, "--json")[1])
+    assert (about["documents"], about["pending"], about["deleted"]) == (3, 1, 2)
+    assert "2 vectors removed from the disk; 3 documents" in run("compact", index)[1]
+    assert "3 vectors" in run("export", index, tmp_path / "out.parquet")[1]
+    assert "--overwrite" in refused("export", index, tmp_path / "out.parquet")
+    assert "3 documents and 3 vectors are as they were written" in run("verify", index)[1]
+    assert "dimension     192" in run("info", index)[1]
 
 
 def test_model_and_index_move_together(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +548,7 @@ def test_index_without_its_model_named(
 def test_other_model_is_refused(run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     assert run("build", "mini", tmp_path / "other", "--method", "classical")[0] == 0
     message = refused("search", saved / "index", "ship", "--model", tmp_path / "other")
-    assert "differ" in message and "configuration" in message
+    assert "differ" in message and "probe texts" in message
 
 
 def test_query_of_a_template_with_an_instruction(run: Run, saved: Path, tmp_path: Path) -> None:
@@ -522,11 +569,11 @@ def test_query_of_a_template_with_an_instruction(run: Run, saved: Path, tmp_path
         ("empty.txt", "", ["empty|no documents"]),
         ("a.json", "{}", ["a.json", "'.json'", ".jsonl"]),
         ("folder", None, ["folder", ".txt"]),
-        ("bad.csv", "body\nx\n", ["bad.csv", "line 1", "'text'", "'body'"]),
+        ("bad.csv", "words\nx\n", ["bad.csv", "line 1", "no column", "'words'"]),
         ("wide.csv", "text\na,b\n", ["wide.csv", "line 2"]),
         ("bad.jsonl", '{"text": "x"}\nnot json\n', ["bad.jsonl", "line 2", "JSON"]),
         ("nan.jsonl", '{"text": NaN}\n', ["nan.jsonl", "line 1", "number"]),
-        ("key.jsonl", '{"body": "x"}\n', ["key.jsonl", "line 1", "'body'"]),
+        ("key.jsonl", '{"words": "x"}\n', ["key.jsonl", "line 1", "'words'"]),
         ("latin.txt", b"caf\xe9\n", ["latin.txt", "line 1", "UTF-8"]),
     ],
 )
@@ -547,14 +594,14 @@ def test_bad_files(
 def test_ids_used_twice(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": "1"}\n{"text": "b", "id": "1"}\n')
     arguments = ["index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index"]
-    assert "'1' is used twice" in refused(*arguments, "--strict")
+    assert "used twice: '1'" in refused(*arguments, "--strict")
 
 
 def test_bad_records_are_set_aside(run: Run, saved: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\nnot json\n{"text": "b", "id": "0"}\n{"text": "c"}\n')
     status, out, _ = run("index", saved / "model", tmp_path / "a.jsonl", tmp_path / "index")
-    assert status == 0 and "2 vectors" in out and "set aside: 2 records" in out
-    rejects = [json.loads(line) for line in (tmp_path / "index" / "rejects.jsonl").read_text().splitlines()]
+    assert status == 0 and "2 vectors" in out and "set aside: 1 wrong type, 1 id used twice" in out
+    rejects = [json.loads(line) for line in run("info", tmp_path / "index", "--rejects", "--json")[1].splitlines()]
     assert [each["place"] for each in rejects] == ["a.jsonl, line 2", "record 2"]
 
 
@@ -583,18 +630,20 @@ def test_encode_onto_a_folder(refused: Callable[..., str], saved: Path, tmp_path
 def test_bad_options_of_search(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
     for k in ("0", "-1", "nan", "1.5"):
         assert "-k" in refused("search", saved / "index", "ship", "-k", k)
-    assert "QUERY" in refused("search", saved / "index")
-    assert "not an index" in refused("search", tmp_path / "nowhere", "ship")
-    assert "not an index" in refused("search", saved / "model", "ship")
+    assert "QUERY" in refused("search", saved / "index", stdin="\n")
+    assert "no index is there" in refused("search", tmp_path / "nowhere", "ship")
+    assert "no index is there" in refused("search", saved / "model", "ship")
+    assert "--where 'lang'" in refused("search", saved / "index", "ship", "--where", "lang")
+    assert "'like'" in refused("search", saved / "index", "ship", "--where", '{"lang": {"like": "z"}}')
 
 
 def test_search_in_a_file(refused: Callable[..., str], saved: Path) -> None:
     message = refused("search", saved / "texts.txt", "ship")
-    assert "not an index" in message and "Errno" not in message
+    assert "no index is there" in message and "Errno" not in message
 
 
 def test_damaged_index(refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:
-    for name in ("manifest.json", "vectors-1.faiss", "documents-1.sqlite"):
+    for name in ("vectors-1.faiss", "index.sqlite"):
         index = shutil.copytree(saved / "index", tmp_path / name)
         (index / name).write_bytes(b"garbage" * 100)
         assert name in refused("search", index, "ship", "--model", saved / "model")

@@ -39,7 +39,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     hub = ("Qwen/", "push llama2-chinese-reba", "C-MTEB")
     commands = re.findall(r"^st-reba .*$", README, re.MULTILINE)
     commands = [line for line in commands if not any(word in line for word in hub)]
-    assert len(commands) == 22
+    assert len(commands) == 23
     for command in commands:
         assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out

@@ -13,8 +13,9 @@ from tokenizers.pre_tokenizers import Whitespace
 DIM = 16
 WORDS = [
     *("cat", "dog", "ship", "bank", "rain", "salt", "moon", "king", "road", "fish", "gold", "tree"),
-    # What the fingerprint's probe texts are made of.
-    *("The", "committee", "read", "the", "report", "twice", "春天来了", "河边的柳树发了新芽", "."),
+    # Some of each of the fingerprint's probe texts.
+    *("春天来了", "河边的柳树发了新芽", "The", "committee", "report", "bridge", "猫", "Dogs", "bark", "def", "return"),
+    *("3", "14159", "42", "请问去火车站怎么走", "cold", "morning", "fog", "pier", "the", "a", ".", ","),
 ]
 
 

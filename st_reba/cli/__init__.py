@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import conversion, corpus, hub, life, models, onnx, postfilter, push, report, vectors, zoo
+from . import conversion, corpus, hub, index, models, onnx, postfilter, push, report, vectors, zoo
 from .evaluate import add_evaluate
 
 __all__ = ["main", "parser"]
@@ -50,7 +50,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     options, rest = top.parse_known_args(arguments)
     late = [argument for argument in rest if argument == "-" or not argument.startswith("-")]
-    if options.command is vectors.search:
+    if options.command is index.search:
         options.query += late
         late = []
     elif len(late) == 1 and options.command is vectors.encode and options.file is None:
@@ -76,9 +76,7 @@ def parser() -> argparse.ArgumentParser:
     zoo.add_zoo(commands)
     vectors.add_encode(commands)
     corpus.add_encode_corpus(commands)
-    vectors.add_index(commands)
-    vectors.add_search(commands)
-    life.add_life(commands)
+    index.add_index(commands)
     models.add_info(commands)
     hub.add_verify(commands)
     push.add_push(commands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +18,24 @@ from .options import (
     engine_settings,
     load_model,
     new_command,
-    positive,
 )
 
 if TYPE_CHECKING:
     from ..corpus import Corpus
-    from ..corpus.progress import RunProgress
+    from ..corpus.encode import Run
+    from ..corpus.source import Source
 
 # Written out, so that parsing needs no library; the tests hold them against the package.
 STORE_DTYPES = ("float32", "float16")
-SHARD_SIZE = 16_384
 
 
 def add_encode_corpus(commands: Any) -> None:
     command = new_command(
         commands,
         "encode-corpus",
-        "Encode a corpus of any size into a folder of shards. Killed at any moment, the same command goes on.",
+        "Encode a corpus of any size into a folder of parts. Killed at any moment, the same command goes on.",
         "  st-reba encode-corpus my_model corpus.jsonl my_corpus\n"
-        "  st-reba encode-corpus my_model texts/ my_corpus --engine local --workers 8 --store-dtype float16",
+        "  st-reba encode-corpus my_model texts/ my_corpus --workers 8 --store-dtype float16",
         encode_corpus,
     )
     command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
@@ -47,13 +47,6 @@ def add_encode_corpus(commands: Any) -> None:
     command.add_argument("out", metavar="OUT", type=Path, help="the folder to write, or to go on with")
     add_engine(command)
     command.add_argument(
-        "--shard-size",
-        metavar="N",
-        type=positive,
-        default=SHARD_SIZE,
-        help="records a shard; a kill costs one shard's encoding at most (default: %(default)s)",
-    )
-    command.add_argument(
         "--store-dtype",
         choices=STORE_DTYPES,
         default="float32",
@@ -61,9 +54,7 @@ def add_encode_corpus(commands: Any) -> None:
     )
     add_corpus(command)
     command.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a corpus that is complete, or does not fit; go on with others",
+        "--overwrite", action="store_true", help="replace a corpus that does not fit; go on with others"
     )
     command.add_argument("--json", action="store_true", help="print what was done as JSON")
     add_running(command)
@@ -71,69 +62,81 @@ def add_encode_corpus(commands: Any) -> None:
 
 def encode_corpus(options: argparse.Namespace) -> int:
     from ..corpus import encode_corpus
-    from ..corpus.progress import RunProgress
+    from ..corpus.encode import Run
 
-    progress = RunProgress()
+    run = Run()
     try:
+        # What is wrong with the input is said before a model is loaded.
+        source = opened(options)
         corpus = encode_corpus(
             load_model(options),
-            (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if options.input == "-" else options.input,
+            source,
             options.out,
-            shard_size=options.shard_size,
             dtype=options.store_dtype,
             overwrite=options.overwrite,
             model_source=options.model,
-            progress=progress,
+            run=run,
             **engine_settings(options),
             **corpus_settings(options),
         )
     except KeyboardInterrupt:
-        print(f"st-reba: interrupted; {_so_far(progress)}", file=sys.stderr)
+        done = (
+            f"{run.kept:,} of {run.total:,} texts are encoded and kept" if run.total else f"{run.records:,} were read"
+        )
+        print(f"st-reba: interrupted; {done}; the same command goes on", file=sys.stderr)
         return 130
-    about = _about(corpus, progress)
+    about = _about(corpus, run)
     print(json.dumps(about, ensure_ascii=False) if options.json else _said(about))
     return 0
 
 
-def _so_far(progress: RunProgress) -> str:
-    if progress.total is None:
-        return f"{progress.records:,} records were read; the same command goes on"
-    return f"{progress.kept:,} of {progress.total:,} documents are encoded and kept; the same command goes on"
+def opened(options: argparse.Namespace) -> Source:
+    """The input of a command, its first record read."""
+    from ..corpus.records import Reading
+    from ..corpus.source import open_source
+
+    settings = corpus_settings(options)
+    names = ("text_column", "id_column", "encoding", "split", "max_chars")
+    lines = (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    return open_source(
+        lines if options.input == "-" else options.input, Reading(**{name: settings[name] for name in names})
+    ).begun()
 
 
-def _about(corpus: Corpus, progress: RunProgress) -> dict[str, Any]:
+def _about(corpus: Corpus, run: Run) -> dict[str, Any]:
     header = corpus.header()
-    totals = header["totals"]
-    first = next(corpus.rejects(), None)
+    kinds = Counter(reject.kind for reject in corpus.rejects())
     return {
         "path": str(corpus.path),
-        **totals,
+        **header["totals"],
         "dimension": header["model"]["dimension"],
         "dtype": header["settings"]["dtype"],
         "rejects": str(corpus.path / "rejects.jsonl"),
-        "first_reject": None if first is None else first.to_json(),
+        "kinds": dict(kinds),
         # Of this run.
-        "encoded": progress.texts,
-        "texts_per_second": progress.texts / progress.seconds if progress.texts else None,
-        "tokens_per_second": progress.positions / progress.seconds if progress.positions else None,
-        # Of all runs.
-        "seconds": header["seconds"],
+        "encoded": run.texts,
+        "seconds": run.seconds,
+        "texts_per_second": run.texts / run.seconds if run.texts else None,
+        "tokens_per_second": run.positions / run.seconds if run.positions else None,
     }
 
 
 def _said(about: dict[str, Any]) -> str:
     lines = [
-        f"{about['path']}: {about['documents']:,} documents, vectors of {about['dimension']} dimensions "
-        f"({about['dtype']}) in {about['shards']:,} shards"
+        f"{about['path']}: {about['documents']:,} documents, {about['vectors']:,} vectors of {about['dimension']} "
+        f"dimensions ({about['dtype']}) in {about['parts']:,} parts"
     ]
-    if aside := about["rejected"] + about["unusable"]:
-        first = about["first_reject"]
-        lines.append(f"set aside: {aside:,}, in {about['rejects']}; first: {first['place']}: {first['reason']}")
+    if about["kinds"]:
+        lines.append(f"set aside: {counted(about['kinds'])}; each with its reason in {about['rejects']}")
     if about["encoded"]:
         tokens = about["tokens_per_second"]
         rate = f"{about['texts_per_second']:,.0f} texts/s" + ("" if tokens is None else f", {tokens:,.0f} tokens/s")
-        lines.append(f"encoded now: {about['encoded']:,} texts, {rate}")
+        lines.append(f"encoded now: {about['encoded']:,} texts in {about['seconds']:,.1f} s, {rate}")
     else:
         lines.append("nothing to do: all of it was encoded already")
-    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in about["seconds"].items())
-    return "\n".join([*lines, f"time: {stages}"])
+    return "\n".join(lines)
+
+
+def counted(kinds: dict[str, int]) -> str:
+    """Records that were set aside, by reason."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +137,23 @@ def add_info(commands: Any) -> None:
     command = new_command(
         commands,
         "info",
-        "Tell what a model folder holds, without loading its weights.",
-        "  st-reba info my_model\n  st-reba info my_model --json",
+        "Tell what a model folder or an index holds, without loading weights.",
+        "  st-reba info my_model\n  st-reba info my_model --json\n  st-reba info my_index --rejects",
         info,
     )
-    command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
+    command.add_argument("model", metavar="MODEL", help="a folder that st-reba build or index wrote, or a Hub id")
     command.add_argument("--revision", help="Hub revision")
     command.add_argument("--trust-remote-code", action="store_true", help="allow the model's own Python code")
+    command.add_argument("--rejects", action="store_true", help="of an index: list what its last change set aside")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def info(options: argparse.Namespace) -> None:
+    if options.rejects or os.path.isfile(os.path.join(options.model, "index.sqlite")):
+        from .index import print_info
+
+        print_info(Path(options.model), rejects=options.rejects, as_json=options.json)
+        return
     from ..describe import describe
 
     description = describe(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Written out, so that parsing needs no library; the tests hold them against the package.
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 BATCH_TOKENS = 4096
-ENGINES = ("single", "local", "ray")
+ENGINES = ("local", "ray")
 MAX_CHARS = 1_000_000
 # What a corpus is read from.
 CORPUS_FILES = (
@@ -81,7 +81,9 @@ def _kinds() -> Iterator[tuple[str, type[Options]]]:
 
 def add_reading(command: argparse.ArgumentParser) -> None:
     """How a file of texts is read."""
-    command.add_argument("--text-column", default="text", help="column or key of the text (default: %(default)s)")
+    command.add_argument(
+        "--text-column", metavar="NAME", help="column or key of the text (default: text, content, body, ...)"
+    )
     size = command.add_mutually_exclusive_group()
     size.add_argument(
         "--batch-tokens",
@@ -99,7 +101,9 @@ def add_reading(command: argparse.ArgumentParser) -> None:
 def add_corpus(command: argparse.ArgumentParser) -> None:
     """How a corpus is read: as files of texts are, and more."""
     add_reading(command)
-    command.add_argument("--id-column", default="id", help="column or key of the id (default: %(default)s)")
+    command.add_argument(
+        "--id-column", metavar="NAME", help="column or key of the id (default: id, _id, doc_id, ...; else a number)"
+    )
     command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
     command.add_argument("--split", help="of a folder of several datasets")
     command.add_argument(
@@ -110,6 +114,14 @@ def add_corpus(command: argparse.ArgumentParser) -> None:
         help="the longest text; longer ones are set aside (default: %(default)s)",
     )
     command.add_argument("--strict", action="store_true", help="stop at the first record that would be set aside")
+    command.add_argument(
+        "--passages",
+        metavar="N:M",
+        help="cut long texts into passages of N tokens that overlap by M, as 256:32; each gets a vector",
+    )
+    command.add_argument(
+        "--part-size", metavar="N", type=positive, help="records that a kill costs at most (default: a minute's work)"
+    )
 
 
 def corpus_settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -121,6 +133,8 @@ def corpus_settings(options: argparse.Namespace) -> dict[str, Any]:
         "split",
         "max_chars",
         "strict",
+        "passages",
+        "part_size",
         "batch_size",
         "batch_tokens",
     )
@@ -132,13 +146,13 @@ def add_engine(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--engine",
         choices=ENGINES,
-        default="single",
-        help="where it runs: in this process, in several on this machine, on a Ray cluster (default: %(default)s)",
+        default="local",
+        help="where it runs: on this machine or on a Ray cluster (default: %(default)s)",
     )
     command.add_argument(
-        "--workers", metavar="N", type=positive, help="processes of local and ray (default: one a GPU, or what suits)"
+        "--workers", metavar="N", type=positive, help="processes (default: this one; of ray: one a GPU or node)"
     )
-    command.add_argument("--devices", metavar="D,D", help="where the processes of local run, as cuda:0,cuda:1")
+    command.add_argument("--devices", metavar="D,D", help="where they run, as cuda:0,cuda:1")
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:

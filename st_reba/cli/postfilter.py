@@ -63,9 +63,9 @@ def add_postfilter(commands: Any) -> None:
 
 
 def postfilter(options: argparse.Namespace) -> None:
+    from ..corpus import read_documents
     from ..filters import postfilter_of, told, with_postfilter
     from ..hub.saving import check_out, save
-    from ..index import read_documents
 
     alone = options.out.suffix == _SUFFIX
     if not alone:

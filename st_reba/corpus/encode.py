@@ -21,12 +21,24 @@ from tqdm.auto import tqdm
 
 from ..batches import check_sizes
 from ..encode import encode_batch, in_order, planned_batches
-from ..files import remove_leftovers, whole_file
-from ..fingerprint import ModelFingerprint, check, fingerprint, weights_dtype
+from ..files import make_folder, remove_leftovers, whole_file
+from ..fingerprint import ModelFingerprint, check, encoding_rate, fingerprint, weights_dtype
 from ..folders import check_folder
 from ..lock import LOCK_FILE, writers_lock
 from ..persistence import loaded, place_of
-from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Progress, Row, is_corpus, rejects_lines, unusable
+from .folder import (
+    DTYPES,
+    HEADER_FILE,
+    REJECTS_FILE,
+    Corpus,
+    Part,
+    Progress,
+    Row,
+    is_corpus,
+    rejects_lines,
+    sha256,
+    unusable,
+)
 from .passages import cutter, parse_passages
 from .records import Document, Reading, Reject, beginning, to_json
 from .source import Input, Source, open_source
@@ -216,11 +228,11 @@ def encode_corpus(
     _check_target(corpus.path)
     model, model_source = loaded(model, model_source)
     with told(corpus.path):
-        made = not corpus.path.exists()
-        for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
-            folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with writers_lock(corpus.path):
+        made = make_folder(corpus.path)
+        for folder in (corpus.path / "documents", corpus.path / "vectors"):
+            make_folder(folder)
+        with writers_lock(corpus.path):
+            try:
                 for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
                     remove_leftovers(folder)
                 header = _begin(corpus, model, settings, model_source, overwrite)
@@ -229,19 +241,22 @@ def encode_corpus(
                 gather(source, corpus, header, cut, run=run, **options).check(source.name)
                 encode_pending(corpus, model, chosen, show_progress_bar, run)
                 finish(corpus, header)
-        except BaseException:
-            if made and not corpus.parts():
-                shutil.rmtree(corpus.path, ignore_errors=True)
-            raise
+            except BaseException:
+                if made and not corpus.parts():
+                    shutil.rmtree(corpus.path, ignore_errors=True)
+                raise
     return corpus
 
 
 def _check_target(folder: Path) -> None:
     """Refuse to write where something else is than a corpus, or what a run leaves that was killed at its start."""
+    for name in (LOCK_FILE, "documents", "vectors"):
+        if (folder / name).is_symlink():
+            raise FileExistsError(f"{folder / name}: a link, through which nothing is written; give another path")
     if folder.is_dir():
-        begun = (LOCK_FILE, f".{HEADER_FILE}.", "documents", "vectors")
-        names = [file.name for file in folder.iterdir()]
-        if all(name.startswith(begun) for name in names) and HEADER_FILE not in names:
+        names = {file.name for file in folder.iterdir() if not file.name.startswith(f".{HEADER_FILE}.")}
+        empty = not any(file for name in ("documents", "vectors") for file in (folder / name).glob("*"))
+        if names <= {LOCK_FILE, "documents", "vectors"} and empty:
             return
     check_folder(folder, overwrite=True, kind="an encoded corpus", is_kind=is_corpus)
 
@@ -257,9 +272,11 @@ def _begin(
     if is_corpus(corpus.path):
         try:
             _check_same(corpus, model, settings)
+            corpus.remove_altered()
             return corpus.header()
         except (ValueError, KeyError, TypeError):
-            if not overwrite:
+            # A header alone, of a run that stored nothing, binds to nothing.
+            if not overwrite and (corpus.parts() or not corpus.header()):
                 raise
             clear(corpus)
     header = {**new_header(model, settings), "model_source": place_of(model_source, corpus.path)}
@@ -269,12 +286,10 @@ def _begin(
 
 def new_header(model: SentenceTransformer, settings: Settings) -> dict[str, Any]:
     """The header of a corpus that is begun."""
-    began = time.perf_counter()
     mark = fingerprint(model)
-    rate = len(mark.probe) / max(time.perf_counter() - began, 1e-3)
     size = settings.part_size
     if size is None:
-        size = 1 << int(np.log2(min(max(PART_SECONDS * rate, FEWEST), MOST)))
+        size = 1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
     return {
         "model": mark.to_json(),
         "settings": {**asdict(settings), "part_size": size},
@@ -301,9 +316,8 @@ def _check_same(corpus: Corpus, model: SentenceTransformer, settings: Settings) 
 
 def clear(corpus: Corpus) -> None:
     """Remove the parts of a corpus, the header last."""
-    for folder in ("vectors", "documents"):
-        for file in (corpus.path / folder).iterdir():
-            file.unlink()
+    for file in reversed(corpus.part_files()):
+        file.unlink()
     for name in (REJECTS_FILE, HEADER_FILE):
         (corpus.path / name).unlink(missing_ok=True)
 
@@ -376,7 +390,7 @@ def gather(
         ValueError: A record is no document (``strict``), or the input has changed.
     """
     run, found = run or Run(), Gathered()
-    number, there = 0, corpus.parts()
+    number, there = 0, 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
     with (
         _used_ids(corpus.path) as used,
         tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar,
@@ -387,12 +401,13 @@ def gather(
                     row = part.rows[index]
                     part.rows[index] = Row(row.record, row.id, row.text, row.metadata, spans)
             digest = found.count(part)
-            if digest != corpus.digest(number):
-                grown = number == there - 1 and _grown(corpus.part(number), part)
-                if number < there and not (overwrite or grown):
+            old = corpus.digest(number)
+            if digest != old:
+                fits = overwrite or old is None
+                if not (fits or (number == there - 1 and _grown(corpus.part(number), part))):
                     raise ValueError(
-                        f"{source.name}: from record {part.start:,} on (counted from 0) it is not what part {number} of "
-                        f"{corpus.path} was made of. Give the same input and reading options to go on, or "
+                        f"{source.name}: from record {part.start:,} on (counted from 0) it is not what part {number} "
+                        f"of {corpus.path} was made of. Give the same input and reading options to go on, or "
                         "overwrite=True (--overwrite) to encode this input in its place."
                     )
                 corpus.write_part(number, part, digest)
@@ -405,9 +420,9 @@ def gather(
                 f"{source.name}: it ends before part {number} of {corpus.path}. Give the same input to go on, or "
                 "overwrite=True (--overwrite) to encode this input in its place."
             )
-        for left in range(number, there):
+        for left in reversed(range(number, there)):
             corpus.vectors_path(left).unlink(missing_ok=True)
-            corpus.documents_path(left).unlink()
+            corpus.documents_path(left).unlink(missing_ok=True)
     return found
 
 
@@ -473,7 +488,9 @@ def _grown(old: Part, new: Part) -> bool:
 
 def encode_pending(corpus: Corpus, model: SentenceTransformer, engine: Engine, show: bool | None, run: Run) -> None:
     """Encode every part that has no vectors."""
-    pending = corpus.pending()
+    pending, header = corpus.pending(), corpus.header()
+    if pending and "totals" in header:
+        corpus.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
     counts = [corpus.counts(number)[1] for number in range(corpus.parts())]
     run.total = sum(counts)
     run.kept = run.total - sum(counts[number] for number in pending)
@@ -523,7 +540,7 @@ def encode_part(model: SentenceTransformer, corpus: Corpus, number: int, progres
 def finish(corpus: Corpus, header: dict[str, Any]) -> None:
     """Write ``rejects.jsonl``, then the header with totals and digests, unless they are there already."""
     files = corpus.files()
-    if corpus.header().get("files") == files and (corpus.path / REJECTS_FILE).is_file():
+    if corpus.header().get("files") == files:
         logger.info("%s: all of it is encoded already, so there is nothing to do", corpus.path)
         return
     totals = dict.fromkeys(("parts", "records", "documents", "vectors", "rejected", "unusable"), 0)
@@ -534,6 +551,7 @@ def finish(corpus: Corpus, header: dict[str, Any]) -> None:
             stream.writelines(rejects_lines([*part.rejects, *bad]))
             counts = (1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad))
             totals = {name: totals[name] + count for name, count in zip(totals, counts, strict=True)}
+    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     corpus.write_header({**header, "totals": totals, "files": files})
 
 

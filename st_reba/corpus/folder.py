@@ -169,8 +169,11 @@ class Corpus:
         return int(about["documents"]), int(about["vectors"])
 
     def digest(self, number: int) -> str | None:
-        """SHA-256 of a part's records, its rejects included; None: there is no such part."""
-        return str(self._metadata(number)["digest"]) if self.documents_path(number).is_file() else None
+        """SHA-256 of a part's records, its rejects included; None: there is no such part, or it is damaged."""
+        try:
+            return str(self._metadata(number)["digest"])
+        except (FileNotFoundError, ValueError):
+            return None
 
     def part(self, number: int) -> Part:
         """The documents of a part.
@@ -267,13 +270,26 @@ class Corpus:
                 yield from (reject for _, reject in unusable(part, self.vectors(number)))
 
     def is_complete(self) -> bool:
-        """Whether the header has the totals of a finished run, and every part its vectors."""
-        return self.header().get("totals") is not None and not self.pending()
+        """Whether the header has the totals of a finished run, and all its parts their vectors."""
+        totals = self.header().get("totals")
+        return totals is not None and totals["parts"] == self.parts() and not self.pending()
 
     def files(self) -> dict[str, str]:
-        """The SHA-256 of every file of every part, by its name within the folder."""
-        paths = [path for n in range(self.parts()) for path in (self.documents_path(n), self.vectors_path(n))]
-        return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths}
+        """The SHA-256 of every file but the header, by its name within the folder."""
+        paths = [*self.part_files(), self.path / REJECTS_FILE]
+        return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths if path.is_file()}
+
+    def part_files(self) -> list[Path]:
+        """The files of all parts, also behind one that is missing."""
+        found = [file for folder in ("documents", "vectors") for file in (self.path / folder).glob("*")]
+        return sorted(file for file in found if file.stem.isdecimal())
+
+    def remove_altered(self) -> None:
+        """Remove files that are not what the header says, so that they are made again."""
+        wanted: dict[str, str] = self.header().get("files") or {}
+        for name, digest in (self.files() if wanted else {}).items():
+            if wanted.get(name) != digest:
+                (self.path / name).unlink()
 
     def verify(self) -> None:
         """Hold every file of a complete corpus against the digest in its header.
@@ -281,17 +297,12 @@ class Corpus:
         Raises:
             ValueError: The corpus is not complete, or a file is truncated, altered or missing.
         """
-        header = self.header()
-        if not self.is_complete():
+        wanted, found = self.header().get("files"), self.files()
+        if wanted is None:
             raise ValueError(f"{self.path}: not encoded to its end; run the same command again to go on")
-        found = self.files()
-        for name, digest in header["files"].items():
-            if found.pop(name, None) != digest:
-                raise ValueError(f"{self.path / name}: its SHA-256 is not that of what was written; encode it again")
-        if found:
-            raise ValueError(
-                f"{self.path / next(iter(found))}: {HEADER_FILE} does not name it; encode the corpus again"
-            )
+        for name in {**wanted, **found}:
+            if wanted.get(name) != found.get(name):
+                raise ValueError(f"{self.path / name}: missing, or not what was written; run the same command again")
 
 
 def is_corpus(folder: str | os.PathLike[str]) -> bool:

@@ -50,7 +50,7 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
 
     Example:
         >>> import st_reba
-        >>> cutter(st_reba.build("mini"), "8:2")(["你好，世界", "春天来了，河边的柳树发了新芽。"])
+        >>> cutter(st_reba.build("mini"), "9:3")(["你好，世界", "春天来了，河边的柳树发了新芽。"])
         [(), (0, 9, 6, 15)]
     """
     sizes = parse_passages(passages)

@@ -16,8 +16,9 @@ from .folder import Corpus, Progress
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# What a worker has: its model, and which device is its own.
+# What a worker has: its model, and the device that is its own.
 _model: Any = None
+_device: str = ""
 
 
 def encode_in_processes(
@@ -61,14 +62,14 @@ def encode_in_processes(
 
 
 def _start(model: Any, queue: Any, threads: int) -> None:
-    global _model
+    global _model, _device
     import torch
 
     torch.set_num_threads(threads)
     # Ctrl-C reaches every process of a terminal; the one that started the workers ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, daemon=True).start()
-    _model = model.to(queue.get())
+    _model, _device = model, queue.get()
 
 
 def _follow() -> None:
@@ -88,5 +89,6 @@ def _encode(path: str, number: int) -> tuple[int, int]:
         nonlocal texts, positions
         texts, positions = texts + more, positions + longer
 
-    encode_part(_model, Corpus(path), number, count)
+    # Moved by the first part, so that an error is told as all others are.
+    encode_part(_model.to(_device), Corpus(path), number, count)
     return texts, positions

@@ -173,15 +173,15 @@ class _Encoder:
             )
         corpus = Corpus(self._path)
         # Ray begins a part again for ever, and one that is too much for every worker would never end.
-        tries = corpus.path / "vectors" / f".{number:05d}.tries"
+        tries = corpus.path / "vectors" / f".{number:05d}.tries.tmp"  # one that is left is removed by the next run
         with tries.open("ab") as stream:
             stream.write(b".")
         if tries.stat().st_size > ATTEMPTS:
             tries.unlink()
             raise RuntimeError(
                 f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out. Finished parts "
-                "stay: run the same command again with fewer workers (--workers), or encode all anew with fewer batch_tokens "
-                "(--batch-tokens, --overwrite)."
+                "stay: run the same command again with fewer workers (--workers), or encode all anew with fewer "
+                "batch_tokens (--batch-tokens, --overwrite)."
             )
         if self._model is None:
             model = load_ray().get(self._sent).to(self._device)

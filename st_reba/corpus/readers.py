@@ -314,6 +314,8 @@ def arrow_columns(schema: Any, what: str, reading: Reading) -> tuple[Reading, li
         ValueError: The text's or the id's is missing, or cannot hold one.
     """
     types = required("pyarrow", "corpus").types
+    if twice := named_twice(schema.names):
+        raise ValueError(f"{what}: {twice}")
     reading = _resolved(reading, schema.names, what)
     named = {field.name: _storage(field.type) for field in schema}
     for role, name, whole in (("text", reading.text_column, False), ("id", reading.id_column, True)):
@@ -331,10 +333,11 @@ def arrow_records(batches: Iterable[Any], name: str, reading: Reading) -> Iterat
     """Every row of batches or tables of Arrow."""
     row = 0
     for batch in batches:
-        for fields in _rows(batch):
-            place = f"{name}, row {row}"
-            yield Reject(place, fields) if isinstance(fields, str) else reading.document(fields, place)
-            row += 1
+        for start in range(0, batch.num_rows, _ROWS):  # a table in memory is one batch
+            for fields in _rows(batch.slice(start, _ROWS)):
+                place = f"{name}, row {row}"
+                yield Reject(place, fields) if isinstance(fields, str) else reading.document(fields, place)
+                row += 1
 
 
 def _storage(kind: Any) -> Any:

@@ -126,10 +126,12 @@ class Reading:
             reason = f"no text: it has no {self.text_column!r}, only {shown or 'nothing'}; give it one"
             return Reject(place, reason, text=beginning(dict(fields)))
         text: Any = fields[self.text_column or ""]
-        identity: Any = fields.get(self.id_column or "")
+        # Records need not all have the same keys: an id may come first in a later one.
+        id_column = self.id_column or ("id" if self.text_column != "id" else None)
+        identity: Any = fields.get(id_column) if id_column else None
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
-        metadata = {key: value for key, value in fields.items() if key not in (self.text_column, self.id_column)}
+        metadata = {key: value for key, value in fields.items() if key not in (self.text_column, id_column)}
         return checked(Document(text, identity, metadata), place, max_chars=self.max_chars)
 
 

@@ -121,7 +121,8 @@ def _from_paths(paths: list[Path], reading: Reading) -> Source:
     for file in files:
         check_file(file, reading)
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
-    names = [file.relative_to(base).as_posix() if base else str(file) for file in files]
+    whole = {path: path.name for path in paths} if len(paths) == 1 else {}
+    names = [file.relative_to(base).as_posix() if base else whole.get(file, str(file)) for file in files]
 
     def read() -> Iterator[Document | Reject]:
         for file, name in zip(files, names, strict=True):
@@ -148,14 +149,18 @@ def _from_table(input: Any, reading: Reading) -> Source | None:
     """The rows of a table of some library, by column; None: it is none."""
     kind = type(input)
     name = f"the {kind.__name__}"
-    if kind.__module__.startswith("datasets.") and hasattr(input, "select_columns"):
-        return Source(name, len(input), lambda: dataset_records(input, name, reading))
-    if kind.__module__.startswith("datasets.") and isinstance(input, Mapping):
+    library = kind.__module__.partition(".")[0]
+    if library == "datasets" and isinstance(input, Mapping):
         raise TypeError(f"{name} holds several datasets, {', '.join(map(repr, input))}; give one of them")
-    if kind.__module__.startswith("pandas."):
+    if library == "datasets" and hasattr(input, "select_columns") and isinstance(input, Sized):
+        return Source(name, len(input), lambda: dataset_records(input, name, reading))
+    if library == "pandas":
         if not hasattr(input, "columns"):
             return None  # a Series is an iterable of texts
-        input = required("pyarrow", "corpus").Table.from_pandas(input, preserve_index=False)
+        try:
+            input = required("pyarrow", "corpus").Table.from_pandas(input, preserve_index=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: a column cannot be read ({error}); give all its values one type") from None
     if not hasattr(input, "__arrow_c_stream__") or not (hasattr(input, "columns") or hasattr(input, "schema")):
         return None
     table = input

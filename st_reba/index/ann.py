@@ -130,7 +130,7 @@ def make_index(factory: str, dim: int) -> Any:
                 f"{told}: M of PQ must divide the dimension, {of}: it may be one of {fitting}; or put OPQM_D or PCAD "
                 "in front, D a multiple of M"
             ) from None
-        if "metric" in str(error).lower():
+        if "metric" in last.lower():
             raise ValueError(
                 f"{told}: FAISS has no such index for the inner product, which cosine needs too; use one of {EXAMPLES}"
             ) from None

@@ -91,7 +91,7 @@ class Writer:
 
     def sweep(self) -> None:
         """Remove FAISS files that are not the index's: a writer was killed, or failed."""
-        for path in self.folder.glob("vectors-*.faiss"):
+        for path in [*self.folder.glob("vectors-*.faiss"), *self.folder.glob(".vectors-*.tmp")]:
             if path.name != self.old_file:
                 path.unlink()
 
@@ -137,6 +137,8 @@ class Writer:
                     spans = json.dumps(row.spans) if row.spans else None
                     new = Stored(self.state.next_key, identity, row.metadata, spans, row.text)
                     self.tx.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", new.row())
+                    if row.id is None:  # one of the next rows may have just this id
+                        there[identity] = new
                     self.sums.change("documents", new.row())
                     taken.keys += new.keys
                     taken.rows += range(vector, vector + passages)
@@ -156,9 +158,8 @@ class Writer:
         """Delete a document; its vectors are dead, or no longer pending."""
         self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
         self.sums.change("documents", document.row(), -1)
-        stop = 0 if self.state.file is None else self.state.file["stop"]
         for key in document.keys:
-            if key >= stop:
+            if key >= self.state.stop:
                 # Those who have it in memory are told as well.
                 (vector,) = self.tx.execute("SELECT vector FROM pending WHERE key = ?", (key,)).fetchone()
                 self.tx.execute("DELETE FROM pending WHERE key = ?", (key,))
@@ -201,9 +202,8 @@ class Writer:
         """
         state, why = self.state, None
         old = open_file(self.folder, state)
-        stop = 0 if state.file is None else int(state.file["stop"])
         dead, _ = read_dead(self.tx)
-        dead = np.sort(dead[dead < stop])
+        dead = np.sort(dead[dead < state.stop])
         keys, pending = read_pending(self.tx, state.dim)
         more = [Segment(keys, lambda rows: pending[rows]), *(() if new is None else new.segments)]
         path = self.folder / f"vectors-{state.generation + 1}.faiss"
@@ -217,7 +217,7 @@ class Writer:
                 save_faiss(path, index)
                 count = int(index.ntotal)
         else:
-            vectors = Vectors([*filed(self.tx, old, stop, dead), *more], state.dim)
+            vectors = Vectors([*filed(self.tx, old, state.stop, dead), *more], state.dim)
             count = vectors.count
             if count and recipe is None:
                 write_flat(path, vectors.blocks(), vectors.keys, state.dim)
@@ -232,6 +232,7 @@ class Writer:
             self.tx.execute("INSERT INTO dead VALUES (?)", (key,))
             self.sums.change("dead", (key,))
         state.pending, state.dead, state.file = 0, len(kept), None
+        state.folds += 1
         if count:
             about = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
             state.file = {**about, "vectors": count, "stop": state.next_key}
@@ -247,7 +248,7 @@ class Writer:
         if index is not None:
             return index, np.zeros(0, np.int64)
         try:
-            (segment,) = filed(self.tx, loaded, int((self.state.file or {})["stop"]), dead)
+            (segment,) = filed(self.tx, loaded, self.state.stop, dead)
             vectors = segment.load(np.arange(len(segment.keys)))
         except ValueError:
             logger.warning("%s: an index of this kind cannot lose vectors, so deleted ones stay in it", self.folder)

@@ -64,7 +64,7 @@ def all_vectors(store: Store, tx: sqlite3.Connection, state: State) -> Vectors:
     dead, _ = read_dead(tx)
     later, pending = read_pending(tx, state.dim)
     last = Segment(later, lambda rows: pending[rows])
-    return Vectors([*filed(tx, searcher, int((state.file or {"stop": 0})["stop"]), dead), last], state.dim)
+    return Vectors([*filed(tx, searcher, state.stop, dead), last], state.dim)
 
 
 def _lines(tx: sqlite3.Connection) -> Iterator[tuple[int, str, str, str, str | None]]:

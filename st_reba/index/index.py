@@ -20,42 +20,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.encode import Engine, Settings
-from ..corpus.folder import Corpus, sha256
+from ..corpus.folder import Corpus
 from ..corpus.records import Document, Reading, Reject, clean_text
 from ..corpus.source import Input, open_source
+from ..files import make_folder
 from ..fingerprint import ModelFingerprint, check, fingerprint, version_of
 from ..persistence import loaded, located, place_of
 from .ann import Recipe
-from .changes import Change, compact, delete, no_index, open_file, take_in
+from .changes import Change, compact, delete, no_index, take_in
 from .export import export
-from .searcher import Searcher
-from .store import (
-    FILE,
-    State,
-    Store,
-    Stored,
-    Sums,
-    by_ids,
-    by_keys,
-    damaged,
-    owners,
-    read_dead,
-    read_pending,
-    read_state,
-)  # fmt: skip
-from .vectors import METRICS, Keys, Matrix, best, scaled_queries
-from .where import Where, conditions
+from .snapshot import Found, Snapshot
+from .store import COLUMNS, FILE, State, Store, Stored, by_ids, by_keys, damaged, read_state
+from .vectors import METRICS, scaled_queries
+from .verify import about, verify
+from .where import Where
 from .work import BUILDING, New, Options, encoded, sweep, unfinished
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
-
-Model = "SentenceTransformer | str | PathLike[str]"
-# Fetched beyond k, so that equal scores at the cut are told apart by their order.
-_TIES = 32
-_KEPT_CONDITIONS = 8
 
 
 @dataclass(frozen=True)
@@ -87,19 +71,6 @@ class _Options(TypedDict, total=False):
     prompt: str | None
 
 
-@dataclass
-class _Snapshot:
-    """What a search needs of one generation, in memory."""
-
-    state: State
-    searcher: Searcher | None
-    alive: NDArray[np.bool_]  # by key
-    pending_keys: Keys
-    pending: Matrix
-    last_dead: int
-    conditions: dict[str, NDArray[np.bool_]]
-
-
 class Index:
     """Documents and their vectors in a folder, searched exactly or nearly so. Make one with `build` or `open`.
 
@@ -116,7 +87,7 @@ class Index:
 
     def __init__(self, path: Path, store: Store, model: SentenceTransformer | None, settings: dict[str, Any]) -> None:
         self._path, self._store, self._model, self._settings = path, store, model, settings
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._lock = threading.Lock()
         self._checked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.change: Change | None = None
@@ -182,8 +153,7 @@ class Index:
         model, model_source = loaded(model, model_source)
         mark = fingerprint(model)
         recipe.check(mark.dimension, source.total)
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         new = New(source, None, upsert=False, strict=work.strict)
         try:
             with encoded(folder, model, new, work) as (corpus, found):
@@ -252,8 +222,7 @@ class Index:
             check(mark, model, f"the corpus {corpora[0].path}")
         elif model_source is None and first["model_source"]:
             model_source = located(first["model_source"], corpora[0].path, must=False)
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         state = State(mark.to_json(), _metric(first["similarity"]), mark.dimension)
         state.model_source = place_of(model_source, folder)
         state.reading = {"passages": first["settings"]["passages"]}
@@ -391,9 +360,9 @@ class Index:
             snapshot = self._present()
             state = snapshot.state
             ready = scaled_queries(vectors, state.dim, state.metric)
-            allowed = None if where is None else self._allowed(tx, snapshot, where)
-            found = self._nearest(tx, snapshot, ready, k, allowed)
-            results = self._results(tx, found, passages=bool(state.reading.get("passages")), ids_only=ids_only)
+            allowed = None if where is None else snapshot.allowed(tx, where)
+            found = snapshot.nearest(tx, ready, k, allowed)
+            results = self._results(tx, found, cut=state.passages is not None, ids_only=ids_only)
         return results[0] if single else results
 
     def _encode(self, queries: Any, model: Any, batch_size: int, prompt: str | None) -> NDArray[Any]:
@@ -426,106 +395,39 @@ class Index:
             check(ModelFingerprint.from_json(about), model, "the index")
             self._checked[model] = (version_of(model), about)
 
-    def _present(self) -> _Snapshot:
+    def _present(self) -> Snapshot:
         """The last generation that was committed, as the reading transaction of this thread sees it."""
         with self._store.reading() as tx, self._lock:
             state = read_state(tx, self._store.path)
             if state is None:
                 raise FileNotFoundError(no_index(self._path))
             old = self._snapshot
-            if old is None or old.state.generation != state.generation:
-                self._snapshot = self._load(tx, state, old)
-            assert self._snapshot is not None
-            return self._snapshot
+            while old is None or old.state.generation != state.generation:
+                try:
+                    old = self._snapshot = Snapshot.read(tx, self._path, state, old)
+                except FileNotFoundError:
+                    # A writer may have replaced the file since this transaction began: so it begins anew.
+                    tx.execute("ROLLBACK")
+                    tx.execute("BEGIN")
+                    gone, state = state, read_state(tx, self._store.path)
+                    if state is None or state.generation == gone.generation:
+                        raise
+            return old
 
-    def _load(self, tx: Any, state: State, old: _Snapshot | None) -> _Snapshot:
-        """What changed since the old snapshot is read, or all where there is another FAISS file."""
-        if old is not None and (old.state.file != state.file or old.state.generation > state.generation):
-            old = None
-        stop = 0 if state.file is None else int(state.file["stop"])
-        alive = np.zeros(state.next_key, bool)
-        alive[:stop] = True
-        keys, vectors = read_pending(
-            tx, state.dim, -1 if old is None or not len(old.pending_keys) else int(old.pending_keys[-1])
-        )
-        dead, last = read_dead(tx, 0 if old is None else old.last_dead)
-        if old is not None:
-            alive[: len(old.alive)] = old.alive
-            keys, vectors = np.concatenate([old.pending_keys, keys]), np.concatenate([old.pending, vectors])
-        alive[keys] = True
-        alive[dead] = False
-        if not alive[keys].all():
-            vectors, keys = vectors[alive[keys]], keys[alive[keys]]
-        searcher = open_file(self._path, state) if old is None else old.searcher
-        return _Snapshot(state, searcher, alive, keys, vectors, last, {})
+    def _results(self, tx: Any, found: list[list[Found]], *, cut: bool, ids_only: bool) -> list[list[SearchResult]]:
+        rows = by_keys(tx, {one.document for listed in found for one in listed}, "key, id" if ids_only else COLUMNS)
 
-    def _allowed(self, tx: Any, snapshot: _Snapshot, where: Where) -> NDArray[np.bool_]:
-        """By key: which vectors belong to documents that meet conditions."""
-        sql, parameters = conditions(where)
-        name = repr((sql, parameters))
-        if name not in snapshot.conditions:
-            allowed = np.zeros(len(snapshot.alive), bool)
-            for key, spans in tx.execute(f"SELECT key, spans FROM documents WHERE {sql}", parameters):
-                allowed[key] = True
-                if spans is not None:
-                    allowed[Stored(key, "", "", spans, "").keys] = True
-            if len(snapshot.conditions) >= _KEPT_CONDITIONS:
-                snapshot.conditions.clear()
-            snapshot.conditions[name] = allowed & snapshot.alive
-        return snapshot.conditions[name]
+        def result(rank: int, one: Found) -> SearchResult:
+            if one.document not in rows:
+                raise ValueError(damaged(self._store.path, f"there is no document {one.document}"))
+            if ids_only:
+                return SearchResult(rank, one.score, rows[one.document][1], "", {})
+            stored = Stored(*rows[one.document])
+            document = stored.document(self._store.path)
+            passage = stored.text[slice(*stored.bounds(one.vector))] if cut else None
+            return SearchResult(rank, one.score, stored.id, stored.text, document.metadata, passage)
 
-    def _nearest(
-        self, tx: Any, snapshot: _Snapshot, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None
-    ) -> list[list[tuple[int, int, float]]]:
-        """The key of the document, that of the vector and the score, of the k best documents of each query."""
-        state, searcher = snapshot.state, snapshot.searcher
-        every = snapshot.alive if allowed is None else allowed
-        among = None if allowed is None and not state.dead else every
-        pending_keys, pending = snapshot.pending_keys, snapshot.pending
-        if allowed is not None:
-            pending, pending_keys = pending[allowed[pending_keys]], pending_keys[allowed[pending_keys]]
-        later = (
-            np.einsum("qd,pd->qp", queries.astype(np.float64), pending) if len(pending) < 64 else queries @ pending.T
-        )
-        cut, total = bool(state.reading.get("passages")), int(every.sum())
-        fetch = k + _TIES
-        while True:
-            if searcher is None:
-                scores, keys = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-            else:
-                stop = int((state.file or {})["stop"])
-                scores, keys = searcher.search(queries, fetch, None if among is None else among[:stop])
-            more = np.broadcast_to(pending_keys, (len(queries), len(pending_keys)))
-            scores, keys = best(np.concatenate([scores, later], axis=1), np.concatenate([keys, more], axis=1), fetch)
-            owner = owners(tx, {int(key) for key in keys.ravel() if key >= 0}) if cut else {}
-            found = [
-                _documents(row, values, owner, k) for row, values in zip(keys.tolist(), scores.tolist(), strict=False)
-            ]
-            if not cut or fetch >= total or all(len(one) >= k for one in found):
-                return found
-            # Several passages of one document are one result.
-            fetch = min(4 * fetch, total)
-
-    def _results(
-        self, tx: Any, found: list[list[tuple[int, int, float]]], *, passages: bool, ids_only: bool
-    ) -> list[list[SearchResult]]:
-        keys = {key for one in found for key, _, _ in one}
-        rows = by_keys(tx, keys, "id" if ids_only else "id, metadata, spans, text")
-        results = []
-        for one in found:
-            listed: list[SearchResult] = []
-            for key, vector, score in one:
-                if key not in rows:
-                    raise ValueError(damaged(self._store.path, f"there is no document {key}"))
-                identity, metadata, spans, text = (*rows[key], "{}", None, "")[:4] if ids_only else rows[key]
-                document = Stored(key, identity, metadata, spans, text).document(self._store.path)
-                passage = None
-                if passages and not ids_only:
-                    bounds = [0, len(text)] if spans is None else Stored(key, "", "", spans, "").bounds(vector)
-                    passage = text[bounds[0] : bounds[1]]
-                listed.append(SearchResult(len(listed) + 1, score, identity, text, document.metadata, passage))
-            results.append(listed)
-        return results
+        return [[result(rank, one) for rank, one in enumerate(listed, 1)] for listed in found]
 
     # Documents
 
@@ -618,18 +520,20 @@ class Index:
         used = self._its_model(model)
         with self._store.reading() as tx:
             tokens = [token for (token,) in tx.execute("SELECT token FROM additions")]
-        finished = {one.header().get("digest") for one in unfinished(self._path) if one.header().get("token") in tokens}
+        done = [one.header() for one in unfinished(self._path)]
+        done = [one for one in done if one.get("token") in tokens]
         new = New(source, self._store, upsert=kind == "upsert", strict=work.strict)
         with encoded(self._path, used, new, work) as (corpus, found):
             # What had taken effect before its writer was killed.
-            repeated = new.digest in finished or (new.digest == state.last_addition and not again)
+            same = [one["token"] for one in done if one.get("digest") == new.digest]
+            repeated = bool(same) or (new.digest == state.last_addition and not again)
             if repeated or not (found.documents + found.rejected):
                 change = Change(kind, state.count, repeated=repeated and found.documents > 0)
-                tokens.append(corpus.header()["token"])
             else:
                 change = take_in(self._store, [corpus], kind, strict=work.strict, show=work.show)
-                tokens.append(corpus.header()["token"])
-        sweep(self._path, tokens)
+            # What another addition has left that was killed stays, so that its repetition is known.
+            same.append(corpus.header()["token"])
+        sweep(self._path, same)
         if change.repeated:
             logger.warning(
                 "%s: the last change of the index added just this, so nothing was done; to add it once more, give "
@@ -744,34 +648,8 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """What the index holds and how it was made, as JSON values."""
-        state = self._present().state
         with self._store.reading() as tx:
-            tokens = {token for (token,) in tx.execute("SELECT token FROM additions")}
-        mark = ModelFingerprint.from_json(state.model)
-        begun = [one for one in unfinished(self._path) if one.header().get("token") not in tokens]
-        return {
-            "path": str(self._path),
-            "documents": state.count,
-            "vectors": (state.file or {"vectors": 0})["vectors"] + state.pending - self._dead_in_file(state),
-            "dimension": state.dim,
-            "metric": state.metric,
-            "factory": state.factory,
-            "parameters": state.parameters,
-            "recall": state.recall,
-            "model": str(mark),
-            "model_source": state.model_source,
-            "reading": state.reading,
-            "pending": state.pending,
-            "deleted": state.dead,
-            "changes": state.generation,
-            "bytes": sum(file.stat().st_size for file in self._path.iterdir() if file.is_file()),
-            "unfinished": [{"path": str(one.path), "parts": one.parts(), "left": len(one.pending())} for one in begun],
-        }
-
-    def _dead_in_file(self, state: State) -> int:
-        stop = 0 if state.file is None else int(state.file["stop"])
-        with self._store.reading() as tx:
-            return int(tx.execute("SELECT COUNT(*) FROM dead WHERE key < ?", (stop,)).fetchone()[0])
+            return about(self._store, tx)
 
     def verify(self) -> dict[str, Any]:
         """Read every file and hold it against the digests that were kept with each change.
@@ -783,40 +661,8 @@ class Index:
             FileNotFoundError: A file is missing.
             ValueError: Something is not what was written.
         """
-        store = Store(self._path)
-        try:
-            with store.reading() as tx:
-                state = read_state(tx, store.path)
-                if state is None:
-                    raise FileNotFoundError(no_index(self._path))
-                (said,) = tx.execute("PRAGMA integrity_check(1)").fetchone()
-                if said != "ok":
-                    raise ValueError(damaged(store.path, said))
-                sums, counts, vectors = Sums({name: "0" for name in state.sums}), {}, 0
-                for table, columns in (
-                    ("documents", "key, id, metadata, spans, text"),
-                    ("pending", "key, vector"),
-                    ("dead", "key"),
-                ):
-                    counts[table] = 0
-                    for row in tx.execute(f"SELECT {columns} FROM {table}"):
-                        sums.change(table, row)
-                        counts[table] += 1
-                        vectors += len(Stored(*row).keys) if table == "documents" else 0
-                for table, count in (("documents", state.count), ("pending", state.pending), ("dead", state.dead)):
-                    if sums.to_json()[table] != state.sums[table] or counts[table] != count:
-                        raise ValueError(damaged(store.path, f"its {table} are not those that were written"))
-                searcher = open_file(self._path, state)
-                if state.file is not None and sha256(self._path / state.file["name"]) != state.file["sha256"]:
-                    raise ValueError(damaged(self._path / state.file["name"], "its SHA-256 is not what was written"))
-                filed = 0 if searcher is None else searcher.count
-                if filed + state.pending - self._dead_in_file(state) != vectors:
-                    raise ValueError(
-                        damaged(self._path, f"{filed} vectors in the FAISS file, but {vectors} are needed")
-                    )
-        finally:
-            store.close()
-        return self.info()
+        with self._store.reading() as tx:
+            return verify(self._store, tx)
 
     @property
     def path(self) -> Path:
@@ -931,12 +777,3 @@ def _undo(folder: Path, made: bool) -> None:
                 path.unlink()
         if made:
             folder.rmdir()
-
-
-def _documents(keys: list[int], scores: list[float], owner: Mapping[int, int], k: int) -> list[tuple[int, int, float]]:
-    """The key of the document, that of the vector and the score, of the k best documents."""
-    found: dict[int, tuple[int, int, float]] = {}
-    for key, score in zip(keys, scores, strict=True):
-        if key >= 0 and len(found) < k:
-            found.setdefault(owner.get(key, key), (owner.get(key, key), key, score))
-    return list(found.values())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ann import keeps_ids, load_faiss, parts, read_faiss, set_parameters
-from .vectors import Keys, Matrix, best
+from .vectors import Keys, Matrix, best, exact
 
 # Where fewer than this share of a graph may be found, comparing with all of those is quicker and exact.
 _GRAPH_SHARE = 0.1
@@ -65,36 +65,44 @@ class Searcher:
             allowed: By key: which may be found; None: all.
 
         Returns:
-            Scores and keys [q, ≤ k]; an approximate index may find fewer, then a key is −1.
+            Scores and keys [q, ≤ k]; where a key is −1, nothing was found.
         """
-        if allowed is None:
-            count, mask = self.count, None
-        else:
-            mask = allowed if self.keys is None else allowed[self.keys]
-            count = int(mask.sum())
+        mask = None if allowed is None else allowed if self.keys is None else allowed[self.keys]
+        # Of inverted lists, a key may be allowed that is not in the file.
+        count = self.count if mask is None else min(int(mask.sum()), self.count)
         k = min(k, count)
         if not k or not len(queries):
             return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-        if mask is None or count == self.count:
+        if mask is None or (count == self.count and self.keys is not None):
+            mask = None
             scores, found = self.inner.search(queries, k)
         else:
-            scores, found = self._among(queries, k, mask, count)
+            scores, found = self._among(queries, k, mask, count / self.count)
+        share = count / self.count
+        while share > 1 / self.count and (lacking := (found < 0).any(axis=1)).any():
+            # There are more in lists that were not looked at, or in a graph where no link leads.
+            share /= 8
+            every = np.ones(self.count, bool) if mask is None and self.keys is not None else mask
+            scores[lacking], found[lacking] = self._among(queries[lacking], k, every, share)
         if self.keys is not None:
             found = np.where(found < 0, -1, self.keys[found])
         if self.is_flat:
-            scores = self._exact(queries, found)
+            scores = exact(queries, found, self.vectors)
         return best(scores, found, k)
 
-    def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_], count: int) -> tuple[Matrix, Keys]:
-        """As `inner.search`, of those rows (or keys) alone."""
+    def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None, share: float) -> tuple[Matrix, Keys]:
+        """As `inner.search`, of those rows (or keys) alone; the smaller the share, the further it looks."""
         faiss = load_faiss()
-        share = count / self.count
-        if share < _GRAPH_SHARE and any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner)[:2]):
+        graph = self.keys is not None and any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner)[:2])
+        if mask is None:
+            found: tuple[Matrix, Keys] = self.inner.search(queries, k, params=_parameters(self.inner, None, share))
+            return found
+        if graph and share < _GRAPH_SHARE:
             return self._compared(queries, k, np.flatnonzero(mask))
         bits = np.packbits(mask, bitorder="little")
         selector = faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
         try:
-            found: tuple[Matrix, Keys] = self.inner.search(queries, k, params=_parameters(self.inner, selector, share))
+            found = self.inner.search(queries, k, params=_parameters(self.inner, selector, share))
             return found
         except RuntimeError:  # some indexes, as PQ alone, know no selectors
             fetch = k
@@ -114,20 +122,6 @@ class Searcher:
             wide = np.broadcast_to(some, more.shape)
             scores, found = best(np.concatenate([scores, more], axis=1), np.concatenate([found, wide], axis=1), k)
         return scores, found
-
-    def _exact(self, queries: Matrix, keys: Keys) -> Matrix:
-        """Products with single vectors, the same bit for bit however many queries there are."""
-        there, places = np.unique(keys, return_inverse=True)
-        vectors = self.vectors(np.maximum(there, self._lowest()))
-        places = places.reshape(keys.shape)
-        rows = [
-            np.einsum("kd,d->k", vectors[place].astype(np.float64), query)
-            for query, place in zip(queries, places, strict=False)
-        ]
-        return np.asarray(rows, np.float32).reshape(keys.shape)
-
-    def _lowest(self) -> int:
-        return 0 if self.keys is None else int(self.keys[0])
 
     def vectors(self, keys: Keys) -> Matrix:
         """The vectors [keys, d] as far as the index knows them; those of a quantized one are approximations.

@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -67,6 +67,7 @@ class State:
         file: The FAISS file: name, bytes, sha256, vectors, and stop, the key behind its last.
         pending: Vectors in ``pending``.
         dead: Keys in ``dead``.
+        folds: How often pending vectors were folded in: ``pending`` and ``dead`` then begin anew.
         last_addition: The digest of the input of the last change, if that added documents.
         sums: Of each table, the sum of its rows' SHA-256: it changes with a row, whatever their order.
     """
@@ -86,8 +87,19 @@ class State:
     file: dict[str, Any] | None = None
     pending: int = 0
     dead: int = 0
+    folds: int = 0
     last_addition: str | None = None
     sums: dict[str, str] = field(default_factory=lambda: {"documents": "0", "pending": "0", "dead": "0"})
+
+    @property
+    def stop(self) -> int:
+        """The key behind the last one of the FAISS file."""
+        return 0 if self.file is None else int(self.file["stop"])
+
+    @property
+    def passages(self) -> str | None:
+        """How texts are cut; None: they are not."""
+        return self.reading.get("passages")
 
 
 class Store:
@@ -101,7 +113,7 @@ class Store:
         self.folder = folder
         self.path = folder / FILE
         self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._open: list[tuple[int, threading.Thread, sqlite3.Connection]] = []
         self._closed = False
 
     @contextmanager
@@ -171,15 +183,22 @@ class Store:
         if mine is None or mine[0] != os.getpid():  # a connection must not be carried across a fork
             with self._errors():
                 mine = self._local.mine = (os.getpid(), self.connect())
-            self._open.append(mine[1])
+            self._close_if(lambda owner, thread: owner == os.getpid() and not thread.is_alive())
+            self._open.append((os.getpid(), threading.current_thread(), mine[1]))
         connection: sqlite3.Connection = mine[1]
         return connection
 
     def close(self) -> None:
         """Close the connections of all threads."""
         self._closed = True
-        while self._open:
-            self._open.pop().close()
+        self._close_if(lambda owner, thread: owner == os.getpid())
+
+    def _close_if(self, unused: Callable[[int, threading.Thread], bool]) -> None:
+        for one in list(self._open):
+            if unused(*one[:2]):
+                with suppress(ValueError):  # another thread was quicker
+                    self._open.remove(one)
+                    one[2].close()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -106,8 +106,33 @@ def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:
     return found
 
 
+def exact(queries: Matrix, keys: Keys, load: Callable[[Keys], Matrix]) -> Matrix:
+    """The products of queries [q, d] with single vectors, the same bit for bit whatever else is asked.
+
+    Args:
+        queries: The queries.
+        keys: Those of each query's vectors [q, k]; −1: none.
+        load: Gives the vectors [n, d] of ascending keys.
+    """
+    there = np.unique(keys[keys >= 0])
+    vectors = load(there).astype(np.float64)
+    scores = np.full(keys.shape, -np.inf, np.float32)
+    for query, wanted, row in zip(queries, keys, scores, strict=True):
+        real = wanted >= 0
+        row[real] = np.einsum("nd,d->n", vectors[np.searchsorted(there, wanted[real])], query)
+    return scores
+
+
 def best(scores: Matrix, keys: Keys, k: int) -> tuple[Matrix, Keys]:
     """The k best of each row, [q, ≤ k], equal scores by key; a key of −1 is nothing, and comes last."""
     scores = np.where(keys < 0, -np.inf, scores).astype(np.float32)
-    order = np.lexsort((keys, -scores))[:, :k]
+    if scores.shape[1] > 8 * k:
+        # Sorting all of many takes long: what is worse than the k-th is left out.
+        least = -np.partition(-scores, k - 1, axis=1)[:, k - 1]
+        some = [np.flatnonzero(row >= cut) for row, cut in zip(scores, least, strict=True)]
+        order = np.zeros((len(scores), k), np.int64)
+        for chosen, one, row, own in zip(order, some, scores, keys, strict=True):
+            chosen[:] = one[np.lexsort((own[one], -row[one]))[:k]]
+    else:
+        order = np.lexsort((keys, -scores))[:, :k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(keys, order, axis=1)

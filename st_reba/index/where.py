@@ -10,8 +10,14 @@ from typing import Any
 
 _COMPARED = {"=": "=", "==": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 OPERATORS = (*_COMPARED, "in", "has", "exists")
-# A number is compared with numbers, and with text that writes one, as tables of .csv hold it.
-_NUMBER = "iif(typeof({0}) = 'text' AND {0} = CAST(CAST({0} AS NUMERIC) AS TEXT), CAST({0} AS NUMERIC), {0})"
+# The value at a path as text, or as a number; else NULL. Text that writes a number, as tables of .csv hold it, is one.
+_AT = "FROM (SELECT json_extract(metadata, ?) AS v, json_type(metadata, ?) AS t))"
+_TEXT = f"(SELECT CASE t WHEN 'text' THEN v END {_AT}"
+_NUMBER = (
+    "(SELECT CASE WHEN t IN ('integer', 'real', 'true', 'false') THEN v WHEN t = 'text' THEN CASE WHEN json_valid(v) "
+    f"THEN CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END {_AT}"
+)
+_HAS = "EXISTS (SELECT 1 FROM json_each(metadata, ?) WHERE json_type(metadata, ?) = 'array' AND atom = ?)"
 
 Where = Mapping[str, Any]
 
@@ -27,8 +33,8 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
         ValueError: An operator or a value is not known.
 
     Example:
-        >>> conditions({"lang": "zh"})
-        ("(json_extract(metadata, ?) = ?)", ['$."lang"', 'zh'])
+        >>> conditions({"seen": {"exists": True}})
+        ('(json_type(metadata, ?) IS NOT NULL)', ['$."seen"'])
     """
     if not isinstance(where, Mapping):
         raise ValueError(f'where={where!r} must be a dict, as {{"lang": "zh", "year": {{">=": 2020}}}}')
@@ -46,7 +52,6 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
 
 
 def _condition(name: str, operator: Any, value: Any, path: str) -> tuple[str, list[Any]]:
-    there = "json_extract(metadata, ?)"
     if operator == "exists":
         return f"json_type(metadata, ?) IS {'NOT ' if value else ''}NULL", [path]
     if operator == "in":
@@ -54,24 +59,19 @@ def _condition(name: str, operator: Any, value: Any, path: str) -> tuple[str, li
             raise ValueError(f"where: {name!r} in {value!r}: give a list")
         found = [_condition(name, "=", one, path) for one in value]
         return " OR ".join(sql for sql, _ in found) or "0", [item for _, more in found for item in more]
-    if value is None and operator in ("=", "==", "!="):
-        return f"{there} IS {'NOT ' if operator == '!=' else ''}NULL", [path]
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        if not (isinstance(value, bool) and operator in ("=", "==", "!=")):
-            raise ValueError(f"where: {name!r} {operator} {value!r}: compare with a string or a number")
-        word = "true" if value else "false"
-        return f"json_type(metadata, ?) {_COMPARED[operator]} '{word}'", [path]
-    if operator == "has":
-        return "EXISTS (SELECT 1 FROM json_each(metadata, ?) WHERE value = ?)", [path, value]
-    if operator not in _COMPARED:
+    if operator not in OPERATORS:
         raise ValueError(f"where: {operator!r} is not known; use one of {', '.join(OPERATORS)}")
-    if isinstance(value, str):
-        return f"{there} {_COMPARED[operator]} ?", [path, value]
-    number = _NUMBER.format(there)
-    repeated = [path] * number.count("?")
-    # Text sorts behind every number in SQLite, which would make it greater than all.
-    guard = "" if operator in ("=", "==", "!=") else f" AND typeof({number}) != 'text'"
-    return f"{number} {_COMPARED[operator]} ?{guard}", [*repeated, value, *(repeated if guard else [])]
+    if operator in ("=", "==", "!=") and (value is None or isinstance(value, bool)):
+        if value is None:
+            return f"json_extract(metadata, ?) IS {'NOT ' if operator == '!=' else ''}NULL", [path]
+        return f"json_type(metadata, ?) {_COMPARED[operator]} '{'true' if value else 'false'}'", [path]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"where: {name!r} {operator} {value!r}: compare with a string or a number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        value = float(value)  # as SQLite reads such numbers
+    if operator == "has":
+        return _HAS, [path, path, value]
+    return f"{_TEXT if isinstance(value, str) else _NUMBER} {_COMPARED[operator]} ?", [path, path, value]
 
 
 def parse_where(texts: Iterable[str]) -> dict[str, Any]:
@@ -98,5 +98,7 @@ def parse_where(texts: Iterable[str]) -> dict[str, Any]:
         name, operator, value = parts.groups()
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-        found.setdefault(name, {})[operator] = value
+        if not isinstance(found.setdefault(name, {}), dict):
+            raise ValueError(f"--where {text!r}: {name!r} has a value already; write all its operators in one object")
+        found[name][operator] = value
     return found

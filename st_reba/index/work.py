@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..corpus.encode import Engine, Gathered, Run, Settings, encode_pending, gather, new_header, told
+from ..corpus.encode import PART_CHARS, Engine, Gathered, Run, Settings, encode_pending, gather, new_header, told
 from ..corpus.folder import HEADER_FILE, Corpus, is_corpus
 from ..corpus.passages import cutter
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
-from ..files import sync
+from ..files import make_folder, sync
 from ..lock import LOCK_FILE, writers_lock
 from .store import Store, by_ids
 
@@ -65,7 +65,7 @@ class New:
         self.source = replace(source, read=self._read)
         self.unchanged = 0
         self._input, self._store, self._upsert, self._strict = source, store, upsert, strict
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256(b"upsert" if upsert else b"add")
 
     @property
     def digest(self) -> str:
@@ -74,7 +74,7 @@ class New:
 
     def _read(self) -> Iterator[Document | Reject]:
         records = self._input.read()
-        while chunk := list(islice(records, _AT_A_TIME)):
+        while chunk := _some(records):
             ids = [one.id for one in chunk if isinstance(one, Document) and one.id is not None]
             there = {}
             if ids and self._store is not None:
@@ -95,6 +95,17 @@ class New:
                     yield Reject("in the index", already_there(old.id), old.id, beginning(record.text))
 
 
+def _some(records: Iterator[Document | Reject]) -> list[Document | Reject]:
+    """A few records: fewer of long ones."""
+    chunk, chars = [], 0
+    for record in islice(records, _AT_A_TIME):
+        chunk.append(record)
+        chars += len(record.text or "")
+        if chars > PART_CHARS:
+            break
+    return chunk
+
+
 def already_there(identity: str) -> str:
     """Why a document cannot be added."""
     return (
@@ -113,7 +124,7 @@ def encoded(folder: Path, model: SentenceTransformer, new: New, options: Options
     """
     building = folder / BUILDING
     refuse_links(folder)
-    building.mkdir(parents=True, exist_ok=True)
+    make_folder(building)
     temporary = Corpus(building / f".{uuid.uuid4().hex[:12]}.tmp")
     header = {**new_header(model, options.settings), "token": uuid.uuid4().hex}
     with told(folder), ExitStack() as stack:
@@ -135,6 +146,8 @@ def encoded(folder: Path, model: SentenceTransformer, new: New, options: Options
                 sync(building)
         finally:
             shutil.rmtree(temporary.path, ignore_errors=True)
+            with suppress(OSError):
+                building.rmdir()
         encode_pending(corpus, model, options.engine, options.show, Run())
         yield corpus, found
 
@@ -153,7 +166,8 @@ def sweep(folder: Path, tokens: Collection[str] | None) -> None:
     refuse_links(folder)
     for path in building.iterdir():
         with suppress(BlockingIOError, FileNotFoundError, ValueError), writers_lock(path):
-            if tokens is not None and is_corpus(path) and Corpus(path).header().get("token") not in tokens:
+            begun = is_corpus(path) and not path.name.startswith(".")
+            if tokens is not None and begun and Corpus(path).header().get("token") not in tokens:
                 continue
             for file in path.iterdir():
                 # The header last: without it nobody would know what this was.

@@ -1,49 +1,38 @@
-"""What the tests of the index share: models, texts, and corpora of vectors that no model made."""
+"""What the tests of the index share: texts, made-up vectors, corpora of them, and brute force."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from st_reba.corpus.folder import Corpus, ShardDocuments
-from st_reba.corpus.store import DocumentStore
-from st_reba.files import StoredFile
-from st_reba.fingerprint import ModelFingerprint
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tiny import DIM, WORDS, tiny_model
 
-MINI = Path(__file__).resolve().parents[2] / "st_reba" / "mini"
-TEXTS = [
-    "A cat sleeps on the warm roof.",
-    "The ship left the harbour at dawn.",
-    "今天天气很好，我们去公园散步。",
-    "银行昨天提高了存款利率。",
-    "Bread needs flour, water, salt and time.",
-    "猫在屋顶上睡觉。",
-    "The bank raised its interest rates.",
-    "A list of the kings of France, with dates.",
-    "火车晚点了两个小时。",
-    "He sold the house and moved to the coast.",
-]
+from st_reba.corpus.encode import Settings, finish
+from st_reba.corpus.folder import Part, Row, new_corpus
+from st_reba.fingerprint import ModelFingerprint, fingerprint
+from st_reba.index import Index
+from st_reba.index.vectors import scaled
+
+MODEL = tiny_model()
+MARK = fingerprint(MODEL)
+QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
-def make_model(dtype: str = "float32", pooling: Any = "mean", **kwargs: Any) -> SentenceTransformer:
-    transformer = Transformer(str(MINI), model_kwargs={"dtype": dtype})
-    return SentenceTransformer(modules=[transformer, Pooling(192, pooling)], device="cpu", **kwargs)
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of one to six words."""
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS[:12], size=random.integers(1, 7))) for _ in range(count)]
 
 
-def mark(dim: int, name: str = "made up") -> ModelFingerprint:
-    """The fingerprint of a model that there is not."""
-    probe = np.random.default_rng(len(name)).standard_normal((2, dim)).astype(np.float32)
-    return ModelFingerprint(name, None, "00" * 32, dim, tuple(map(tuple, probe.tolist())))
-
-
-def clustered(count: int, dim: int, seed: int = 0, centres: int = 20) -> NDArray[np.float32]:
+def clustered(count: int, dim: int = DIM, seed: int = 0, centres: int = 20) -> NDArray[np.float32]:
     """Vectors of different lengths around some centres, as texts of some topics have them."""
     rng = np.random.default_rng(seed)
     middle = rng.standard_normal((centres, dim))
@@ -51,33 +40,62 @@ def clustered(count: int, dim: int, seed: int = 0, centres: int = 20) -> NDArray
     return (vectors * rng.uniform(0.2, 5, (count, 1))).astype(np.float32)
 
 
+def unit(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    """Of length one."""
+    return scaled(vectors, "cosine")
+
+
 def make_corpus(
     path: Path,
     vectors: NDArray[Any],
     *,
+    ids: Sequence[str | None] | None = None,
+    metadata: Sequence[Mapping[str, Any]] | None = None,
     metric: str = "cosine",
-    shards: int = 3,
-    unusable: Sequence[int] = (),
-    ids: Sequence[str] | None = None,
-    model: ModelFingerprint | None = None,
+    parts: int = 3,
+    mark: ModelFingerprint = MARK,
 ) -> Path:
-    """A complete corpus of given vectors, in shards of different sizes; the text of row n is "text n"."""
-    corpus = Corpus(path)
-    corpus.path.joinpath("shards").mkdir(parents=True)
-    identity = model or mark(vectors.shape[1])
-    corpus.write_header({"status": "complete", "model": identity.to_json(), "model_source": None, "metric": metric})
-    bounds = (np.linspace(0, 1, shards + 1) ** 1.5 * len(vectors)).astype(int).tolist()
-    for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        names = [str(row) if ids is None else ids[row] for row in range(start, stop)]
-        with DocumentStore.create(corpus.documents_path(number)) as store:
-            store.add_records((name, f"text {name}", "{}") for name in names)
-        digest = hashlib.sha256(repr(names).encode()).hexdigest()
-        file = StoredFile.of(corpus.documents_path(number), path)
-        corpus.write_documents(number, ShardDocuments(start, stop, len(names), 0, digest, file))
-        left_out = {row - start: "the model's vector is zero" for row in unusable if start <= row < stop}
-        part = vectors[start:stop].copy()
-        part[list(left_out)] = np.nan
-        corpus.write_vectors(number, part, None, {}, left_out)
-    totals = {"shards": shards, "documents": len(vectors), "rejected": 0, "records": len(vectors), "first_record": 0}
-    corpus.write_gathered(totals)
+    """A complete corpus of given vectors, in parts of different sizes; the text of row n is "text n"."""
+    bounds = (np.linspace(0, 1, parts + 1) ** 1.5 * len(vectors)).astype(int).tolist()
+    header = {"model": mark.to_json(), "settings": {**asdict(Settings()), "part_size": len(vectors)}}
+    header |= {"model_dtype": "float32", "similarity": metric, "model_source": None}
+    with new_corpus(path) as corpus:
+        corpus.write_header(header)
+        for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+            rows = [
+                Row(row, ids[row] if ids else None, f"text {row}", json.dumps(metadata[row] if metadata else {}))
+                for row in range(start, stop)
+            ]
+            corpus.write_part(number, Part(start, stop, rows), str(number))
+            corpus.write_vectors(number, vectors[start:stop], str(vectors.dtype))
+        finish(corpus, header)
     return path
+
+
+def from_vectors(path: Path, vectors: NDArray[Any], **options: Any) -> Index:
+    """An index of given vectors, that can be added to with `MODEL`."""
+    names = ("ids", "metadata", "metric", "parts", "mark")
+    given = {name: options.pop(name) for name in names if name in options}
+    corpus = make_corpus(path.with_name(f"{path.name} corpus"), vectors, **given)
+    return Index.from_corpus(corpus, path, None if "mark" in given else MODEL, **QUIET, **options)
+
+
+def known(index: Index) -> tuple[list[str], NDArray[np.float64], list[dict[str, Any]]]:
+    """Ids, vectors as far as the index knows them, and metadata, of all its documents, in the order of keys."""
+    with index._store.reading() as tx:
+        rows = tx.execute("SELECT key, id, metadata FROM documents ORDER BY key").fetchall()
+        snapshot = index._present()
+    keys = np.array([key for key, _, _ in rows], np.int64)
+    stop = (snapshot.state.file or {"stop": 0})["stop"]
+    vectors = [np.zeros((0, snapshot.state.dim), np.float32)]
+    if snapshot.searcher is not None:
+        vectors.append(snapshot.searcher.vectors(keys[keys < stop]))
+    vectors.append(snapshot.pending[np.searchsorted(snapshot.pending_keys, keys[keys >= stop])])
+    return [one for _, one, _ in rows], np.concatenate(vectors).astype(np.float64), [json.loads(m) for *_, m in rows]
+
+
+def brute(vectors: NDArray[Any], query: NDArray[Any], k: int) -> tuple[list[int], NDArray[np.float64]]:
+    """The rows of the k best products, equals in their order, and the products, in float64."""
+    scores = vectors.astype(np.float64) @ query.astype(np.float64)
+    order = np.lexsort((np.arange(len(scores)), -scores.round(7)))[:k]
+    return order.tolist(), scores[order]
