@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -39,7 +40,6 @@ class Operation:
         run: The operation; repeated after a kill. It may refuse a repetition with an error in `refusals`.
         state: All that a reader can see, comparable; None: nothing is there yet.
         refusals: Errors by which a repetition says that all is done already.
-        renumbered: A repetition after the operation took effect may give files other numbers.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Operation:
     run: Callable[[Path], None]
     state: Callable[[Path], State]
     refusals: tuple[type[Exception], ...] = ()
-    renumbered: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,9 @@ class Trial:
             try:
                 operation.run(copy)
             except operation.refusals as error:
-                if not after:
-                    return Outcome(True, after, f"run again, it refused: {error}")
+                # It took effect, and its writer was killed while it cleaned up.
+                problem = None if after else f"run again, it refused: {error}"
+                return Outcome(True, after, problem)
             except Exception:
                 return Outcome(True, after, f"run again, it failed: {traceback.format_exc()}")
             try:
@@ -123,9 +123,10 @@ class Trial:
             return Outcome(True, after, None)
 
     def _listed(self, folder: Path) -> frozenset[str]:
-        """All files and folders below a folder."""
+        """All files and folders below a folder; the numbers of some go on when an operation is repeated."""
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-        return frozenset(re.sub(r"-\d+", "", name) if self.operation.renumbered else name for name in names)
+        # SQLite removes its log when the last connection is closed.
+        return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(("-wal", "-shm")))
 
     @contextmanager
     def _copy(self, name: str) -> Iterator[Path]:
@@ -181,8 +182,13 @@ def run_child(
 
 
 def count_events(last: int | None) -> list[int]:
-    """Count what this process does to files; it kills itself before the event with this number."""
+    """Count what this process does to files, and statements of SQL; it kills itself before the one with this number."""
     seen = [0]
+
+    def count(statement: str = "") -> None:
+        seen[0] += 1
+        if seen[0] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(name: str, arguments: tuple[Any, ...]) -> None:
         if name == "open":
@@ -192,10 +198,17 @@ def count_events(last: int | None) -> list[int]:
                 return
         elif name not in EVENTS:
             return
-        seen[0] += 1
-        if seen[0] == last:
-            os.kill(os.getpid(), signal.SIGKILL)
+        count()
 
+    real = sqlite3.connect
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = real(*arguments, **options)
+        # What SQLite writes for itself is not told to hooks: its statements are.
+        connection.set_trace_callback(count)
+        return connection
+
+    sqlite3.connect = connect  # type: ignore[assignment]
     sys.addaudithook(hook)
     return seen
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
 import st_reba
+import st_reba.index.changes as changes
 from st_reba.corpus import encode_corpus
 from st_reba.corpus.folder import Corpus
-from st_reba.index import Document, Index, add, compact, delete, export
-from st_reba.index.folder.generation import Generation
-from st_reba.index.vectors.flat import load_faiss
+from st_reba.index import Document, Index
+from st_reba.index.ann import load_faiss
+from st_reba.index.export import all_vectors
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
-# Where and when; and numbers that a second overwriting raises.
-_VOLATILE = ("created", "changed", "model_source", "addition")
-_COUNTERS = ("generation", "next_segment", "segments")
+QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
 @cache
@@ -49,32 +47,25 @@ def write_lines(path: Path, values: list[Any]) -> None:
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
-def index_state(path: Path, *, counters: bool = True) -> State:
+def index_state(path: Path) -> State:
     """What an index holds and finds; None: there is none yet."""
-    if not (path / "manifest.json").exists():
+    try:
+        index = Index.open(path)
+    except FileNotFoundError:
         return None
-    with Index.open(path) as index:
-        about = asdict(index.manifest)
+    with index:
+        about = index.verify()
         queries = np.asarray(model("tiny").encode_query(QUERIES, show_progress_bar=False))
-        found = index.search(np.resize(queries, (3, index.manifest.dim)), k=8)
-    state = {key: value for key, value in about.items() if key not in _VOLATILE and (counters or key not in _COUNTERS)}
-    state["found"] = [[(result.id, result.score, result.text) for result in one] for one in found]
-    generation = Generation.open(path)
-    live, vectors = [], []
-    for segment in generation.segments:
-        rows = segment.live_rows()
-        live += [(one.id, one.text, one.metadata) for one in segment.store.get(rows.tolist())]
-        vectors.append(segment.vectors(0, segment.record.count)[rows].tobytes())
-    generation.retire()
-    state["documents"] = live
-    state["vectors"] = b"".join(vectors)
-    assert len({identity for identity, _, _ in live}) == len(live) == about_count(index)
+        found: Any = index.search(np.resize(queries, (3, about["dimension"])), k=8)
+        state = {name: about[name] for name in ("documents", "vectors", "factory", "parameters", "recall", "reading")}
+        state["found"] = [[(result.id, result.score, result.text) for result in one] for one in found]
+        state["texts"] = [(one.id, one.text, one.metadata) for one in index]
+        state["rejects"] = index.rejects()
+        with index._store.reading() as tx:
+            present = index._present().state
+            state["numbers"] = (present.next_key, present.next_number, present.pending)
+            state["values"] = b"".join(block.tobytes() for block in all_vectors(index._store, tx, present).blocks())
     return state
-
-
-def about_count(index: Index) -> int:
-    """How many documents the manifest tells."""
-    return index.manifest.count
 
 
 def corpus_state(path: Path) -> State:
@@ -84,20 +75,19 @@ def corpus_state(path: Path) -> State:
         header = corpus.header()
     except FileNotFoundError:
         return None
-    if header["status"] != "complete":
+    if "totals" not in header:
         return None
-    corpus.check()
-    shards = [(list(store.records()), vectors.tobytes()) for store, vectors in corpus.shards()]
-    rejects = (path / "rejects.jsonl").read_text(encoding="utf-8")
-    return {"totals": header["totals"], "files": header["files"], "shards": shards, "rejects": rejects}
+    corpus.verify()
+    parts = [[(row, vectors.tobytes()) for row, vectors in corpus.read(part)] for part in range(corpus.parts())]
+    return {"totals": header["totals"], "files": header["files"], "parts": parts, "rejects": list(corpus.rejects())}
 
 
 def export_state(path: Path) -> State:
     """The bytes of an export; None: there is none."""
     if not path.exists():
         return None
-    beside = path.with_suffix(".documents.jsonl")
-    return path.read_bytes(), beside.read_bytes() if path.suffix == ".npy" else b""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {file.name: file.read_bytes() for file in files}
 
 
 def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
@@ -108,7 +98,6 @@ def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
         size: Documents of the index that is built first; additions and corpora go by it.
     """
     load_faiss().omp_set_num_threads(1)
-    quiet: dict[str, Any] = {"show_progress_bar": False}
     more = max(4, size // 3)
     # Ids of its own, ids that are there, none, and what is set aside.
     mixed = [
@@ -118,88 +107,91 @@ def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
         *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
     ]
     plain = texts(more, 4)
-    shards: dict[str, Any] = {"shard_size": max(2, size // 3), **quiet}
+    parts: dict[str, Any] = {"part_size": max(2, size // 3), **QUIET}
 
     def empty(folder: Path) -> None:
         write_lines(folder / "in.jsonl", mixed)
 
     def built(folder: Path, factory: str = "Flat") -> None:
         empty(folder)
-        write_lines(folder / "plain.jsonl", plain)
-        Index.build(model(name), documents(size), folder / "index", factory=factory, **quiet).close()
-        add(folder / "index", model(name), texts(more, 5), **quiet)
-        delete(folder / "index", ["d1", "d4"])
+        write_lines(folder / "plain.jsonl", [{"text": text} for text in plain])
+        with Index.build(model(name), documents(size), folder / "index", factory=factory, **QUIET) as index:
+            index.add(texts(more, 5), **QUIET)
+            index.delete(["d1", "d4"])
 
-    def changing(title: str, run: Callable[[Path], object], factory: str = "Flat") -> Operation:
+    def changing(title: str, run: Callable[[Index, Path], object], factory: str = "Flat") -> Operation:
+        def change(folder: Path) -> None:
+            with Index.open(folder / "index", model(name)) as index:
+                run(index, folder)
+
+        title = f"{title} ({factory})" if factory != "Flat" else title
         return Operation(
-            f"{title} ({factory})" if factory != "Flat" else title,
-            lambda folder: built(folder, factory),
-            lambda folder: _ignored(run(folder)),
-            lambda folder: index_state(folder / "index"),
+            title, lambda folder: built(folder, factory), change, lambda folder: index_state(folder / "index")
         )
 
     def encode(folder: Path) -> None:
-        encode_corpus(model(name), folder / "in.jsonl", folder / "corpus", **shards)
+        encode_corpus(model(name), folder / "in.jsonl", folder / "corpus", **parts)
 
     def encoded(folder: Path) -> None:
         empty(folder)
         encode(folder)
 
     def exporting(suffix: str) -> Operation:
-        out = f"out{suffix}"
-        return Operation(
-            f"export {suffix}",
-            built,
-            lambda folder: _ignored(export(folder / "index", folder / out, **quiet)),
-            lambda folder: export_state(folder / out),
-            (FileExistsError,),
-        )
+        def export(folder: Path) -> None:
+            with Index.open(folder / "index") as index:
+                index.export(folder / f"out{suffix}", **QUIET)
+
+        title = f"export {suffix or 'a folder'}"
+        return Operation(title, built, export, lambda folder: export_state(folder / f"out{suffix}"), (FileExistsError,))
 
     def building(title: str, run: Callable[[Path], Index], prepare: Callable[[Path], None] = empty) -> Operation:
         return Operation(
-            title,
-            prepare,
-            lambda folder: run(folder).close(),
-            lambda folder: index_state(folder / "index", counters=prepare is not built),
+            title, prepare, lambda folder: run(folder).close(), lambda folder: index_state(folder / "index"),
             (FileExistsError,),
-            renumbered=prepare is built,
+        )  # fmt: skip
+
+    def of_factory(factory: str) -> Operation:
+        return building(
+            f"Index.build {factory}",
+            lambda folder: Index.build(model(name), documents(size), folder / "index", factory=factory, **parts),
         )
 
-    inverted = f"IVF{max(2, size // 12)},Flat"
+    def folding(index: Index, folder: Path) -> None:
+        usual, changes.FEWEST_PENDING = changes.FEWEST_PENDING, 1
+        try:
+            index.add(folder / "plain.jsonl", **parts)
+        finally:
+            changes.FEWEST_PENDING = usual
+
+    def overwrite(folder: Path) -> Index:
+        return Index.build(model(name), plain, folder / "index", overwrite=True, **parts)
+
+    lists = f"IVF{max(2, size // 12)}"
+    most = [f"d{n}" for n in range(size)]
     return [
         Operation("encode_corpus", empty, encode, lambda folder: corpus_state(folder / "corpus")),
         building(
             "Index.build",
-            lambda folder: Index.build(model(name), folder / "in.jsonl", folder / "index", strict=False, **shards),
+            lambda folder: Index.build(model(name), folder / "in.jsonl", folder / "index", strict=False, **parts),
         ),
-        building(
-            f"Index.build {inverted}",
-            lambda folder: Index.build(model(name), documents(size), folder / "index", factory=inverted, **shards),
-        ),
+        of_factory(f"{lists},Flat"),
+        of_factory("HNSW8"),
+        of_factory(f"{lists},SQ8"),
+        building("Index.build overwrite", overwrite, built),
         building(
             "Index.from_corpus",
-            lambda folder: Index.from_corpus(folder / "corpus", folder / "index", **quiet),
+            lambda folder: Index.from_corpus(folder / "corpus", folder / "index", **QUIET),
             encoded,
         ),
-        building(
-            "Index.build overwrite",
-            lambda folder: Index.build(model(name), plain, folder / "index", overwrite=True, **shards),
-            built,
-        ),
-        changing("add a file", lambda f: add(f / "index", model(name), f / "in.jsonl", strict=False, **shards)),
-        changing("add a file without ids", lambda f: add(f / "index", model(name), f / "plain.jsonl", **shards)),
-        changing("add a list without ids", lambda f: add(f / "index", model(name), plain, **shards)),
-        changing(
-            "upsert", lambda f: add(f / "index", model(name), f / "in.jsonl", upsert=True, strict=False, **shards)
-        ),
-        changing("delete a few", lambda f: delete(f / "index", ["d0", "d2"], missing="ignore")),
-        changing("delete most", lambda f: delete(f / "index", [f"d{n}" for n in range(size)], missing="ignore")),
-        changing("compact", lambda f: compact(f / "index", **quiet)),
-        changing("compact", lambda f: compact(f / "index", **quiet), inverted),
-        exporting(".npy"),
-        exporting(".parquet"),
+        changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
+        changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
+        changing("add a list without ids", lambda i, f: i.add(plain, **parts)),
+        changing("add that folds", folding),
+        changing("add that folds", folding, f"{lists},SQ8"),
+        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
+        changing("delete a few", lambda i, f: i.delete(["d0", "d2"], missing="ignore")),
+        changing("delete most", lambda i, f: i.delete(most, missing="ignore")),
+        changing("compact", lambda i, f: i.compact(**QUIET)),
+        changing("compact", lambda i, f: i.compact(**QUIET), f"{lists},Flat"),
+        *(exporting(suffix) for suffix in (".parquet", ".faiss", "")),
     ]
-
-
-def _ignored(result: object) -> None:
-    """Results are not what is compared."""

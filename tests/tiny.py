@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -19,11 +21,11 @@ WORDS = [
 ]
 
 
-def tiny_model(seed: int = 0, **options: object) -> SentenceTransformer:
+def tiny_model(seed: int = 0, **options: Any) -> SentenceTransformer:
     """A model of `WORDS`; each seed gives other weights."""
     vocabulary = {"[UNK]": 0, **{word: number for number, word in enumerate(WORDS, 1)}}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = Whitespace()
     weights = np.random.default_rng(seed).normal(size=(len(vocabulary), DIM)).astype(np.float32)
     module = StaticEmbedding(tokenizer, embedding_weights=weights)
     model = SentenceTransformer(modules=[module], device="cpu", similarity_fn_name="cosine", **options)
@@ -34,4 +36,5 @@ def cosines(model: SentenceTransformer, queries: list[str], texts: list[str]) ->
     """Brute force in float64 [queries, texts]."""
     a = model.encode_query(queries, show_progress_bar=False).astype(np.float64)
     b = model.encode_document(texts, show_progress_bar=False).astype(np.float64)
-    return (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+    found: NDArray[np.float64] = (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
+    return found

@@ -102,7 +102,9 @@ def add_corpus(command: argparse.ArgumentParser) -> None:
     """How a corpus is read: as files of texts are, and more."""
     add_reading(command)
     command.add_argument(
-        "--id-column", metavar="NAME", help="column or key of the id (default: id, _id, doc_id, ...; else a number)"
+        "--id-column",
+        metavar="NAME",
+        help="column or key of the id (default: id, _id, doc_id, ...); '': none",
     )
     command.add_argument("--encoding", default="utf-8-sig", help="of text files (default: %(default)s)")
     command.add_argument("--split", help="of a folder of several datasets")

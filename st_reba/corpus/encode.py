@@ -368,6 +368,7 @@ def gather(
     *,
     strict: bool = False,
     overwrite: bool = False,
+    first: int = 0,
     show: bool | None = None,
     run: Run | None = None,
 ) -> Gathered:
@@ -380,6 +381,7 @@ def gather(
         cut: What `cutter` gave.
         strict: Stop at the first record that is no document.
         overwrite: Where the input is not the one that parts were made of, make them anew, in place of an error.
+        first: What is added to the number of a record to make its id, where it has none.
         show: Show a bar; None: on a terminal.
         run: Takes the counts of this run.
 
@@ -395,7 +397,7 @@ def gather(
         _used_ids(corpus.path) as used,
         tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar,
     ):
-        for part in _cut_parts(source, header["settings"]["part_size"], used, strict):
+        for part in _cut_parts(source, header["settings"]["part_size"], used, strict, first):
             for index, spans in enumerate(cut([row.text for row in part.rows]) if part.rows else ()):
                 if spans:
                     row = part.rows[index]
@@ -426,13 +428,13 @@ def gather(
     return found
 
 
-def _cut_parts(source: Source, size: int, used: sqlite3.Connection, strict: bool) -> Iterator[Part]:
+def _cut_parts(source: Source, size: int, used: sqlite3.Connection, strict: bool, first: int) -> Iterator[Part]:
     """The input in parts, ids that occur twice set aside."""
     part, chars = Part(0, 0), 0
     for record in source.read():
         number = part.stop
         if isinstance(record, Document):
-            identity = str(number) if record.id is None else record.id
+            identity = str(first + number) if record.id is None else record.id
             if used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
                 metadata = to_json(record.metadata) if record.metadata else "{}"
                 part.rows.append(Row(number, record.id, record.text, metadata))
@@ -555,9 +557,12 @@ def finish(corpus: Corpus, header: dict[str, Any]) -> None:
     corpus.write_header({**header, "totals": totals, "files": files})
 
 
-_REMEDIES = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EIO: "look after the disk"} | dict.fromkeys(
-    (errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"
-)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
+    errno.EFBIG: "allow larger files (ulimit -f, or another file system)",
+    errno.EIO: "look after the disk",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"),
+}
 
 
 @contextmanager

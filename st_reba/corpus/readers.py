@@ -237,7 +237,7 @@ def _read_csv(path: Path, name: str, reading: Reading, delimiter: str) -> Iterat
             yield Reject(place, reason, text=beginning(line))
         else:
             fields: dict[str, str | None] = dict(zip(header, row, strict=True))
-            if reading.id_column not in (None, reading.text_column) and fields[str(reading.id_column)] == "":
+            if reading.id_column not in (None, "", reading.text_column) and fields[str(reading.id_column)] == "":
                 fields[str(reading.id_column)] = None  # a table has no other way to leave an id out
             yield reading.document(fields, place)
     if header is None:
@@ -319,7 +319,7 @@ def arrow_columns(schema: Any, what: str, reading: Reading) -> tuple[Reading, li
     reading = _resolved(reading, schema.names, what)
     named = {field.name: _storage(field.type) for field in schema}
     for role, name, whole in (("text", reading.text_column, False), ("id", reading.id_column, True)):
-        if name is not None and not (_is_text(named[name]) or (whole and types.is_integer(named[name]))):
+        if name and not (_is_text(named[name]) or (whole and types.is_integer(named[name]))):
             raise ValueError(
                 f"{what}: the column {name!r} holds {named[name]}, not strings{' or whole numbers' * whole}; name "
                 f"another with {role}_column (--{role}-column)"

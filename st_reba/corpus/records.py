@@ -78,10 +78,11 @@ class Reading:
 
     Args:
         text_column: The column or key that holds the text; None: the first of ``TEXT_NAMES`` that the first record has.
-        id_column: The column or key that holds the id; None: the first of ``ID_NAMES``, or none.
+        id_column: The column or key that holds the id; None: the first of ``ID_NAMES``, or none; "": none.
         encoding: Of text files.
         split: Of a folder that holds several datasets.
         max_chars: The longest text, in characters.
+        used: Takes the columns that `resolved` has found.
 
     Example:
         >>> Reading().resolved(["_id", "body", "lang"])
@@ -93,6 +94,7 @@ class Reading:
     encoding: str = "utf-8-sig"
     split: str | None = None
     max_chars: int = MAX_CHARS
+    used: dict[str, str | None] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.max_chars < 1:
@@ -106,13 +108,15 @@ class Reading:
         """
         there = list(names)
         text = self.text_column or next((name for name in TEXT_NAMES if name in there), None)
-        identity = self.id_column or next((name for name in ID_NAMES if name in there and name != text), None)
+        guessed = next((name for name in ID_NAMES if name in there and name != text), None)
+        identity = guessed if self.id_column is None else self.id_column or None
         for role, name in (("text", text), ("id", identity)):
             if name not in there and (role == "text" or name is not None):
                 shown = ", ".join(repr(beginning(present)) for present in there[:20]) or "none"
                 wanted = f"no column {name!r}" if name else "no column that usually holds the text"
                 raise ValueError(f"{wanted}; there: {shown}; name one with {role}_column (--{role}-column)")
-        return replace(self, text_column=text, id_column=identity)
+        self.used.update(text_column=text, id_column=identity)
+        return replace(self, text_column=text, id_column="" if self.id_column == "" else identity)
 
     def document(self, fields: Mapping[str, Any], place: str) -> Document | Reject:
         """The document of a record with names, once they are `resolved`; all but text and id become the metadata.
@@ -126,9 +130,10 @@ class Reading:
             reason = f"no text: it has no {self.text_column!r}, only {shown or 'nothing'}; give it one"
             return Reject(place, reason, text=beginning(dict(fields)))
         text: Any = fields[self.text_column or ""]
-        # Records need not all have the same keys: an id may come first in a later one.
-        id_column = self.id_column or ("id" if self.text_column != "id" else None)
-        identity: Any = fields.get(id_column) if id_column else None
+        id_column = self.id_column or None
+        if self.id_column is None and self.text_column != "id":
+            id_column = "id"  # records need not all have the same keys: the first id may stand in a later one
+        identity: Any = None if id_column is None else fields.get(id_column)
         if isinstance(identity, int) and not isinstance(identity, bool):
             identity = str(identity)
         metadata = {key: value for key, value in fields.items() if key not in (self.text_column, id_column)}

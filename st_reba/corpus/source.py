@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -36,6 +36,7 @@ class Source:
         name: What messages call it.
         total: Number of records, where it is known beforehand.
         read: Begins to read: every record in its order, a document or why it is none.
+        reading: How; it knows the columns once a record was read.
 
     Example:
         >>> [record.text for record in open_source(["Cats sleep.", "Ships sail."]).read()]
@@ -45,6 +46,7 @@ class Source:
     name: str
     total: int | None
     read: Callable[[], Iterator[Document | Reject]]
+    reading: Reading = field(default_factory=Reading)
 
     def begun(self) -> Source:
         """The same, its first record already read: what is wrong with the columns is said now.
@@ -86,12 +88,12 @@ def open_source(input: Input, reading: Reading | None = None, ids: Iterable[str]
     if paths is not None:
         if ids is not None:
             raise ValueError("ids belong to an iterable of texts; in files, id_column (--id-column) names the ids")
-        return _from_paths(paths, reading)
+        return replace(_from_paths(paths, reading), reading=reading)
     if (table := _from_table(input, reading)) is not None:
         if ids is not None:
             raise ValueError("ids belong to an iterable of texts; in tables, id_column names the ids")
-        return table
-    return _from_iterable(input, ids, reading)
+        return replace(table, reading=reading)
+    return replace(_from_iterable(input, ids, reading), reading=reading)
 
 
 def _paths(input: Input) -> list[Path] | None:
@@ -158,7 +160,7 @@ def _from_table(input: Any, reading: Reading) -> Source | None:
         if not hasattr(input, "columns"):
             return None  # a Series is an iterable of texts
         try:
-            input = required("pyarrow", "corpus").Table.from_pandas(input, preserve_index=False)
+            input = required("pyarrow", "corpus").Table.from_pandas(input, preserve_index=None)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name}: a column cannot be read ({error}); give all its values one type") from None
     if not hasattr(input, "__arrow_c_stream__") or not (hasattr(input, "columns") or hasattr(input, "schema")):

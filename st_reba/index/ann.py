@@ -7,6 +7,7 @@ import logging
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
@@ -118,16 +119,21 @@ def make_index(factory: str, dim: int) -> Any:
     told = f"factory={factory!r} (--factory)"
     if "IDMap" in factory:
         raise ValueError(f"{told}: leave IDMap out; every index gets the keys of its documents")
+    if moves := re.search(r"PCA|ITQ", factory):
+        raise ValueError(
+            f"{told}: {moves[0]} subtracts the mean, after which products of vectors are others; take OPQM_D, which "
+            "only turns them"
+        )
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
         last = str(error).rsplit(": ", 1)[-1].strip()
         if "number of subquantizers" in str(error):
-            reduced = re.findall(r"(?:OPQ\d+_|PCA[RW]*|RR|ITQ|Pad)(\d+)(?:,|$)", factory)
+            reduced = re.findall(r"(?:OPQ\d+_|RR|Pad)(\d+)(?:,|$)", factory)
             of = int(reduced[-1]) if reduced else dim
             fitting = ", ".join(str(m) for m in range(1, of + 1) if of % m == 0)
             raise ValueError(
-                f"{told}: M of PQ must divide the dimension, {of}: it may be one of {fitting}; or put OPQM_D or PCAD "
+                f"{told}: M of PQ must divide the dimension, {of}: it may be one of {fitting}; or put OPQM_D "
                 "in front, D a multiple of M"
             ) from None
         if "metric" in last.lower():
@@ -272,9 +278,19 @@ def fill(index: Any, blocks: Iterable[Matrix], keys: Keys) -> Any:
     return index
 
 
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of the disk with the file's name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def save_faiss(path: Path, index: Any) -> None:
     """Write an index that is in memory, whole or not at all."""
-    with whole_path(path) as temporary:
+    with _told(path), whole_path(path) as temporary:
         try:
             # Through Python's file: FAISS itself cannot open names of every script on every system.
             with temporary.open("wb") as stream:
@@ -300,7 +316,7 @@ def write_flat(path: Path, blocks: Iterable[Matrix], keys: Keys, dim: int) -> No
     for start in (0, size):
         struct.pack_into("<q", head, start + 8, len(keys))
     written, last = 0, None
-    with whole_path(path) as temporary:
+    with _told(path), whole_path(path) as temporary:
         with temporary.open("wb") as stream:
             stream.write(head[: 2 * size] + struct.pack("<Q", len(keys) * dim))
             for block in blocks:
@@ -431,7 +447,9 @@ def measure_recall(index: Any, vectors: Vectors, recipe: Recipe) -> tuple[Recall
 
     if recipe.parameters is not None:
         set_parameters(index, recipe.parameters)
-        return Recall(tried({}), k, len(rows), recipe.seed), recipe.parameters
+        if (given := tried({})) < recipe.recall_aim:
+            logger.warning("%s", _below(given, recipe.parameters, recipe))
+        return Recall(given, k, len(rows), recipe.seed), recipe.parameters
     values = latest = {name: low for name, (low, _) in knobs.items()}
     top, misses = tried(values), 0
     # One step without a gain may be chance.
@@ -450,7 +468,7 @@ def measure_recall(index: Any, vectors: Vectors, recipe: Recipe) -> tuple[Recall
     if values:
         set_parameters(index, _written(values))
     if top < recipe.recall_aim:
-        logger.warning("%s", _below(top, values, recipe))
+        logger.warning("%s", _below(top, _written(values), recipe))
     return Recall(top, k, len(rows), recipe.seed), _written(values) or None
 
 
@@ -501,12 +519,14 @@ def _share(index: Any, vectors: Vectors, queries: Matrix, own: Keys, thresholds:
     return float(hits / rows.size)
 
 
-def _below(recall: float, values: dict[str, int], recipe: Recipe) -> str:
-    if "HNSW" in recipe.factory and "IVF" not in recipe.factory:
+def _below(recall: float, parameters: str, recipe: Recipe) -> str:
+    if recipe.parameters is not None:
+        remedy = "leave the parameters out (--parameters), then they are found"
+    elif "HNSW" in recipe.factory and "IVF" not in recipe.factory:
         remedy = "take a graph of more links, as 'HNSW64'"
     else:
         remedy = "keep the vectors as they are beside the codes (add ',RFlat'), or take longer codes"
     return (
         f"recall@{K} of {recipe.factory} is {recall:.3f}, below the aim of {recipe.recall_aim} "
-        f"({_written(values) or 'no search parameters'}); {remedy}, or use 'Flat', which is exact"
+        f"({parameters or 'no search parameters'}); {remedy}, or use 'Flat', which is exact"
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..corpus.folder import Corpus, Part, sha256, unusable
 from ..corpus.records import Reject, beginning
+from ..fingerprint import ModelFingerprint, check
 from .ann import AUTO, Recipe, fill, save_faiss, write_flat, write_index
 from .searcher import Searcher, without
 from .store import (
@@ -380,6 +381,10 @@ def take_in(
                 if writer.tx.execute("SELECT 1 FROM additions WHERE token = ?", (token,)).fetchone():
                     return Change(kind, writer.state.count, repeated=True)
                 writer.tx.execute("INSERT OR REPLACE INTO additions VALUES (?, ?)", (header["digest"], token))
+            if kind != "build":
+                # Another model's index may have taken the place of this one meanwhile.
+                made = ModelFingerprint.from_json(header["model"])
+                check(ModelFingerprint.from_json(writer.state.model), made, "the index")
             first = writer.state.next_number
             for number in range(corpus.parts()):
                 part, vectors = corpus.part(number), corpus.vectors(number)
@@ -447,9 +452,14 @@ def compact(store: Store, recipe: Recipe | None, show: bool | None) -> Change:
     connection = store.connect(write=True)
     try:
         # What was deleted is then gone from the disk.
-        with suppress(sqlite3.OperationalError):
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("VACUUM")
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError:
+        busy = 1
     finally:
         connection.close()
+    if busy:
+        logger.warning(
+            "%s: it is being read, so what was deleted stays on the disk until it is compacted again", store.folder
+        )
     return Change("compact", count, deleted=dead, why=why)

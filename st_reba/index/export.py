@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import sqlite3
@@ -35,6 +36,12 @@ def export(store: Store, tx: sqlite3.Connection, out: Path, *, overwrite: bool, 
         raise FileNotFoundError(f"{out.parent}: no such folder; make it first")
     if out.suffix not in ("", ".parquet", ".faiss"):
         raise ValueError(f"{out}: export writes X.parquet, X.faiss, or a folder; give it such a name")
+    if out.suffix and out.is_dir():
+        raise FileExistsError(f"{out}: a folder is there; give another path")
+    if out.resolve().is_relative_to(store.folder):
+        raise ValueError(f"{out}: in the folder of the index; give a path outside of it")
+    for left in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 12}.tmp"):  # of one that was killed
+        left.unlink(missing_ok=True)
     state = read_state(tx, store.path)
     assert state is not None
     vectors = all_vectors(store, tx, state)

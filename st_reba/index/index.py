@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import re
 import shutil
 import threading
 import weakref
@@ -153,13 +154,13 @@ class Index:
         model, model_source = loaded(model, model_source)
         mark = fingerprint(model)
         recipe.check(mark.dimension, source.total)
+        state = _fresh(model, mark, place_of(model_source, folder))
         made = make_folder(folder)
         new = New(source, None, upsert=False, strict=work.strict)
         try:
             with encoded(folder, model, new, work) as (corpus, found):
                 found.check(source.name)
-                state = _fresh(model, mark, place_of(model_source, folder))
-                state.reading = _remembered(reading, work)
+                state.reading = {**source.reading.used, "passages": work.settings.passages}
                 change = _built(folder, [corpus], state, recipe, work.strict, work.show)
             sweep(folder, None)
         except BaseException:
@@ -352,31 +353,26 @@ class Index:
         if k < 1:
             raise ValueError("k must be a whole number, 1 or more")
         single = isinstance(queries, str) or (isinstance(queries, np.ndarray) and queries.ndim == 1)
+        used = None
         if isinstance(queries, np.ndarray):
             vectors: NDArray[Any] = np.atleast_2d(queries)
         else:
-            vectors = self._encode([queries] if isinstance(queries, str) else queries, model, batch_size, prompt)
+            texts = _query_texts([queries] if isinstance(queries, str) else queries)
+            used = self._its_model(model)
+            options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
+            empty = np.zeros((0, self._present().state.dim), dtype=np.float32)
+            vectors = np.asarray(used.encode_query(texts, **options)) if texts else empty
         with self._store.reading() as tx:
             snapshot = self._present()
+            if used is not None:
+                # Another model's index may have taken the place of this one meanwhile.
+                self._check(used)
             state = snapshot.state
             ready = scaled_queries(vectors, state.dim, state.metric)
             allowed = None if where is None else snapshot.allowed(tx, where)
             found = snapshot.nearest(tx, ready, k, allowed)
             results = self._results(tx, found, cut=state.passages is not None, ids_only=ids_only)
         return results[0] if single else results
-
-    def _encode(self, queries: Any, model: Any, batch_size: int, prompt: str | None) -> NDArray[Any]:
-        if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
-            raise TypeError(
-                f"cannot search for {type(queries).__name__}; give a text, a list of texts, or a NumPy array of floats"
-            )
-        if empty := [number for number, query in enumerate(queries) if not query.strip()]:
-            raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
-        used = self._its_model(model)
-        if not queries:
-            return np.zeros((0, self._present().state.dim), dtype=np.float32)
-        texts = [clean_text(query) for query in queries]
-        return np.asarray(used.encode_query(texts, prompt=prompt, batch_size=batch_size, show_progress_bar=False))
 
     def _its_model(self, model: Any = None) -> SentenceTransformer:
         """The model to encode with, checked."""
@@ -523,7 +519,7 @@ class Index:
         done = [one.header() for one in unfinished(self._path)]
         done = [one for one in done if one.get("token") in tokens]
         new = New(source, self._store, upsert=kind == "upsert", strict=work.strict)
-        with encoded(self._path, used, new, work) as (corpus, found):
+        with encoded(self._path, used, new, work, state.next_number) as (corpus, found):
             # What had taken effect before its writer was killed.
             same = [one["token"] for one in done if one.get("digest") == new.digest]
             repeated = bool(same) or (new.digest == state.last_addition and not again)
@@ -690,6 +686,17 @@ class Index:
         )
 
 
+def _query_texts(queries: Any) -> list[str]:
+    """Queries as the model takes them."""
+    if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
+        raise TypeError(
+            f"cannot search for {type(queries).__name__}; give a text, a list of texts, or a NumPy array of floats"
+        )
+    if empty := [number for number, query in enumerate(queries) if not query.strip()]:
+        raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
+    return [clean_text(query) for query in queries]
+
+
 def is_index(folder: Path) -> bool:
     """Whether a folder holds an index."""
     if not (folder / FILE).is_file():
@@ -718,11 +725,6 @@ def _options(options: Mapping[str, Any]) -> tuple[Reading, Iterable[str] | None,
     if given:
         raise TypeError(f"{next(iter(given))}={next(iter(given.values()))!r}: there is no such option")
     return reading, ids, Options(settings, engine, strict, show)
-
-
-def _remembered(reading: Reading, work: Options) -> dict[str, str | None]:
-    named = {"text_column": reading.text_column, "id_column": reading.id_column, "passages": work.settings.passages}
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def _fresh(model: SentenceTransformer, mark: ModelFingerprint, model_source: str | None) -> State:
@@ -754,8 +756,10 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
         return
     if not folder.is_dir():
         raise FileExistsError(f"{folder}: a file is there; name a folder")
-    ours = (FILE, BUILDING, "vectors-", ".vectors-")
-    if any(not path.name.startswith(ours) for path in folder.iterdir()):
+    # Without the SQLite file, FAISS files are somebody else's.
+    ours = rf"{FILE}(-wal|-shm|-journal)?|{re.escape(BUILDING)}"
+    ours += r"|vectors-\d+\.faiss|\.vectors-.*\.tmp" if (folder / FILE).is_file() else ""
+    if any(not re.fullmatch(ours, path.name) for path in folder.iterdir()):
         raise FileExistsError(f"{folder}: not an index, so nothing is written there; give another path")
     try:
         there = is_index(folder)

@@ -15,7 +15,9 @@ from .vectors import Keys, Matrix, best, exact
 
 # Where fewer than this share of a graph may be found, comparing with all of those is quicker and exact.
 _GRAPH_SHARE = 0.1
-_BLOCK = 2**14
+# As many queries as this are faster by products of matrices; and values of one such product.
+_TOGETHER = 5
+_PRODUCTS = 2**20
 _MOST_EF = 4096
 
 
@@ -73,8 +75,11 @@ class Searcher:
         k = min(k, count)
         if not k or not len(queries):
             return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-        if mask is None or (count == self.count and self.keys is not None):
+        if count == self.count and self.keys is not None:
             mask = None
+        if self.is_flat and len(queries) >= _TOGETHER:
+            scores, found = self._compared(queries, k, None if mask is None else np.flatnonzero(mask))
+        elif mask is None:
             scores, found = self.inner.search(queries, k)
         else:
             scores, found = self._among(queries, k, mask, count / self.count)
@@ -113,15 +118,32 @@ class Searcher:
                 if fetch == self.count or (there.sum(axis=1) >= k).all():
                     return best(scores, np.where(there, rows, -1), k)
 
-    def _compared(self, queries: Matrix, k: int, rows: Keys) -> tuple[Matrix, Keys]:
-        """Exact search among a few rows."""
-        scores, found = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-        for start in range(0, len(rows), _BLOCK):
-            some = rows[start : start + _BLOCK]
-            more = queries @ np.asarray(self.inner.reconstruct_batch(some), np.float32).T
-            wide = np.broadcast_to(some, more.shape)
-            scores, found = best(np.concatenate([scores, more], axis=1), np.concatenate([found, wide], axis=1), k)
+    def _compared(self, queries: Matrix, k: int, rows: Keys | None) -> tuple[Matrix, Keys]:
+        """Exact search among some rows, or all: products of matrices, which FAISS leaves to single vectors."""
+        scores, found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+        size = max(1, _PRODUCTS // len(queries))
+        for start in range(0, self.count if rows is None else len(rows), size):
+            some = np.arange(start, min(start + size, self.count)) if rows is None else rows[start : start + size]
+            products = queries @ self._at(some).T
+            # Those that are better than the worst that is kept, at the beginning of each row.
+            which, column = np.nonzero(products > scores.min(axis=1)[:, None])
+            counts = np.bincount(which, minlength=len(queries))
+            place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+            more = np.full((len(queries), counts.max()), -np.inf, np.float32)
+            its = np.full(more.shape, -1, np.int64)
+            more[which, place], its[which, place] = products[which, column], some[column]
+            scores, its = np.concatenate([scores, more], axis=1), np.concatenate([found, its], axis=1)
+            kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+            scores, found = np.take_along_axis(scores, kept, axis=1), np.take_along_axis(its, kept, axis=1)
         return scores, found
+
+    def _at(self, rows: Keys) -> Matrix:
+        """The vectors [rows, d] of row numbers, ascending."""
+        if not self.is_flat:
+            return np.asarray(self.inner.reconstruct_batch(rows), np.float32)
+        table = load_faiss().rev_swig_ptr(self.inner.get_xb(), self.count * self.whole.d)
+        vectors: Matrix = table.reshape(self.count, self.whole.d)
+        return vectors[rows[0] : rows[-1] + 1] if rows[-1] - rows[0] == len(rows) - 1 else vectors[rows]
 
     def vectors(self, keys: Keys) -> Matrix:
         """The vectors [keys, d] as far as the index knows them; those of a quantized one are approximations.
@@ -134,11 +156,7 @@ class Searcher:
             return np.zeros((0, self.whole.d), np.float32)
         try:
             if self.keys is not None:
-                rows = np.searchsorted(self.keys, keys)
-                if self.is_flat:
-                    table = faiss.rev_swig_ptr(self.inner.get_xb(), self.count * self.whole.d)
-                    return np.asarray(table.reshape(self.count, self.whole.d)[rows], np.float32)
-                return np.asarray(self.inner.reconstruct_batch(rows), np.float32)
+                return self._at(np.searchsorted(self.keys, keys))
             inverted = faiss.downcast_index(faiss.try_extract_index_ivf(self.whole))
             if isinstance(inverted, faiss.IndexIVFFastScan):  # reading a row of these ends the process
                 raise ValueError("inverted lists with fast scan do not give their vectors back")

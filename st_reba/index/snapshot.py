@@ -81,20 +81,24 @@ class Snapshot:
         alive[dead] = False
         if not alive[keys].all():
             keys, vectors = keys[alive[keys]], vectors[alive[keys]]
-        return cls(state, searcher, alive, keys, vectors, last)
+        return cls(state, searcher, alive, keys, vectors, last, {} if old is None else old.conditions)
 
     def allowed(self, tx: sqlite3.Connection, where: Where) -> NDArray[np.bool_]:
         """By key: which vectors belong to documents that meet conditions."""
         sql, parameters = conditions(where)
         name = repr((sql, parameters))
-        if name not in self.conditions:
+        known = self.conditions.get(name, np.zeros(0, bool))
+        if len(known) < len(self.alive):
+            # Keys are never used again, so only documents that are new since then are asked for.
             found = np.zeros(len(self.alive), bool)
-            for key, spans in tx.execute(f"SELECT key, spans FROM documents WHERE {sql}", parameters):
+            found[: len(known)] = known
+            rows = tx.execute(f"SELECT key, spans FROM documents WHERE key >= ? AND {sql}", (len(known), *parameters))
+            for key, spans in rows:
                 found[Stored(key, "", "", spans, "").keys if spans else key] = True
-            if len(self.conditions) >= _KEPT_CONDITIONS:
+            if name not in self.conditions and len(self.conditions) >= _KEPT_CONDITIONS:
                 self.conditions.clear()
-            self.conditions[name] = found
-        return self.conditions[name]
+            known = self.conditions[name] = found
+        return known[: len(self.alive)] & self.alive
 
     def nearest(
         self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None

@@ -50,6 +50,9 @@ def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
     found = about(store, tx)
     state = read_state(tx, store.path)
     assert state is not None
+    # At once, for a writer may remove it as soon as there is another.
+    open_file(store.folder, state)
+    digest = None if state.file is None else sha256(store.folder / state.file["name"])
     (said,) = tx.execute("PRAGMA integrity_check(1)").fetchone()
     if said != "ok":
         raise ValueError(damaged(store.path, said))
@@ -66,11 +69,8 @@ def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
             vectors += len(Stored(*row).keys) if table == "documents" else 0
         if sums.to_json()[table] != state.sums[table] or rows != count:
             raise ValueError(damaged(store.path, f"its table of {table} is not what was written"))
-    searcher = open_file(store.folder, state)
-    if searcher is not None and state.file is not None:
-        path = store.folder / state.file["name"]
-        if sha256(path) != state.file["sha256"]:
-            raise ValueError(damaged(path, "its SHA-256 is not that of what was written"))
+    if state.file is not None and digest != state.file["sha256"]:
+        raise ValueError(damaged(store.folder / state.file["name"], "its SHA-256 is not that of what was written"))
     if found["vectors"] != vectors:
         raise ValueError(damaged(store.folder, f"{found['vectors']} vectors, but its documents have {vectors}"))
     return found

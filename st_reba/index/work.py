@@ -12,18 +12,18 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..corpus.encode import PART_CHARS, Engine, Gathered, Run, Settings, encode_pending, gather, new_header, told
-from ..corpus.folder import HEADER_FILE, Corpus, is_corpus
+from ..corpus.folder import Corpus, is_corpus
 from ..corpus.passages import cutter
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
 from ..files import make_folder, sync
-from ..lock import LOCK_FILE, writers_lock
+from ..lock import writers_lock
 from .store import Store, by_ids
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class New:
                 with self._store.reading() as tx:
                     there = by_ids(tx, ids)
             for record in chunk:
-                self._digest.update((to_json(asdict(record)) + "\n").encode())
+                self._digest.update((to_json(vars(record)) + "\n").encode())
                 old = there.get(record.id or "") if isinstance(record, Document) else None
                 if old is None or isinstance(record, Reject):
                     yield record
@@ -115,8 +115,17 @@ def already_there(identity: str) -> str:
 
 
 @contextmanager
-def encoded(folder: Path, model: SentenceTransformer, new: New, options: Options) -> Iterator[tuple[Corpus, Gathered]]:
+def encoded(
+    folder: Path, model: SentenceTransformer, new: New, options: Options, first: int = 0
+) -> Iterator[tuple[Corpus, Gathered]]:
     """The corpus of an input, encoded in an index folder; held until the ``with`` block ends.
+
+    Args:
+        folder: The index folder.
+        model: The model.
+        new: The input.
+        options: How it is encoded.
+        first: The number of the next document that has no id.
 
     Raises:
         BlockingIOError: Another process is encoding the same input.
@@ -129,11 +138,12 @@ def encoded(folder: Path, model: SentenceTransformer, new: New, options: Options
     header = {**new_header(model, options.settings), "token": uuid.uuid4().hex}
     with told(folder), ExitStack() as stack:
         try:
-            for part in ("documents", "vectors"):
-                (temporary.path / part).mkdir(parents=True)
+            make_folder(temporary.path)
             stack.enter_context(writers_lock(temporary.path))
+            for part in ("documents", "vectors"):
+                (temporary.path / part).mkdir()
             cut = cutter(model, options.settings.passages)
-            found = gather(new.source, temporary, header, cut, strict=options.strict, show=options.show)
+            found = gather(new.source, temporary, header, cut, strict=options.strict, first=first, show=options.show)
             header["digest"] = new.digest
             temporary.write_header(header)
             settings = {**header["settings"], "part_size": None}
@@ -165,15 +175,18 @@ def sweep(folder: Path, tokens: Collection[str] | None) -> None:
         return
     refuse_links(folder)
     for path in building.iterdir():
+        with suppress(OSError):
+            # Without a lock: whoever has just made an empty one makes another.
+            path.rmdir()
+            continue
         with suppress(BlockingIOError, FileNotFoundError, ValueError), writers_lock(path):
             begun = is_corpus(path) and not path.name.startswith(".")
             if tokens is not None and begun and Corpus(path).header().get("token") not in tokens:
                 continue
-            for file in path.iterdir():
-                # The header last: without it nobody would know what this was.
-                if file.name not in (HEADER_FILE, LOCK_FILE):
-                    shutil.rmtree(file) if file.is_dir() else file.unlink()
-            shutil.rmtree(path)
+            # By another name at first: what is half removed must not be taken for the whole.
+            gone = building / f".{uuid.uuid4().hex[:12]}.tmp"
+            os.replace(path, gone)
+            shutil.rmtree(gone)
     with suppress(OSError):
         building.rmdir()
 

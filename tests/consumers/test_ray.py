@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,23 @@ import ray
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.corpus import Corpus, encode_corpus
-from st_reba.corpus.documents import Document
-from st_reba.corpus.engines.ray import RayEngine
-from st_reba.demo import QUERIES, sentences
-from st_reba.index import Index
+from st_reba.corpus import Corpus, Document, encode_corpus
+from st_reba.corpus.encode import Run
+from st_reba.corpus.ray import ATTEMPTS
+from st_reba.demo import sentences
 
 # The workers have no tests folder to import this module from.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MARK = "†"
-# Mixed lengths, in several batches a shard; the marked text runs after longer ones of its shard.
+# Mixed lengths, in several batches a part; the marked text runs after longer ones of its part.
 DOCUMENTS = [
     Document(each.text * (1 + 7 * (row % 5 == 0)) + MARK * (row == 97), f"id-{row}")
     for row, each in enumerate(sentences()[:200])
 ]
 # Ray's workers give way to all else on the machine, unless they are told not to before it starts.
 os.environ.update(RAY_worker_niceness="0")
-OPTIONS: dict[str, Any] = {"shard_size": 20, "batch_tokens": 512, "show_progress_bar": False}
+OPTIONS: dict[str, Any] = {"part_size": 20, "batch_tokens": 512, "show_progress_bar": False}
 
 
 def build() -> SentenceTransformer:
@@ -58,22 +56,14 @@ def cluster() -> Iterator[None]:
 
 def check_same(found: Corpus, wanted: Corpus) -> None:
     """The same documents, each once and in the same place, and the same vectors to 1e-6."""
-    found.check()
-    wanted_ids: list[str] = []
-    found_ids: list[str] = []
-    for (store, vectors), (wanted_store, wanted_vectors) in zip(found.shards(), wanted.shards(), strict=True):
-        records = list(store.records())
-        assert records == list(wanted_store.records())
-        found_ids += [identity for identity, _, _ in records]
-        wanted_ids += [identity for identity, _, _ in wanted_store.records()]
-        assert vectors.shape == (20, 192) and np.isfinite(vectors).all()
-        np.testing.assert_allclose(vectors, wanted_vectors, atol=1e-6, rtol=0)
-    assert found_ids == wanted_ids == [document.id for document in DOCUMENTS]
-    assert [found.vectors(number).positions for number in range(10)] == [  # type: ignore[union-attr]
-        wanted.vectors(number).positions
-        for number in range(10)  # type: ignore[union-attr]
-    ]
-    assert not list((found.path / "shards").glob(".*")), "what a dead worker left"
+    found.verify()
+    assert found.parts() == wanted.parts() == 10
+    for number in range(10):
+        rows = found.part(number).rows
+        assert rows == wanted.part(number).rows
+        assert [row.id for row in rows] == [f"id-{row}" for row in range(number * 20, number * 20 + 20)]
+        np.testing.assert_allclose(found.vectors(number), wanted.vectors(number), atol=1e-6, rtol=0)
+    assert not list((found.path / "vectors").glob(".*")), "what a dead worker left"
 
 
 class Watched:
@@ -96,17 +86,22 @@ def watched(told: Path, act: Callable[[Path], None]) -> SentenceTransformer:
     return model
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 def die_once(told: Path) -> None:
     killed = told.with_name("killed")
     if not killed.exists():
         killed.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        die()
 
 
-def die(told: Path) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+def die_as_others_did(told: Path) -> None:
+    # As if this were the last attempt: each worker takes seconds to start.
+    (told.with_name("corpus") / "vectors" / ".00000.tries.tmp").write_bytes(b"." * ATTEMPTS)
+    die()
 
 
 def fail(told: Path) -> None:
@@ -119,47 +114,34 @@ def is_alive(process: int) -> bool:
 
 
 def test_two_workers_on_a_cluster_of_its_own(tmp_path: Path, single: Corpus) -> None:
-    """Ray is started and ended, and the workers load the model from its folder."""
+    """Ray is started and ended."""
     assert not ray.is_initialized()
-    model = build()
-    model.save_pretrained(str(tmp_path / "model"))
-    engine = RayEngine(workers=2, source=str(tmp_path / "model"))
-    corpus = encode_corpus(model, DOCUMENTS, tmp_path / "corpus", engine=engine, **OPTIONS)
+    run = Run()
+    corpus = encode_corpus(build(), DOCUMENTS, tmp_path / "corpus", engine="ray", workers=2, run=run, **OPTIONS)
     assert not ray.is_initialized()
     check_same(corpus, single)
+    assert (run.texts, run.kept) == (200, 200) and run.positions > 200
 
 
 @pytest.mark.usefixtures("cluster")
 def test_a_killed_worker_costs_nothing(tmp_path: Path, single: Corpus) -> None:
-    told, seen = tmp_path / "told", Counter[int]()
-    engine = RayEngine(workers=2)
-    corpus = encode_corpus(watched(told, die_once), DOCUMENTS, tmp_path / "corpus", engine=engine, **OPTIONS)
-    check_same(corpus, single)
-    found = []
-    for each in (corpus, single):
-        with Index.from_corpus(each.path, tmp_path / f"index-{len(found)}") as index:
-            found.append(index.search(list(QUERIES), 10, model=build()))
-    results, wanted_results = found
-    assert [[hit.id for hit in hits] for hits in results] == [[hit.id for hit in hits] for hits in wanted_results]
-    scores = ([hit.score for hits in each for hit in hits] for each in (results, wanted_results))
-    np.testing.assert_allclose(*scores, atol=1e-6, rtol=0)
-
+    told = tmp_path / "told"
+    model = watched(told, die_once)
+    check_same(encode_corpus(model, DOCUMENTS, tmp_path / "corpus", engine="ray", workers=2, **OPTIONS), single)
     killed = int((tmp_path / "killed").read_text())
     assert killed != os.getpid() and not is_alive(killed)
     lines = [line.split() for line in told.read_text().splitlines()]
     marked = [int(process) for process, mark in lines if mark == "True"]
-    assert marked[0] == killed and len(marked) == 2 and marked[1] != killed, "another worker has taken the shard over"
-    seen.update(int(process) for process, _ in lines)
-    # Its probe and some batches of the shard that it died over.
-    assert seen[killed] > 3
+    assert marked[0] == killed and len(marked) == 2 and marked[1] != killed, "another worker has taken the part over"
+    # Its probe and some batches of the part that it died over.
+    assert [int(process) for process, _ in lines].count(killed) > 3
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_is_told_in_its_own_words(tmp_path: Path, single: Corpus) -> None:
     told = tmp_path / "told"
-    with pytest.raises(ZeroDivisionError, match=r"^the model cannot read daggers$") as caught:
-        encode_corpus(watched(told, fail), DOCUMENTS, tmp_path / "corpus", engine=RayEngine(workers=1), **OPTIONS)
-    assert "in fail" in str(caught.value.__cause__), "the worker's own trace is kept for who asks"
+    with pytest.raises(ZeroDivisionError, match=r"^the model cannot read daggers$"):
+        encode_corpus(watched(told, fail), DOCUMENTS, tmp_path / "corpus", engine="ray", workers=1, **OPTIONS)
     workers = {int(line.split()[0]) for line in told.read_text().splitlines()} - {os.getpid()}
     limit = time.monotonic() + 30
     while any(map(is_alive, workers)) and time.monotonic() < limit:
@@ -167,7 +149,7 @@ def test_an_error_is_told_in_its_own_words(tmp_path: Path, single: Corpus) -> No
     assert workers and not any(map(is_alive, workers)), "a worker is left behind"
     # What was finished stays, and the same call goes on from there, in this process.
     corpus = Corpus(tmp_path / "corpus")
-    done = [number for number in range(10) if corpus.vectors(number) is not None]
+    done = sorted(set(range(10)) - set(corpus.pending()))
     assert done and 4 not in done
     before = [corpus.vectors_path(number).stat().st_mtime_ns for number in done]
     check_same(encode_corpus(build(), DOCUMENTS, tmp_path / "corpus", **OPTIONS), single)
@@ -175,29 +157,21 @@ def test_an_error_is_told_in_its_own_words(tmp_path: Path, single: Corpus) -> No
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_shard_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
-    engine = RayEngine(workers=1, attempts=1)
-    with pytest.raises(RuntimeError, match=r"^shard 0: 1 workers died over it.*\(--workers\)"):
-        encode_corpus(watched(tmp_path / "told", die), DOCUMENTS[80:120], tmp_path / "corpus", engine=engine, **OPTIONS)
+def test_a_part_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
+    model = watched(tmp_path / "told", die_as_others_did)
+    with pytest.raises(RuntimeError, match=rf"^part 0: {ATTEMPTS} workers died over it.*\(--workers\)"):
+        encode_corpus(model, DOCUMENTS[80:120], tmp_path / "corpus", engine="ray", workers=1, **OPTIONS)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_another_model_at_the_source_is_refused(tmp_path: Path) -> None:
-    st_reba.build("mini", "echo", pooling="mean").save_pretrained(str(tmp_path / "model"))
-    engine = RayEngine(workers=1, source=str(tmp_path / "model"))
-    with pytest.raises(ValueError, match="the corpus was built with mini and cannot be used with"):
-        encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine=engine, **OPTIONS)
-    assert Corpus(tmp_path / "corpus").vectors(0) is None
-
-
-def test_more_workers_than_cores(cluster: None, tmp_path: Path) -> None:
+def test_more_workers_than_cores(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="workers=3: the Ray cluster has 2 cores"):
         encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine="ray", workers=3, **OPTIONS)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_no_more_workers_than_shards(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_no_more_workers_than_parts(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """Ray warns of actors that get nothing."""
-    corpus = encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine=RayEngine(workers=2), **OPTIONS)
+    corpus = encode_corpus(build(), DOCUMENTS[:20], tmp_path / "corpus", engine="ray", workers=2, **OPTIONS)
     assert corpus.is_complete()
     assert not [one for one in recwarn if "concurrent actors" in str(one.message)]

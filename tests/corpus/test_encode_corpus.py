@@ -1,4 +1,4 @@
-"""Encoding a corpus: equality with the model's own vectors, going on after any stop, and what is set aside."""
+"""Encoding a corpus: its vectors are the model's, a stopped run goes on, and other models and settings are refused."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from architectures import TOKENIZERS
+from contents import documents_of, files_of, times_of, vectors_of
 from permissions import somebody_else
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tiny import tiny_model
+from transformers import PreTrainedTokenizerFast
 
 import st_reba
 from st_reba.batches import position_counts
-from st_reba.corpus import Corpus, Document, arrays, clock, encode_corpus, shard
-from st_reba.corpus.clock import Clock
-from st_reba.corpus.progress import RunProgress
+from st_reba.corpus import Corpus, Document, encode, encode_corpus
+from st_reba.corpus.encode import Run
+from st_reba.corpus.passages import cutter, parse_passages
 from st_reba.lock import writers_lock
 
 TEXTS = [f"Text {'very ' * (number * 7 % 9)}number {number}, 第{number}句。" for number in range(26)]
-# Four shards, the last of them short; two batches a shard, one in the last.
-SIZES: dict[str, Any] = {"shard_size": 8, "batch_size": 4}
+# Four parts, the last of them short; two batches a part, one in the last.
+SIZES: dict[str, Any] = {"part_size": 8, "batch_size": 4, "show_progress_bar": False}
 BATCHES = 7
+BATCH = "encode_batch"
 
 
 @pytest.fixture(scope="module")
@@ -36,520 +39,393 @@ def model() -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("undisturbed") / "corpus"
-    encode_corpus(model, [*TEXTS, ""], path, **SIZES)
-    return content(path)
+def undisturbed(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return files_of(encode_corpus(model, TEXTS, tmp_path_factory.mktemp("undisturbed") / "c", **SIZES).path)
 
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Count forward passes from now on; the given one fails."""
-    real = shard.encode_batch
+    real: Any = getattr(encode, BATCH)
 
-    def count(fail: int | None = None, error: BaseException | None = None) -> list[int]:
+    def count(fail: int | None = None) -> list[int]:
         done: list[int] = []
 
-        def encode(model: Any, texts: list[str], **options: Any) -> Any:
+        def passed(model: Any, texts: list[str], **options: Any) -> Any:
             if len(done) == fail:
-                raise error or RuntimeError("the machine broke")
+                raise KeyboardInterrupt
             done.append(len(texts))
             return real(model, texts, **options)
 
-        monkeypatch.setattr(shard, "encode_batch", encode)
+        monkeypatch.setattr(encode, BATCH, passed)
         return done
 
     return count
 
 
-def content(path: Path) -> dict[str, Any]:
-    """Every file of a corpus, times left out."""
-    found: dict[str, Any] = {}
-    for file in sorted(path.rglob("*")):
-        name = file.relative_to(path).as_posix()
-        if file.is_dir() or name == ".lock":
-            continue
-        found[name] = file.read_bytes()
-        if name == "corpus.json" or name.endswith(".vectors.json"):
-            found[name] = {key: value for key, value in json.loads(found[name]).items() if key != "seconds"}
-    return found
-
-
-def stacked(corpus: Corpus) -> Any:
-    return np.concatenate([np.array(vectors) for _, vectors in corpus.shards()])
-
-
-def documents(corpus: Corpus) -> list[Document]:
-    return [document for store, _ in corpus.shards() for document in store.get(range(len(store)))]
+# Vectors
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 4}, {"batch_tokens": 300}, {}], ids=str)
-def test_vectors_are_those_of_the_model(model: SentenceTransformer, tmp_path: Path, sizes: dict[str, int]) -> None:
-    texts = [*TEXTS, *TEXTS[:3]]
-    corpus = encode_corpus(model, iter(texts), tmp_path / "c", shard_size=8, **sizes)
-    vectors = stacked(corpus)
-    np.testing.assert_allclose(vectors, model.encode_document(texts), atol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert vectors.dtype == np.float32 and corpus.is_complete()
-    assert [(document.id, document.text) for document in documents(corpus)] == [
-        (str(number), text) for number, text in enumerate(texts)
-    ]
-    header = corpus.header()
-    counts = position_counts(model, texts, prompt="Text: ", task="document")
-    assert counts is not None
-    assert header["totals"] == {
-        "shards": 4,
-        "documents": 29,
-        "rejected": 0,
-        "records": 29,
-        "unusable": 0,
-        "positions": sum(counts),
-    }
-    assert header["status"] == "complete" and header["metric"] == "cosine" and header["model"]["dimension"] == 192
-    assert set(header["seconds"]) == {"gather", "read", "tokenize", "encode", "write"}
-    assert all(seconds > 0 for seconds in header["seconds"].values())
-    assert [file["name"] for file in header["files"]][:2] == ["shards/00000.sqlite", "shards/00000.npy"]
-    corpus.check()
+def test_vectors_are_those_of_the_model(model: SentenceTransformer, tmp_path: Path, sizes: Any) -> None:
+    run = Run()
+    corpus = encode_corpus(model, iter([*TEXTS, TEXTS[0]]), tmp_path / "c", part_size=8, run=run, **sizes)
+    vectors = vectors_of(corpus)
+    np.testing.assert_allclose(vectors, model.encode_document([*TEXTS, TEXTS[0]]), atol=1e-6)
+    assert vectors.dtype == np.float32 and corpus.is_complete() and corpus.header()["similarity"] == "cosine"
+    assert documents_of(corpus) == [Document(text, str(number)) for number, text in enumerate([*TEXTS, TEXTS[0]])]
+    row, own = list(corpus.read(1))[2]
+    assert row.text == TEXTS[10] and own.shape == (1, 192) and np.array_equal(own[0], vectors[10])
+    counts = position_counts(model, [*TEXTS, TEXTS[0]], prompt="Text: ", task="document")
+    assert counts and (run.records, run.total, run.kept, run.texts, run.positions) == (27, 27, 27, 27, sum(counts))
+    assert run.seconds > 0
+
+
+def test_batches_are_made_by_positions(model: SentenceTransformer, tmp_path: Path, batches: Any) -> None:
+    done = batches()
+    texts = ["long " * 200, *["short"] * 20]
+    encode_corpus(model, texts, tmp_path / "c", batch_tokens=600, show_progress_bar=False)
+    assert done[0] == 1 and sum(done) == 21 and len(done) < 8
 
 
 def test_float16(model: SentenceTransformer, tmp_path: Path) -> None:
-    vectors = stacked(encode_corpus(model, TEXTS, tmp_path / "c", dtype="float16", **SIZES))
+    vectors = vectors_of(encode_corpus(model, TEXTS, tmp_path / "c", dtype="float16", **SIZES))
     assert vectors.dtype == np.float16
     np.testing.assert_allclose(vectors, model.encode_document(TEXTS), atol=1e-3)
 
 
-def test_chunks_and_their_order(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard of several chunks, cut by texts or by characters."""
-    wanted = model.encode_document(TEXTS)
-    for name, limit in (("CHUNK_TEXTS", 5), ("CHUNK_CHARS", 100)):
-        with monkeypatch.context() as patch:
-            patch.setattr(shard, name, limit)
-            progress = RunProgress(show=False)
-            corpus = encode_corpus(model, TEXTS, tmp_path / name, progress=progress)
-            np.testing.assert_allclose(stacked(corpus), wanted, atol=1e-5)
-            assert progress.texts == 26 and progress.positions == corpus.header()["totals"]["positions"] > 26
-
-
-def test_input_without_padding(tmp_path: Path) -> None:
+def test_a_model_without_padding(tmp_path: Path) -> None:
     """Positions of a bag of words are not counted."""
-    bag = SentenceTransformer(modules=[StaticEmbedding(TOKENIZERS["plain"]().backend_tokenizer, embedding_dim=8)])
-    for sizes in ({}, {"batch_size": 4}):
-        corpus = encode_corpus(bag, TEXTS, tmp_path / str(len(sizes)), shard_size=10, **sizes)
-        np.testing.assert_allclose(stacked(corpus), bag.encode_document(TEXTS), atol=1e-5)
-        assert corpus.header()["totals"]["positions"] is None
+    bag, run = tiny_model(), Run()
+    corpus = encode_corpus(bag, TEXTS, tmp_path / "c", run=run)
+    np.testing.assert_allclose(vectors_of(corpus), bag.encode_document(TEXTS), atol=1e-6)
+    assert (run.texts, run.positions) == (26, 0)
 
 
-def test_shard_without_documents(model: SentenceTransformer, tmp_path: Path) -> None:
-    corpus = encode_corpus(model, ["", " ", *TEXTS[:3]], tmp_path / "c", shard_size=2)
-    assert [vectors.shape for _, vectors in corpus.shards()] == [(0, 192), (2, 192), (1, 192)]
-    assert [reject.place for reject in corpus.rejects()] == ["record 0", "record 1"]
+def test_a_model_may_be_a_path(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus remembers where it is, from its own folder; it is not loaded for an input with a wrong column."""
+    model.save_pretrained(str(tmp_path / "model"))
+    corpus = encode_corpus(tmp_path / "model", TEXTS, tmp_path / "out" / "c", **SIZES)
+    np.testing.assert_allclose(vectors_of(corpus), model.encode_document(TEXTS), atol=1e-6)
+    assert corpus.header()["model_source"] == "../../model"
+    monkeypatch.setattr(encode, "loaded", lambda *_: pytest.fail("a model is loaded"))
+    with pytest.raises(ValueError, match="no column 'abstract'; there: 'title'"):
+        encode_corpus(tmp_path / "model", [{"title": "x"}], tmp_path / "d", text_column="abstract")
+    assert not (tmp_path / "d").exists()
+
+
+def test_tables_and_metadata(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame({"doc_id": ["a", "b"], "content": ["cat", "dog"], "n": [0.5, float("nan")]})
+    corpus = encode_corpus(tiny_model(), table, tmp_path / "c")
+    assert documents_of(corpus) == [Document("cat", "a", {"n": 0.5}), Document("dog", "b", {"n": None})]
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(0, 64), (1e9, 16_384)])
+def test_the_size_of_a_part_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, size: int
+) -> None:
+    """Once: a run that goes on, on a machine of another speed, has the same parts."""
+    monkeypatch.setattr(encode, "PART_SECONDS", seconds)
+    corpus = encode_corpus(tiny_model(), ["cat"] * 100, tmp_path / "c")
+    assert corpus.header()["settings"]["part_size"] == size and corpus.parts() == (2 if size == 64 else 1)
+    monkeypatch.setattr(encode, "PART_SECONDS", 1)
+    before = times_of(corpus.path)
+    assert times_of(encode_corpus(tiny_model(), ["cat"] * 100, corpus.path).path) == before
+    with pytest.raises(ValueError, match=rf"part_size=10, but it was begun with {size} \(--part-size\)"):
+        encode_corpus(tiny_model(), ["cat"] * 100, corpus.path, part_size=10)
+
+
+# Passages
+
+LONG = "  Émile saw 😀😀 and a naïve cat. 春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。\n\nThe end  "
+
+
+@pytest.mark.parametrize("passages", ["8:3", "8", "1", "12:11"])
+@pytest.mark.parametrize("spaces", [True, False], ids=["spaces belong to tokens", "spaces are dropped"])
+def test_passages_cover_the_text_and_overlap(model: Any, passages: str, spaces: bool) -> None:
+    if not spaces:
+        fast: Any = PreTrainedTokenizerFast
+        model = SimpleNamespace(tokenizer=fast(tokenizer_object=tiny_model().tokenizer, unk_token="[UNK]"))
+    size, overlap = parse_passages(passages) or (0, 0)
+    (bounds,) = cutter(model, passages)([LONG])
+    starts, stops = bounds[::2], bounds[1::2]
+    assert starts[0] == 0 and stops[-1] == len(LONG)
+    assert all(start <= stop for start, stop in zip(starts[1:], stops[:-1], strict=True)), "nothing between them"
+    # A character of several tokens may be cut through: it then belongs to the later passage, or to both.
+    places = model.tokenizer([LONG], add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"][0]
+    plain = [number for number, place in enumerate(places) if places.count(place) == 1]
+    first, last = range(0, len(places) - size, size - overlap), len(places) - size
+    for bound, (start, stop) in zip([*first, last], zip(starts, stops, strict=True), strict=True):
+        tokens = [number for number in plain if start <= places[number][0] and places[number][1] <= stop]
+        assert tokens == [number for number in plain if bound <= number < bound + size]
+
+
+def test_passages_have_a_vector_each(model: SentenceTransformer, tmp_path: Path, batches: Any) -> None:
+    run, done = Run(), batches()
+    texts = ["short", LONG, "also short", LONG * 3]
+    corpus = encode_corpus(model, texts, tmp_path / "c", passages="16:4", part_size=3, run=run, show_progress_bar=False)
+    rows = [(row, vectors) for number in (0, 1) for row, vectors in corpus.read(number)]
+    assert [row.text for row, _ in rows] == texts and rows[0][0].passages == ["short"]
+    assert [row.spans for row, _ in rows] == cutter(model, "16:4")(texts)
+    for row, vectors in rows:
+        np.testing.assert_allclose(vectors, model.encode_document(row.passages), atol=1e-6)
+    totals = corpus.header()["totals"]
+    assert (totals["documents"], totals["vectors"]) == (4, sum(done)) and run.texts == run.total == sum(done) > 12
+    with pytest.raises(ValueError, match=r"passages='16:5', but it was begun with '16:4' \(--passages\)"):
+        encode_corpus(model, texts, tmp_path / "c", passages="16:5")
+
+
+def test_passages_that_cannot_be(tmp_path: Path) -> None:
+    for passages in ("0", "8:8", "a", "8:-1", "8:2:1", ""):
+        with pytest.raises(ValueError, match="passages='.*give the tokens"):
+            encode_corpus(tiny_model(), ["cat"], tmp_path / "c", passages=passages)
+    with pytest.raises(ValueError, match="passages='8' needs a tokenizer that says where"):
+        encode_corpus(tiny_model(), ["cat"], tmp_path / "c", passages="8")
+    assert not (tmp_path / "c").exists()
 
 
 # Going on
 
 
-@pytest.mark.parametrize("stop", range(BATCHES))
+@pytest.mark.parametrize("stop", [0, 1, 4, 6])
 def test_goes_on_where_it_was(
-    model: SentenceTransformer,
-    tmp_path: Path,
-    undisturbed: dict[str, Any],
-    batches: Callable[..., list[int]],
-    stop: int,
+    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, str], batches: Any, stop: int
 ) -> None:
-    """Stopped before, within and after every shard: the files are those of a run that was not."""
-    texts = [*TEXTS, ""]
-    error = KeyboardInterrupt() if stop % 2 else RuntimeError("the machine broke")
-    batches(stop, error)
-    with pytest.raises(type(error)):
-        encode_corpus(model, texts, tmp_path / "c", **SIZES)
+    """Stopped before, within and after a part: the files are those of a run that was not."""
+    batches(stop)
+    first, second = Run(), Run()
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(model, TEXTS, tmp_path / "c", run=first, **SIZES)
     corpus = Corpus(tmp_path / "c")
-    kept = [number for number in range(4) if corpus.vectors(number) is not None]
-    assert kept == list(range(stop // 2)) and not corpus.is_complete()
-    assert corpus.header()["status"] == "encoding" and not list(tmp_path.rglob("*.tmp"))
-    assert "preprocess" not in vars(model)
+    kept = stop // 2
+    assert corpus.pending() == list(range(kept, 4)) and not corpus.is_complete()
+    assert (first.texts, first.kept, first.total) == (4 * stop, 8 * kept, 26) and not list(tmp_path.rglob("*.tmp"))
+    with pytest.raises(ValueError, match="not encoded to its end"):
+        corpus.verify()
     done = batches()
-    progress = RunProgress(show=False)
-    encode_corpus(model, texts, tmp_path / "c", progress=progress, **SIZES)
-    assert len(done) == BATCHES - 2 * len(kept)
-    assert (progress.texts, progress.done, progress.total) == (sum(done), 26, 26)
-    assert progress.kept == 26 and progress.texts == 26 - 8 * len(kept)
-    assert content(tmp_path / "c") == undisturbed
+    encode_corpus(model, TEXTS, tmp_path / "c", run=second, **SIZES)
+    assert len(done) == BATCHES - 2 * kept
+    assert (second.texts, second.kept, second.total) == (26 - 8 * kept, 26, 26)
+    assert files_of(tmp_path / "c") == undisturbed
 
 
 def test_nothing_to_do(
-    model: SentenceTransformer,
-    tmp_path: Path,
-    batches: Callable[..., list[int]],
-    caplog: pytest.LogCaptureFixture,
+    model: SentenceTransformer, tmp_path: Path, batches: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
-    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "c").rglob("*.*") if file.name != ".lock"}
-    done = batches()
+    encode_corpus(model, TEXTS[:9], tmp_path / "c", **SIZES)
+    done, before = batches(), times_of(tmp_path / "c")
     with caplog.at_level(logging.INFO, "st_reba"):
+        encode_corpus(model, TEXTS[:9], tmp_path / "c", **SIZES)
+    assert done == [] and "nothing to do" in caplog.text and times_of(tmp_path / "c") == before
+
+
+def test_bars_tell_what_is_kept(
+    model: SentenceTransformer, tmp_path: Path, batches: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    batches(4)
+    with pytest.raises(KeyboardInterrupt):
         encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
-    assert done == [] and "nothing to do" in caplog.text
-    assert {file: file.stat().st_mtime_ns for file in times} == times
+    assert "Encoding" not in capsys.readouterr().err
+    batches()
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    encode_corpus(model, TEXTS, tmp_path / "c", **{**SIZES, "show_progress_bar": True})
+    shown = capsys.readouterr().err
+    assert "Reading: 100%" in shown and "16/26" in shown and "26/26" in shown and "tokens/s" in shown
 
 
-def test_grown_input(
-    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
-) -> None:
-    encode_corpus(model, TEXTS[:20], tmp_path / "c", **SIZES)
-    batches(1)
-    with pytest.raises(RuntimeError):
-        encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
-    assert Corpus(tmp_path / "c").header()["status"] == "encoding"
-    done = batches()
-    encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
-    # The third shard was short.
-    assert sum(done) == 10
-    assert content(tmp_path / "c") == undisturbed
-
-
-def test_damaged_vectors_are_made_again(
-    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
-) -> None:
-    corpus = encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
-    os.truncate(corpus.vectors_path(1), 1000)
-    corpus.vectors_path(2).unlink()
-    done = batches()
-    encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
-    assert sum(done) == 16 and content(tmp_path / "c") == undisturbed
+# Another model, other settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard_size": 9}, "shard_size=8, and now shard_size=9.*--shard-size.*--overwrite"),
-        ({"dtype": "float16"}, "dtype='float32', and now dtype='float16'.*--store-dtype.*--overwrite"),
-        ({"batch_size": 5}, "batch_size=4, and now batch_size=5.*--batch-size.*--overwrite"),
-        ({"batch_size": None, "batch_tokens": 100}, "batch_size=4, and now batch_size=None.*--overwrite"),
+        ({"dtype": "float16"}, r"dtype='float16', but it was begun with 'float32' \(--store-dtype\).*--overwrite"),
+        ({"batch_size": 5}, r"batch_size=5, but it was begun with 4 \(--batch-size\)"),
+        ({"batch_size": None, "batch_tokens": 99}, "batch_size=None, but it was begun with 4"),
     ],
     ids=str,
 )
 def test_other_settings_are_refused(
-    model: SentenceTransformer, tmp_path: Path, batches: Callable[..., list[int]], options: dict[str, Any], message: str
+    model: SentenceTransformer, tmp_path: Path, batches: Any, options: dict[str, Any], message: str
 ) -> None:
-    batches(3)
-    with pytest.raises(RuntimeError):
-        encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
-    before = content(tmp_path / "c")
+    batches(2)
+    with pytest.raises(KeyboardInterrupt):
+        encode_corpus(model, TEXTS[:9], tmp_path / "c", **SIZES)
+    before = files_of(tmp_path / "c")
     with pytest.raises(ValueError, match=message):
-        encode_corpus(model, TEXTS, tmp_path / "c", **{**SIZES, **options})
-    assert content(tmp_path / "c") == before
+        encode_corpus(model, TEXTS[:9], tmp_path / "c", **{**SIZES, **options})
+    assert files_of(tmp_path / "c") == before
     batches()
-    corpus = encode_corpus(model, TEXTS, tmp_path / "c", overwrite=True, **{**SIZES, **options})
-    np.testing.assert_allclose(stacked(corpus), model.encode_document(TEXTS), atol=1e-3)
+    corpus = encode_corpus(model, TEXTS[:9], tmp_path / "c", overwrite=True, **{**SIZES, **options})
+    np.testing.assert_allclose(vectors_of(corpus), model.encode_document(TEXTS[:9]), atol=1e-3)
 
 
-def test_other_model_is_refused(model: SentenceTransformer, tmp_path: Path, batches: Callable[..., list[int]]) -> None:
+def test_another_model_is_refused(model: SentenceTransformer, tmp_path: Path) -> None:
+    corpus = encode_corpus(model, TEXTS[:9], tmp_path / "c", **SIZES)
+    before = files_of(corpus.path)
     other = st_reba.build("mini", "echo", pooling="mean")
     half = st_reba.build("mini", pooling="mean", prompts={"document": "Text: "}, dtype="bfloat16")
-    batches(3)
-    with pytest.raises(RuntimeError):
-        encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
-    before = content(tmp_path / "c")
-    with pytest.raises(ValueError, match="configuration.*Fingerprint of the corpus .*--overwrite"):
-        encode_corpus(other, TEXTS, tmp_path / "c", **SIZES)
-    with pytest.raises(ValueError, match="model_dtype='float32', and now model_dtype='bfloat16'.*--dtype"):
-        encode_corpus(half, TEXTS, tmp_path / "c", **SIZES)
-    assert content(tmp_path / "c") == before
-    batches()
-    corpus = encode_corpus(other, TEXTS, tmp_path / "c", overwrite=True, **SIZES)
-    np.testing.assert_allclose(stacked(corpus), other.encode_document(TEXTS), atol=1e-5)
+    with pytest.raises(ValueError, match=f"the corpus {corpus.path} was built with mini and cannot be used with"):
+        encode_corpus(other, TEXTS[:9], corpus.path, **SIZES)
+    with pytest.raises(ValueError, match=r"model_dtype='bfloat16', but it was begun with 'float32' \(--dtype\)"):
+        encode_corpus(half, TEXTS[:9], corpus.path, **SIZES)
+    assert files_of(corpus.path) == before
+    encode_corpus(other, TEXTS[:9], corpus.path, overwrite=True, **SIZES)
+    np.testing.assert_allclose(vectors_of(corpus), other.encode_document(TEXTS[:9]), atol=1e-6)
 
 
-def test_other_input_is_refused(model: SentenceTransformer, tmp_path: Path) -> None:
-    encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
-    texts = [*TEXTS[:9], "another", *TEXTS[10:]]
-    with pytest.raises(ValueError, match="record 8.*shard 1.*--overwrite"):
-        encode_corpus(model, texts, tmp_path / "c", **SIZES)
-    corpus = encode_corpus(model, texts, tmp_path / "c", overwrite=True, **SIZES)
-    np.testing.assert_allclose(stacked(corpus), model.encode_document(texts), atol=1e-5)
+def test_overwriting_removes_nothing_else(model: SentenceTransformer, tmp_path: Path) -> None:
+    corpus = encode_corpus(model, TEXTS, tmp_path / "c", **SIZES)
+    (corpus.path / "notes.txt").write_text("mine")
+    (corpus.path / "documents" / "notes.parquet").write_text("mine")
+    (corpus.path / "corpus.json").write_text("{")
+    with pytest.raises(ValueError, match="corpus.json: not JSON"):
+        encode_corpus(model, TEXTS[:2], corpus.path, **SIZES)
+    encode_corpus(model, TEXTS[:2], corpus.path, overwrite=True, **SIZES)
+    assert {name for name in files_of(corpus.path) if "notes" in name} == {"notes.txt", "documents/notes.parquet"}
+    assert len(documents_of(corpus)) == 2
 
 
-def test_failed_start_binds_to_nothing(model: SentenceTransformer, tmp_path: Path) -> None:
-    """A run that stored no document leaves the choice of settings free."""
-    with pytest.raises(ValueError, match="record 0"):
-        encode_corpus(model, [""], tmp_path / "c", shard_size=1, strict=True)
-    assert encode_corpus(model, TEXTS[:2], tmp_path / "c", shard_size=2, dtype="float16").is_complete()
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    """Nor, in a folder that was there, what would bind a later run to its settings."""
+    tiny = tiny_model()
+    (tmp_path / "c").mkdir()
+    for folder in (tmp_path / "c", tmp_path / "d"):
+        with pytest.raises(ValueError, match="record 0"):
+            encode_corpus(tiny, [""], folder, strict=True)
+    assert not (tmp_path / "d").exists()
+    assert encode_corpus(tiny, TEXTS[:2], tmp_path / "c", dtype="float16").is_complete()
 
 
-# Overwriting
-
-
-def test_overwrite(
-    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
-) -> None:
-    """A complete corpus is made anew; the run that does it goes on when it is stopped, as any other."""
-    texts = [*TEXTS, ""]
-    path = tmp_path / "c"
-    encode_corpus(model, texts, path, **SIZES)
-    (path / "notes.txt").write_text("mine")
-    (path / "shards" / "notes.json").write_text("mine")
-    batches(5)
-    with pytest.raises(RuntimeError):
-        encode_corpus(model, texts, path, overwrite=True, **SIZES)
-    done = batches()
-    encode_corpus(model, texts, path, overwrite=True, **SIZES)
-    assert len(done) == BATCHES - 4
-    assert (path / "notes.txt").read_text() == (path / "shards" / "notes.json").read_text() == "mine"
-    (path / "notes.txt").unlink()
-    (path / "shards" / "notes.json").unlink()
-    assert content(path) == undisturbed
-
-
-def test_only_what_does_not_fit_is_overwritten(
-    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], batches: Callable[..., list[int]]
-) -> None:
-    path, texts = tmp_path / "c", [*TEXTS, ""]
-    for options, count in ((SIZES, BATCHES), (SIZES, 0), ({**SIZES, "batch_size": 8}, 4), (SIZES, BATCHES)):
-        done = batches()
-        encode_corpus(model, texts, path, overwrite="misfit", **options)
-        assert len(done) == count
-    assert content(path) == undisturbed
-    done = batches()
-    corpus = encode_corpus(model, [*TEXTS[:8], *TEXTS[16:]], path, overwrite="misfit", **SIZES)
-    assert len(done) == 3 and [one.text for one in documents(corpus)] == [*TEXTS[:8], *TEXTS[16:]]
-    with pytest.raises(ValueError, match="overwrite='yes' is not known"):
-        encode_corpus(model, texts, path, overwrite="yes", **SIZES)  # type: ignore[arg-type]
-
-
-def test_killed_while_it_is_cleared(
-    model: SentenceTransformer, tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever file or folder is about to be removed, the same call goes on."""
-    path, texts = tmp_path / "c", [*TEXTS, ""]
-    encode_corpus(model, texts, path, **SIZES)
-    for last in ("rmdir", "unlink"):
-        real = getattr(Path, last)
-
-        def killed(file: Path, *arguments: Any, real: Any = real, **options: Any) -> None:
-            if file.name in ("shards", "corpus.json"):
-                raise KeyboardInterrupt
-            real(file, *arguments, **options)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Path, last, killed)
-            encode_corpus(model, texts, path, overwrite=True, **SIZES)
-        encode_corpus(model, texts, path, overwrite=True, **SIZES)
-        assert content(path) == undisturbed
+# Folders
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_other_folders_are_refused(model: SentenceTransformer, tmp_path: Path, overwrite: bool) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    for name, message in (("folder", "not an encoded corpus"), ("file", "a file is there")):
+def test_other_folders_are_refused(tmp_path: Path, overwrite: bool) -> None:
+    for name in ("file", "folder/a.txt", "papers/documents/00000.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = files_of(tmp_path)
+    for name, message in (
+        ("folder", "an encoded corpus"),
+        ("papers", "an encoded corpus"),
+        ("file", "a file is there"),
+    ):
         with pytest.raises(FileExistsError, match=message):
-            encode_corpus(model, TEXTS, tmp_path / name, overwrite=overwrite)
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["file", "a.txt"]
+            encode_corpus(tiny_model(), TEXTS, tmp_path / name, overwrite=overwrite)
+    assert files_of(tmp_path) == before
+    with pytest.raises(FileNotFoundError, match="not an encoded corpus; st-reba encode-corpus writes one"):
+        Corpus(tmp_path / "folder").header()
 
 
-def test_killed_at_the_very_start(model: SentenceTransformer, tmp_path: Path) -> None:
-    """Before the header was written there is only the lock."""
-    (tmp_path / ".lock").touch()
-    (tmp_path / ".corpus.json.0123456789ab.tmp").write_text("{")
-    assert encode_corpus(model, TEXTS[:2], tmp_path).is_complete()
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-# What is set aside
-
-
-def breaking(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, some texts have a vector that cannot be used."""
-    real = model.encode_document
-
-    def encode(texts: list[str], **options: Any) -> Any:
-        vectors = np.array(real(texts, **options))
-        for row, text in enumerate(texts):
-            if "number 3," in text:
-                vectors[row, 5] = np.nan
-            if "number 12," in text:
-                vectors[row] = 0
-            if "number 13," in text:
-                vectors[row, 0] = -np.inf
-            if "number 25," in text:
-                vectors[row, 1] = 1e5
-        return vectors
-
-    monkeypatch.setattr(model, "encode_document", encode)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_unusable_vectors(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
-) -> None:
-    wanted = model.encode_document(TEXTS)
-    breaking(model, monkeypatch)
-    # Several chunks a shard, of which the rows are counted through.
-    monkeypatch.setattr(shard, "CHUNK_TEXTS", 3)
-    corpus = encode_corpus(model, ["", *TEXTS], tmp_path / "c", dtype=dtype, **SIZES)
-    bad = [3, 12, 13] + ([25] if dtype == "float16" else [])
-    good = [number for number in range(25) if number not in bad]
-    vectors = stacked(corpus)
-    assert np.isnan(vectors[bad]).all()
-    np.testing.assert_allclose(vectors[good], wanted[good], atol=1e-5 if dtype == "float32" else 1e-3)
-    lines = [json.loads(line) for line in (tmp_path / "c" / "rejects.jsonl").read_text().splitlines()]
-    assert [line["id"] for line in lines] == [None, *(str(number + 1) for number in bad)]
-    assert lines[0]["place"] == "record 0" and lines[1]["place"] == "shard 0, row 3"
-    assert [line["text"] for line in lines[1:]] == [TEXTS[number][:80] for number in bad]
-    reasons = ["NaN or infinite", "zero", "NaN or infinite", "1e+05, is not a float16"][: len(bad)]
-    assert all(reason in line["reason"] for line, reason in zip(lines[1:], reasons, strict=True))
-    totals = corpus.header()["totals"]
-    assert (totals["rejected"], totals["unusable"], totals["documents"]) == (1, len(bad), 26)
-    assert corpus.vectors(0).unusable.keys() == {3}  # type: ignore[union-attr]
-
-
-def test_strict(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Callable[..., list[int]]
-) -> None:
-    done = batches()
-    with pytest.raises(ValueError, match="record 9: no text"):
-        encode_corpus(model, [*TEXTS[:9], " "], tmp_path / "a", strict=True, **SIZES)
-    assert done == []
-    breaking(model, monkeypatch)
-    for _ in range(2):  # a repeated run stops at the same document
-        with pytest.raises(ValueError, match=r"document '3' \(shard 0, row 3\): .*NaN or infinite.*--dtype"):
-            encode_corpus(model, TEXTS, tmp_path / "b", strict=True, **SIZES)
-        assert len(done) == 2
-    assert encode_corpus(model, TEXTS, tmp_path / "b", **SIZES).header()["totals"]["unusable"] == 3
-
-
-# One writer, and disks that fail
-
-
-def test_one_writer(model: SentenceTransformer, tmp_path: Path) -> None:
-    encode_corpus(model, TEXTS[:2], tmp_path / "c")
-    before = content(tmp_path / "c")
-    with writers_lock(tmp_path / "c"):
-        with pytest.raises(BlockingIOError, match=f"{tmp_path / 'c'}: another process is writing"):
-            encode_corpus(model, TEXTS[:3], tmp_path / "c")
-        assert content(tmp_path / "c") == before
-    assert encode_corpus(model, TEXTS[:3], tmp_path / "c").header()["totals"]["documents"] == 3
+def test_one_writer(tmp_path: Path) -> None:
+    corpus = encode_corpus(tiny_model(), TEXTS[:2], tmp_path / "c")
+    before = files_of(corpus.path)
+    with writers_lock(corpus.path), pytest.raises(BlockingIOError, match=f"{corpus.path}: another process is writing"):
+        encode_corpus(tiny_model(), TEXTS[:3], corpus.path)
+    assert files_of(corpus.path) == before
+    assert encode_corpus(tiny_model(), TEXTS[:3], corpus.path).header()["totals"]["documents"] == 3
 
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [
-        (errno.ENOSPC, "free space, then run the same command again: 2 of 4 shards are kept.*00002.npy"),
-        (errno.EROFS, "make it writable.*same command again: 2 of 4 shards.*00002.npy"),
-        (errno.EACCES, "make it readable and writable.*same command again: 2 of 4 shards.*00002.npy"),
-    ],
+    [(errno.ENOSPC, "free space, then run the same again"), (errno.EROFS, "make it readable and writable")],
 )
 def test_disk_errors(
-    model: SentenceTransformer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    undisturbed: dict[str, Any],
-    number: int,
-    message: str,
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str
 ) -> None:
-    real = np.lib.format.write_array_header_1_0
+    """What is finished stays, and the same call goes on."""
+    real = np.save
 
-    def fail(stream: Any, header: Any) -> None:
-        if "00002" in stream.name:
+    def fail(stream: Any, rows: Any) -> None:
+        if "00001" in stream.name:
             raise OSError(number, os.strerror(number))
-        real(stream, header)
+        real(stream, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays.np.lib.format, "write_array_header_1_0", fail)
-        with pytest.raises(OSError, match=message) as caught:
-            encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
+        patch.setattr(np, "save", fail)
+        with pytest.raises(OSError, match=f"{message}.*what is finished stays.*00001.npy") as caught:
+            encode_corpus(model, TEXTS[:17], tmp_path / "c", **SIZES)
     assert caught.value.errno == number and not list(tmp_path.rglob("*.tmp"))
-    encode_corpus(model, [*TEXTS, ""], tmp_path / "c", **SIZES)
-    assert content(tmp_path / "c") == undisturbed
+    assert Corpus(tmp_path / "c").pending() == [1, 2]
+    corpus = encode_corpus(model, TEXTS[:17], tmp_path / "c", **SIZES)
+    np.testing.assert_allclose(vectors_of(corpus), model.encode_document(TEXTS[:17]), atol=1e-6)
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users and permissions")
-def test_read_only_folder(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_read_only_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o555)
     with somebody_else(folder), pytest.raises(PermissionError, match="make it readable and writable"):
-        encode_corpus(model, TEXTS, folder / "c")
+        encode_corpus(tiny_model(), TEXTS, folder / "c")
     assert not any(folder.iterdir())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "cluster"}, "engine='cluster'.*single, local, ray"),
-        ({"workers": 2}, "workers=2.*--engine local"),
-        ({"devices": ["cpu"]}, "devices=.*--engine local"),
-        ({"engine": "local", "workers": 0}, "workers=0 must be a whole number"),
-        ({"shard_size": 0}, "shard_size=0 must be a whole number"),
+        ({"engine": "cluster"}, "engine='cluster'.*local, ray"),
+        ({"workers": 0}, "workers=0 must be a whole number"),
+        ({"workers": 1, "devices": ["cuda:0", "cuda:1"]}, "workers=1 are fewer than devices="),
+        ({"devices": "cuda:0"}, "devices='cuda:0' must be a list"),
+        ({"part_size": 0}, "part_size=0 must be a whole number"),
         ({"dtype": "float64"}, "dtype='float64'.*float32, float16"),
         ({"batch_size": 2, "batch_tokens": 2}, "exclude each other"),
         ({"max_chars": 0}, "max_chars=0"),
     ],
     ids=str,
 )
-def test_bad_options_leave_no_folder(
-    model: SentenceTransformer, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_bad_options_leave_no_folder(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        encode_corpus(model, TEXTS, tmp_path / "c", **options)
+        encode_corpus(tiny_model(), TEXTS, tmp_path / "c", **options)
     assert not list(tmp_path.iterdir())
 
 
-# The parts
+# Vectors that cannot be used
 
 
-def test_progress_is_of_this_run_alone(
-    model: SentenceTransformer,
-    tmp_path: Path,
-    batches: Callable[..., list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_unusable_vectors_are_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """The vectors stay in their places; their documents are told."""
+    model = tiny_model()
+    wanted = model.encode_document(TEXTS)
+    real = model.encode_document
+    broken = {"number 3,": np.nan, "number 12,": 0, "number 13,": -np.inf, "number 25,": 1e5}
+
+    def encode_document(texts: list[str], **options: Any) -> Any:
+        vectors = np.array(real(texts, **options))
+        for row, text in enumerate(texts):
+            for name, value in broken.items():
+                if name in text:
+                    vectors[row, 0 if value else slice(None)] = value
+        return vectors
+
+    monkeypatch.setattr(model, "encode_document", encode_document)
+    corpus = encode_corpus(model, ["", *TEXTS], tmp_path / "c", dtype=dtype, part_size=8)
+    reasons = {3: "NaN or infinite", 12: "it is zero", 13: "NaN or infinite"}
+    reasons |= {13: "float16 cannot hold", 25: "float16 cannot hold"} if dtype == "float16" else {}
+    good = [number for number in range(26) if number not in {*reasons, 25}]
+    np.testing.assert_allclose(vectors_of(corpus)[good], wanted[good], atol=1e-6 if dtype == "float32" else 2e-3)
+    lines = [json.loads(line) for line in (corpus.path / "rejects.jsonl").read_text().splitlines()]
+    assert (lines[0]["place"], lines[0]["id"]) == ("record 0", None)
+    assert [(line["place"], line["id"], line["text"]) for line in lines[1:]] == [
+        (f"record {number + 1}", str(number + 1), TEXTS[number][:80]) for number in reasons
+    ]
+    assert all(reason in line["reason"] for line, reason in zip(lines[1:], reasons.values(), strict=True))
+    totals = corpus.header()["totals"]
+    assert (totals["rejected"], totals["unusable"], totals["documents"]) == (1, len(reasons), 26)
+    assert {reject.kind for reject in corpus.rejects()} == {"no text", "no vector"}
+
+
+def test_a_document_with_an_unusable_passage_is_set_aside_once(
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches(4)
-    with pytest.raises(RuntimeError):
-        encode_corpus(model, TEXTS, tmp_path / "c", show_progress_bar=False, **SIZES)
-    assert "Encoding" not in capsys.readouterr().err
-    batches()
-    monkeypatch.setenv("TQDM_MININTERVAL", "0")
-    progress = RunProgress(show=True)
-    corpus = encode_corpus(model, TEXTS, tmp_path / "c", progress=progress, **SIZES)
-    shown = capsys.readouterr().err
-    assert "Reading: 100%" in shown and "16/26" in shown and "26/26" in shown and "tokens/s" in shown
-    records = [corpus.vectors(number) for number in range(4)]
-    positions = [record.positions or 0 for record in records if record is not None]
-    assert (progress.records, progress.texts, progress.positions) == (26, 10, positions[2] + positions[3])
-    assert progress.seconds > 0
-
-
-def test_writer_of_arrays(tmp_path: Path) -> None:
-    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
-    np.save(tmp_path / "wanted.npy", rows)
-    with arrays.npy_writer(tmp_path / "a.npy", 4, "float32") as write:
-        write(rows[:1])
-        write(rows[::-1][:3][::-1])
-    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "wanted.npy").read_bytes()
-    for parts in ([rows[:3]], [rows, rows[:1]], [rows[:2], rows[2:, :2]], []):
-        with pytest.raises(ValueError, match="rows"), arrays.npy_writer(tmp_path / "b.npy", 4, "float32") as write:
-            for part in parts:
-                write(part)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.npy", "wanted.npy"]
-
-
-def test_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage within another counts for itself alone, also when it fails."""
-    now = [0.0]
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
-    found = Clock("encode", "tokenize", "write")
-
-    def passes(seconds: float) -> None:
-        now[0] += seconds
-
-    with found.stage("encode"):
-        passes(1)
-        with pytest.raises(ValueError), found.stage("tokenize"):
-            passes(2)
-            raise ValueError
-        passes(4)
-    passes(100)
-    with found.stage("encode"):
-        passes(8)
-    assert found.seconds == {"encode": 13, "tokenize": 2, "write": 0}
+    real: Any = getattr(encode, BATCH)
+    monkeypatch.setattr(
+        encode,
+        BATCH,
+        lambda model, texts, **options: real(model, texts, **options) * [["春" not in text] for text in texts],
+    )
+    corpus = encode_corpus(model, ["a cat", LONG * 3, "b cat"], tmp_path / "c", passages="8:2", show_progress_bar=False)
+    assert [(one.place, one.kind) for one in corpus.rejects()] == [("record 1", "no vector")]

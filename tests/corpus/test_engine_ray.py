@@ -5,46 +5,40 @@ from __future__ import annotations
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from contents import files_of
+from tiny import tiny_model
 
-import st_reba
 from st_reba.corpus import Corpus, encode_corpus
-from st_reba.corpus.engines.ray import RayEngine
-from st_reba.corpus.engines.ray_cluster import Share, first_line, share_out
-from st_reba.corpus.engines.ray_workers import Failure, Finished, Job, Loaded, _Delivered, _Encoder, _Reader
-from st_reba.corpus.settings import EncodeSettings
-from st_reba.fingerprint import fingerprint
+from st_reba.corpus import ray as engine
+from st_reba.corpus.ray import ATTEMPTS, _Encoder, encode_on_ray, share_out
 
-TEXTS = [f"第{row}句。" + "The quick brown fox jumps. " * (row % 4) for row in range(12)]
+TEXTS = [f"cat {'dog ' * (row % 4)} {row}" for row in range(12)]
 
 
 @pytest.mark.parametrize(
     ("nodes", "workers", "share"),
     [
-        ([(16, 4), (32, 4)], None, Share(8, 4, 1)),
-        ([(16, 4), (32, 4)], 3, Share(3, 4, 1)),
-        ([(2, 4)], None, Share(4, 1, 1)),
+        ([(16, 4), (32, 4)], None, (8, 4, 1)),
+        ([(16, 4), (32, 4)], 3, (3, 4, 1)),
+        ([(2, 4)], None, (4, 1, 1)),
         # A head node without GPUs has no part in it.
-        ([(64, 0), (16, 8)], None, Share(8, 2, 1)),
-        ([(16, 0), (8, 0)], None, Share(2, 8, 0)),
-        ([(16, 0), (8, 0)], 3, Share(3, 8, 0)),
-        ([(16, 0), (8, 0)], 4, Share(4, 5, 0)),
-        ([(2, 0)], 2, Share(2, 1, 0)),
-        ([(0, 0), (4, 0)], None, Share(1, 4, 0)),
+        ([(64, 0), (16, 8)], None, (8, 2, 1)),
+        ([(16, 0), (8, 0)], None, (2, 8, 0)),
+        ([(16, 0), (8, 0)], 3, (3, 8, 0)),
+        ([(16, 0), (8, 0)], 4, (4, 5, 0)),
+        ([(2, 0)], 2, (2, 1, 0)),
+        ([(0, 0), (4, 0)], None, (1, 4, 0)),
     ],
 )
-def test_shares(nodes: list[tuple[int, int]], workers: int | None, share: Share) -> None:
+def test_shares(nodes: list[tuple[int, int]], workers: int | None, share: tuple[int, int, int]) -> None:
     assert share_out(nodes, workers) == share
     # Every worker has a place.
-    room = [gpus if share.gpus else cores // share.reserved_cpus for cores, gpus in nodes]
-    assert sum(room) >= share.workers
-    assert share.reserved_cpus == (0 if share.gpus else share.threads)
-
-
-def test_shares_without_the_gpus() -> None:
-    assert share_out([(16, 4)], 2, use_gpus=False) == Share(2, 8, 0)
+    count, threads, gpus = share
+    assert sum(there if gpus else cores // threads for cores, there in nodes) >= count
 
 
 @pytest.mark.parametrize(
@@ -65,62 +59,81 @@ def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"engine='ray' needs Ray Data.*pip install 'st-reba\[ray\]'"):
-        encode_corpus(st_reba.build("mini"), TEXTS, tmp_path / "corpus", engine="ray")
-    assert not (tmp_path / "corpus").exists()
+        encode_corpus(tiny_model(), TEXTS, tmp_path / "corpus", engine="ray")
 
 
-def test_devices_are_rays_own() -> None:
+def test_devices_are_rays_own(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"devices=\['cuda:0'\] does not go with engine='ray'.*--workers"):
-        RayEngine(devices=["cuda:0"])
+        encode_on_ray(tiny_model(), Corpus(tmp_path), [0], lambda *_: None, workers=None, devices=["cuda:0"])
+
+
+# A worker, in this process
+
+
+class Sent:
+    """In place of Ray's object store."""
+
+    model: Any = None
+
+    @classmethod
+    def get(cls, sent: object) -> Any:
+        return cls.model
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    model = st_reba.build("mini", device="cpu")
-    return encode_corpus(model, TEXTS, tmp_path / "corpus", shard_size=6, show_progress_bar=False)
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    """A corpus of two parts, the second of which has no vectors."""
+    monkeypatch.setattr(engine, "load_ray", lambda: Sent)
+    monkeypatch.setattr(Sent, "model", tiny_model())
+    made = encode_corpus(tiny_model(), TEXTS, tmp_path / "corpus", part_size=6, show_progress_bar=False)
+    made.vectors_path(1).rename(tmp_path / "wanted.npy")
+    return made
 
 
-def job(corpus: Corpus, path: str | None = None) -> Job:
-    return Job(
-        path=path or str(corpus.path),
-        settings=EncodeSettings(),
-        fingerprint=fingerprint(st_reba.build("mini", device="cpu")),
-        model=lambda device: st_reba.build("mini", device=device),
-        share=Share(1, 1, 0),
-        counter=None,
-        attempts=1,
-    )
+def told(corpus: Corpus | Path) -> Any:
+    """What a worker says of part 1: its number of texts, or the error."""
+    path = corpus.path if isinstance(corpus, Corpus) else corpus
+    row = _Encoder(None, str(path), "cpu", 1)({"part": np.array([1])})
+    return pickle.loads(row["error"][0]) if row["error"][0] else row["texts"][0]
 
 
-def test_read_and_delivered(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block holds the shard's texts, and encoding takes them from there: bit for bit as from the file."""
-    pytest.importorskip("pyarrow")
-    block = _Reader(job(corpus))({"shard": np.array([1])})
-    assert block.to_pydict() == {"shard": [1], "texts": [TEXTS[6:]], "failure": [None]}
-    with _Delivered(corpus.path, TEXTS[6:]).open_documents(1) as store:
-        assert len(store) == 6
-        assert [text for _, text, _ in store.records()] == TEXTS[6:]
-        assert [text for _, text, _ in store.records(2, 4)] == TEXTS[8:10]
-    monkeypatch.setattr("st_reba.corpus.engines.ray_workers.DELIVERED_BYTES", 10)
-    assert _Reader(job(corpus))({"shard": np.array([1])})["texts"].to_pylist() == [None]
+def test_a_worker_encodes_a_part(corpus: Corpus) -> None:
+    assert told(corpus) == 6
+    assert corpus.vectors_path(1).read_bytes() == (corpus.path.parent / "wanted.npy").read_bytes()
+    corpus.verify()
+    assert not [name for name in files_of(corpus.path) if "tries" in name]
 
 
 def test_a_node_without_the_folder(corpus: Corpus, tmp_path: Path) -> None:
-    """The reading stage sends the error on, and the encoding stage passes it."""
-    pytest.importorskip("pyarrow")
-    elsewhere = job(corpus, str(tmp_path / "not_shared"))
-    block = _Reader(elsewhere)({"shard": np.array([0])})
-    row = _Encoder(elsewhere)(block)
-    outcome = pickle.loads(row["outcome"][0])
-    assert isinstance(outcome, Failure) and isinstance(outcome.error, ValueError)
-    assert "not_shared: not there on the node" in str(outcome.error)
-    assert "same path" in str(outcome.error)
+    error = told(tmp_path / "not_shared")
+    assert isinstance(error, ValueError) and "not_shared: not there on the node" in str(error)
 
 
-def test_outcomes_travel(corpus: Corpus) -> None:
-    record = corpus.vectors(0)
-    assert record is not None
-    assert pickle.loads(pickle.dumps(Finished(0, 6, record))) == Finished(0, 6, record)
+def test_another_model_is_refused(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sent, "model", tiny_model(seed=1))
+    error = told(corpus)
+    assert isinstance(error, ValueError) and "the corpus was built with" in str(error)
+    assert corpus.pending() == [1]
+
+
+def test_a_part_that_kills_its_workers_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next run counts anew."""
+
+    def die(*args: Any) -> None:
+        raise KeyboardInterrupt  # which nothing in a worker catches
+
+    with monkeypatch.context() as patch:
+        patch.setattr("st_reba.corpus.encode.encode_part", die)
+        for _ in range(ATTEMPTS):
+            with pytest.raises(KeyboardInterrupt):
+                told(corpus)
+        error = told(corpus)
+        assert isinstance(error, RuntimeError) and str(error).startswith(f"part 1: {ATTEMPTS} workers died over it")
+        with pytest.raises(KeyboardInterrupt):
+            told(corpus)
+    run = encode_corpus(tiny_model(), TEXTS, corpus.path, part_size=6)
+    run.verify()
+    assert not [name for name in files_of(corpus.path) if "tries" in name]
 
 
 class Awkward(Exception):
@@ -130,21 +143,14 @@ class Awkward(Exception):
         super().__init__(first + second)
 
 
-def test_any_error_travels() -> None:
-    for error in (OSError(28, "No space left on device", "x.npy"), KeyError("k")):
-        sent = pickle.loads(pickle.dumps(Failure.of(error)))
-        assert type(sent.error) is type(error) and str(sent.error) == str(error)
-    sent = pickle.loads(pickle.dumps(Failure.of(Awkward("out ", "of luck"))))
-    assert isinstance(sent.error, RuntimeError) and str(sent.error) == "Awkward: out of luck"
-    assert "Awkward: out of luck" in sent.trace
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "x.npy"), Awkward("out ", "of luck")])
+def test_any_error_travels(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*args: Any) -> None:
+        raise error
 
-
-def test_a_source_is_loaded_in_the_models_dtype(tmp_path: Path) -> None:
-    st_reba.build("mini", device="cpu").save_pretrained(str(tmp_path / "model"))
-    loaded = Loaded(str(tmp_path / "model"), "bfloat16", False)("cpu")
-    assert {str(parameter.dtype) for parameter in loaded.parameters()} == {"torch.bfloat16"}
-
-
-def test_first_line() -> None:
-    assert first_line(RuntimeError("\n  no cluster.\ntrace\n")) == "no cluster"
-    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+    monkeypatch.setattr("st_reba.corpus.encode.encode_part", fail)
+    found = told(corpus)
+    if isinstance(error, OSError):
+        assert type(found) is OSError and str(found) == str(error)
+    else:
+        assert type(found) is RuntimeError and str(found) == "Awkward: out of luck"

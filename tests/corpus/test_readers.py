@@ -55,6 +55,7 @@ def test_jsonl(tmp_path: Path) -> None:
     assert records(path) == [Document("bare"), Document("a", None, {"x": [1]}), Document("\ufffd"), Document("b", "7")]
     named = write(tmp_path / "b.jsonl", '{"body": "t", "key": "k", "id": 3}')
     assert records(named, text_column="body", id_column="key") == [Document("t", "k", {"id": 3})]
+    assert records(named, id_column="") == [Document("t", None, {"key": "k", "id": 3})]
 
 
 @pytest.mark.parametrize(("suffix", "mark"), [("csv", ","), ("tsv.gz", "\t")])
@@ -70,6 +71,7 @@ def test_csv(tmp_path: Path, suffix: str, mark: str) -> None:
     unnamed = records(path, text_column="text", id_column="lang")[0]
     assert isinstance(unnamed, Document) and (unnamed.id, unnamed.metadata) == ("en", {"": "0", "id": "1"})
     assert next(read_documents(path, id_column="text")).id == 'a, "b"\r\nc'
+    assert next(read_documents(path, id_column="")).metadata == {"": "0", "id": "1", "lang": "en"}
 
 
 # What one line holds, after a good one and before another; its kind, and what the reason says.
@@ -276,11 +278,12 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_parquet_that_cannot_be_read(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"text": ["t"], "n": [1], "x": [0.5]})
-    for options, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"text_column": "body"}, "a.parquet: no column 'body'; there: 'text', 'n', 'x'; .*--text-column"),
         ({"text_column": "n"}, "a.parquet: the column 'n' holds int64, not strings"),
         ({"id_column": "x"}, "the column 'x' holds double, not strings or whole numbers; .*--id-column"),
-    ):
+    ]
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             open_source(path, Reading(**options)).begun()
     whole = path.read_bytes()
@@ -307,7 +310,12 @@ def test_rows_are_taken_a_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     pa = pytest.importorskip("pyarrow")
     rows: list[int] = []
     real = readers._rows
-    monkeypatch.setattr(readers, "_rows", lambda batch: rows.append(batch.num_rows) or real(batch))
+
+    def counted(batch: Any) -> Iterator[Any]:
+        rows.append(batch.num_rows)
+        return real(batch)
+
+    monkeypatch.setattr(readers, "_rows", counted)
     columns = {"text": [f"text {number}" for number in range(5000)]}
     source = pa.table(columns) if kind == "table" else parquet(tmp_path / "a.parquet", columns)
     reading = open_source(source).read()
@@ -342,6 +350,7 @@ def test_tables_are_read_by_column(kind: str) -> None:
         Reject(f"the {name}, row 1", BLANK, "8", ""),
         Document("c", "9", {"n": None}),
     ]
+    assert records(given, id_column="")[0] == Document("a", None, {"_id": 7, "n": 1.5})
     with pytest.raises(ValueError, match=f"the {name}: no column 'abstract'; there: '_id', 'n', 'body'"):
         open_source(given, Reading("abstract")).begun()
     with pytest.raises(ValueError, match="ids belong to an iterable of texts"):

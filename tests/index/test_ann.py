@@ -39,15 +39,19 @@ def by_hand(factory: str, vectors: NDArray[np.float32], parameters: str | None, 
     return index
 
 
-@pytest.mark.parametrize("factory", ["HNSW8", "IVF16,Flat", "PCA8,IVF8,SQ8", "IVF16,PQ4x4,RFlat", "IVF16,PQ4x4fs"])
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF16,Flat", "OPQ4_8,IVF8,SQ8", "IVF16,PQ4x4,RFlat", "IVF16,PQ4x4fs"])
 def test_is_what_faiss_does(factory: str, rows: NDArray[np.float32], tmp_path: Path) -> None:
     index = from_vectors(tmp_path / "i", rows, factory=factory)
     about, queries = index.info(), unit(clustered(40, seed=5))
     cuts = (np.linspace(0, 1, 4) ** 1.5 * COUNT).astype(int).tolist()[1:-1]
     plain = by_hand(factory, unit(rows), about["parameters"], cuts)
-    scores, _ = plain.search(queries, 7)
+    # A few more than wanted are fetched. Where FAISS finds fewer, as some graphs have no way there, the index looks on.
+    scores, places = plain.search(queries, 7 + 32)
     found: Any = index.search(queries * 3, 7)
-    np.testing.assert_allclose([[one.score for one in line] for line in found], scores, atol=1e-5)
+    whole = (places >= 0).all(axis=1)
+    ours = np.array([[one.score for one in line] for line in found])
+    np.testing.assert_allclose(ours[whole], scores[whole, :7], atol=1e-5)
+    assert whole.sum() > 5
     # Recall as the docstring of `Recall` says it, one query at a time.
     drawn = np.random.Generator(np.random.PCG64(0)).choice(COUNT, 256, replace=False)
     shares = []
@@ -69,7 +73,7 @@ def test_parameters_are_doubled_until_the_aim(
         assert about["recall"]["recall"] >= aim
     assert sorted(found) == found and 1 < found[1] < 32 and "below the aim" not in caplog.text
     given = from_vectors(tmp_path / "given", rows, factory="IVF32,Flat", parameters="nprobe=1").info()
-    assert given["parameters"] == "nprobe=1" and "below the aim of 0.95 (nprobe=1)" in caplog.text
+    assert given["parameters"] == "nprobe=1" and given["recall"]["recall"] < 0.95
     with Index.open(tmp_path / "given") as opened:
         searcher: Any = opened._present().searcher
         assert searcher.inner.nprobe == 1
@@ -93,8 +97,9 @@ def test_recall_of_few_or_equal_vectors(count: int, tmp_path: Path) -> None:
     [
         ({"factory": "Flt"}, "no index that FAISS knows.*'HNSW32'"),
         ({"factory": "IDMap,Flat"}, "leave IDMap out"),
+        ({"factory": "PCA8,Flat"}, "PCA subtracts the mean.*OPQM_D"),
         ({"factory": "PQ7"}, "divide the dimension, 16: it may be one of 1, 2, 4, 8, 16;"),
-        ({"factory": "PCA12,IVF4,PQ5"}, "divide the dimension, 12: it may be one of 1, 2, 3, 4, 6, 12;"),
+        ({"factory": "OPQ4_12,IVF4,PQ5"}, "divide the dimension, 12: it may be one of 1, 2, 3, 4, 6, 12;"),
         ({"factory": "LSH"}, "no such index for the inner product"),
         ({"factory": "HNSW16,PQ8"}, "Euclidean"),
         ({"factory": "IVF0,Flat"}, "at least one list"),
@@ -108,7 +113,7 @@ def test_recall_of_few_or_equal_vectors(count: int, tmp_path: Path) -> None:
 )
 def test_is_refused_before_a_text_is_read(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Index.build(None, ["one", "two"], tmp_path / "i", **options)  # type: ignore[arg-type]
+        Index.build(MODEL, ["one", "two"], tmp_path / "i", **options)
     assert not (tmp_path / "i").exists()
 
 

@@ -152,7 +152,8 @@ def test_columns_and_passages_are_remembered(tmp_path: Path) -> None:
     assert index.add(tmp_path / "more.jsonl").added == 1
     assert index.get(["z", "q", ""]) == [Document("moon", "z", {"id": "q"}), None, None]
     assert index.add([{"text": "x", "name": "n"}], text_column="text").added == 1
-    assert Index.open(tmp_path / "i").info()["reading"] == {"text_column": "body", "id_column": "name"}
+    remembered = Index.open(tmp_path / "i").info()["reading"]
+    assert (remembered["text_column"], remembered["id_column"]) == ("body", "name")
 
 
 def test_reading_documents(index: Index) -> None:

@@ -1,118 +1,146 @@
-"""An index given away: as .npy with its documents beside, and as parquet."""
+"""Exports, read back by other tools."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import faiss
 import numpy as np
 import pytest
+from indexes import MODEL, QUIET, texts, unit
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tiny import DIM, WORDS, tiny_model
+import st_reba
+import st_reba.index.export as exporting
+from st_reba.corpus import read_documents
+from st_reba.index import Document, Index
 
-import st_reba.index.exporting as exporting
-from st_reba.index import Document, Index, export, read_documents
-
-MODEL = tiny_model()
-TEXTS = [f"{a} {b}" for a in WORDS[:12] for b in WORDS[:12] if a != b]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("export") / "index"
-    documents = [Document(text, f"d{n}", {"n": n, "名": "é"}) for n, text in enumerate(TEXTS[:100])]
-    with Index.build(MODEL, documents, path, show_progress_bar=False) as index:
-        index.add(TEXTS[100:])
-        index.delete([f"d{n}" for n in range(0, 60, 3)])
-    return path
+GIVEN = texts(30)
 
 
-def expected() -> tuple[list[str], list[str], np.ndarray]:
-    rows = [n for n in range(len(TEXTS)) if n >= 60 or n % 3]
-    vectors = MODEL.encode_document([TEXTS[n] for n in rows], show_progress_bar=False).astype(np.float64)
-    ids = [f"d{n}" if n < 100 else str(n) for n in rows]
-    return ids, [TEXTS[n] for n in rows], vectors / np.linalg.norm(vectors, axis=1)[:, None]
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    """With what is deleted, and what is not in the FAISS file yet."""
+    documents = [Document(text, f"d{n}", {"n": n, "名": "é"}) for n, text in enumerate(GIVEN[:25])]
+    index = Index.build(MODEL, documents, tmp_path / "index", **QUIET)
+    index.add(GIVEN[25:], **QUIET)
+    index.delete(["d0", "d7", "26"])
+    return index
 
 
-def test_npy(path: Path, tmp_path: Path) -> None:
-    ids, texts, vectors = expected()
-    assert export(path, tmp_path / "x.npy") == len(ids)
-    found = np.load(tmp_path / "x.npy")
-    assert found.dtype == np.float32 and found.shape == (len(ids), DIM)
-    assert np.abs(found - vectors).max() < 1e-6
-    lines = [json.loads(line) for line in (tmp_path / "x.documents.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [line["id"] for line in lines] == ids and [line["text"] for line in lines] == texts
-    assert lines[0]["metadata"] == {"n": 1, "名": "é"} and lines[-1]["metadata"] == {}
-    assert {file.name for file in tmp_path.iterdir()} == {"x.npy", "x.documents.jsonl"}
+def expected() -> tuple[list[str], list[str], Any]:
+    rows = [n for n in range(30) if n not in (0, 7, 26)]
+    ids = [f"d{n}" if n < 25 else str(n) for n in rows]
+    return ids, [GIVEN[n] for n in rows], unit(MODEL.encode_document([GIVEN[n] for n in rows]))
 
 
-def test_parquet(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet(index: Index, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(exporting, "_ROWS_A_GROUP", 7)
-    ids, texts, vectors = expected()
-    assert export(path, tmp_path / "x.parquet") == len(ids)
-    file = parquet.ParquetFile(tmp_path / "x.parquet")
-    assert file.num_row_groups == -(-len(ids) // 7) or file.num_row_groups > 5
-    table = file.read()
-    assert table.column_names == ["id", "text", "metadata", "vector"]
-    assert table["id"].to_pylist() == ids and table["text"].to_pylist() == texts
-    assert json.loads(table["metadata"][0].as_py()) == {"n": 1, "名": "é"}
-    assert str(table.schema.field("vector").type).startswith("fixed_size_list<") and f"[{DIM}]" in str(
-        table.schema.field("vector").type
-    )
-    assert np.abs(np.array(table["vector"].to_pylist()) - vectors).max() < 1e-6
-    # What was exported can be read as an input again.
+    assert index.export(tmp_path / "x.parquet", **QUIET) == 27
+    table, (ids, given, vectors) = parquet.read_table(tmp_path / "x.parquet"), expected()
+    assert table.column_names == ["id", "text", "metadata", "passage", "vector"]
+    assert table["id"].to_pylist() == ids and table["text"].to_pylist() == given
+    assert json.loads(table["metadata"][0].as_py()) == {"n": 1, "名": "é"} and table["passage"].null_count == 27
+    assert np.allclose(np.array(table["vector"].to_pylist()), vectors, atol=1e-6)
+    assert table.schema.metadata[b"st_reba.metric"] == b"cosine"
     again = list(read_documents(tmp_path / "x.parquet"))
-    assert [document.id for document in again] == ids and [document.text for document in again] == texts
+    assert [one.id for one in again] == ids and [one.text for one in again] == given
 
 
-def test_whole_or_not_at_all(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".x.npy.0123456789ab.tmp").write_bytes(b"killed")
-    export(path, tmp_path / "x.npy")
-    before = (tmp_path / "x.npy").read_bytes()
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        export(path, tmp_path / "x.npy")
+def test_faiss_and_a_folder(index: Index, tmp_path: Path) -> None:
+    """The ids of FAISS files are keys, of exports as of the index's own."""
+    index.export(tmp_path / "x.faiss", **QUIET)
+    assert index.export(tmp_path / "folder", **QUIET) == 27
+    ids, given, vectors = expected()
+    lines = [json.loads(line) for line in (tmp_path / "folder" / "documents.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["id"], line["text"]) for line in lines] == list(zip(ids, given, strict=True))
+    assert lines[0]["metadata"] == {"n": 1, "名": "é"} and "passage" not in lines[0]
+    assert np.allclose(np.load(tmp_path / "folder" / "vectors.npy"), vectors, atol=1e-6)
+    with closing(sqlite3.connect(index.path / "index.sqlite")) as connection:
+        documents = dict(connection.execute("SELECT key, text FROM documents"))
+    for file in (tmp_path / "x.faiss", tmp_path / "folder" / "index.faiss", *index.path.glob("*.faiss")):
+        read = faiss.read_index(str(file))
+        _, found = read.search(vectors, 1)
+        for key, text in zip(found[:20, 0].tolist(), given, strict=False):
+            assert sorted(documents[key].split()) == sorted(text.split())
+        keys = set(faiss.vector_to_array(read.id_map).tolist())
+        assert keys == set(documents) if file.parent != index.path else keys == set(range(25))
+    assert [line["key"] for line in lines] == sorted(documents)
 
-    def failing(self: object) -> object:
+
+def test_passages(tmp_path: Path) -> None:
+    model, long = st_reba.build("mini", pooling="mean"), "Cats sleep on roofs. " * 8
+    index = Index.build(model, [long, "Ships sail."], tmp_path / "i", passages="12:2", **QUIET)
+    count = index.export(tmp_path / "out", **QUIET)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "documents.jsonl").read_text().splitlines()]
+    assert count == len(lines) == len(np.load(tmp_path / "out" / "vectors.npy")) > 4
+    assert all(line["text"] == long and line["passage"] in long for line in lines[:-1])
+    assert [line["key"] for line in lines] == list(range(count)) and "passage" not in lines[-1]
+
+
+def test_whole_or_not_at_all(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("x.parquet", "x.faiss", "x")
+    (tmp_path / ".x.faiss.0123456789ab.tmp").write_bytes(b"killed")
+    neighbours = {"x.documents.jsonl", ".y.faiss.0123456789ab.tmp", "x.npy"}
+    for name in neighbours:
+        (tmp_path / name).write_text("mine")
+
+    def state() -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in tmp_path.rglob("*") if index.path not in file.parents}
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: path.open("rb").read() if path.is_file() else b"")
+    for name in names:
+        index.export(tmp_path / name, **QUIET)
+        with pytest.raises(FileExistsError, match="overwrite"):
+            index.export(tmp_path / name)
+    before = state()
+    assert {file.name for file in tmp_path.iterdir()} == {*names, *neighbours, "index"}
+    index.add(["moon"])
+
+    def failing(self: Any) -> Any:
+        yield np.zeros((1, 16), np.float32)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(exporting.Rows, "blocks", failing)
-        for name in ("x.npy", "y.parquet"):
+        patched.setattr(exporting.Vectors, "blocks", failing)
+        for name in names:
             with pytest.raises(OSError, match="No space"):
-                export(path, tmp_path / name, overwrite=True)
-    assert (tmp_path / "x.npy").read_bytes() == before
-    assert {file.name for file in tmp_path.iterdir()} == {"x.npy", "x.documents.jsonl"}
-    assert export(path, tmp_path / "x.npy", overwrite=True) == len(expected()[0])
+                index.export(tmp_path / name, overwrite=True)
+    assert state() == before
+    for name in names:
+        assert index.export(tmp_path / name, overwrite=True) == 28
+    after = state()
+    assert {name for name in before if before[name] != after[name]} >= {str(tmp_path / name) for name in names[:2]}
+    assert all((tmp_path / name).read_text() == "mine" for name in neighbours)
 
 
-def test_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"export writes \.npy or \.parquet"):
-        export(path, tmp_path / "x.csv")
+def test_refused(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"export writes X\.parquet, X\.faiss, or a folder"):
+        index.export(tmp_path / "x.csv")
     with pytest.raises(FileNotFoundError, match="no such folder"):
-        export(path, tmp_path / "no" / "x.npy")
-    with pytest.raises(FileNotFoundError, match="not an index"):
-        export(tmp_path, tmp_path / "x.npy")
-    with Index.build(MODEL, ["cat"], tmp_path / "empty") as index:
-        index.delete(["0"])
-        with pytest.raises(ValueError, match="the index is empty"):
-            index.export(tmp_path / "x.npy")
-
-
-def test_parquet_needs_an_extra(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"\.parquet, unlike \.npy, needs pyarrow.*pip install 'st-reba\[corpus\]'"):
-        export(path, tmp_path / "x.parquet")
-    assert not list(tmp_path.iterdir()) and export(path, tmp_path / "x.npy")
+        index.export(tmp_path / "no" / "x.faiss")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    with pytest.raises(FileExistsError, match="not an export"):
+        index.export(tmp_path / "mine", overwrite=True)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(ImportError, match=r"pip install 'st-reba\[corpus\]'"):
+            index.export(tmp_path / "x.parquet")
+    index.delete([one.id or "" for one in index])
+    with pytest.raises(ValueError, match="the index is empty"):
+        index.export(tmp_path / "x.faiss")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["index", "mine"]
 
 
 def test_codes_in_place_of_vectors_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Index.build(MODEL, TEXTS, tmp_path / "index", factory="SQ8") as index, caplog.at_level(logging.WARNING):
-        index.export(tmp_path / "x.npy")
+    with Index.build(MODEL, GIVEN, tmp_path / "i", factory="SQ8", **QUIET) as index, caplog.at_level(logging.WARNING):
+        index.export(tmp_path / "out", **QUIET)
     assert "approximations" in caplog.text
-    vectors = MODEL.encode_document(TEXTS, show_progress_bar=False)
-    vectors /= np.linalg.norm(vectors, axis=1)[:, None]
-    assert 1e-6 < np.abs(np.load(tmp_path / "x.npy") - vectors).max() < 0.02
+    away = np.abs(np.load(tmp_path / "out" / "vectors.npy") - unit(MODEL.encode_document(GIVEN))).max()
+    assert 1e-6 < away < 0.02

@@ -26,7 +26,9 @@ MOMENTS = 8
 RANDOM = 3
 
 
-@pytest.fixture(params=slow_but(list(OPERATIONS), "delete a few", "export .parquet"))
+@pytest.fixture(
+    params=slow_but(list(OPERATIONS), "delete a few", "add a list without ids", "compact", "export .parquet")
+)
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
     yield Trial(OPERATIONS[request.param], tmp_path / "trial")
 

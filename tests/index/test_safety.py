@@ -1,243 +1,244 @@
-"""What an index refuses: other models, damaged and missing files, later versions; and disks that refuse."""
+"""What an index refuses: other models, damaged files, links; and full disks, other writers, threads and forks."""
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import os
 import shutil
+import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from indexes import TEXTS, clustered, make_corpus, make_model, mark
+import torch
+from indexes import DIM, MODEL, QUIET, make_corpus, texts, unit
+from kills import run_child
 from permissions import somebody_else
-from sentence_transformers import SentenceTransformer
+from tiny import cosines, tiny_model
 
-from st_reba.corpus.folder import Corpus
-from st_reba.fingerprint import fingerprint
-from st_reba.index import Index
-from st_reba.index.folder.commit import commit
-from st_reba.index.folder.manifest import Manifest
+import st_reba.fingerprint
+import st_reba.index.changes as changes
+import st_reba.index.store as store_module
+from st_reba.index import Document, Index
+from st_reba.index.ann import load_faiss
+from st_reba.index.store import Store
 
-FILES = ["documents-1.sqlite", "manifest.json", "vectors-1.faiss"]
-DIM = 16
-
-
-@pytest.fixture(scope="module")
-def model() -> SentenceTransformer:
-    return make_model()
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("index")
-    make_corpus(folder / "corpus", clustered(300, DIM))
-    Index.from_corpus(folder / "corpus", folder / "index", factory="IVF4,Flat").close()
-    return folder / "index"
+GIVEN = texts(40)
 
 
 @pytest.fixture
-def copy(built: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(built, tmp_path / "copy"))
+def path(tmp_path: Path) -> Path:
+    """An index with something in every table."""
+    documents = [Document(text, f"d{n}", {"n": n}) for n, text in enumerate(GIVEN)]
+    options: dict[str, Any] = {"factory": "IVF4,Flat", "parameters": "nprobe=4"}
+    with Index.build(MODEL, documents, tmp_path / "index", **options, **QUIET) as index:
+        index.add([*GIVEN[:5], " "], strict=False, **QUIET)
+        index.delete(["d3", "d4", "41"])
+    return tmp_path / "index"
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-# Other models
+# Models
 
 
-def test_both_fingerprints_are_told(model: SentenceTransformer, tmp_path: Path) -> None:
-    Index.build(model, TEXTS, tmp_path / "index").close()
-    stored = Index.open(tmp_path / "index").manifest.model
-    refused = {
-        "method": make_model(pooling="lasttoken"),
-        "dimension": make_model(truncate_dim=64),
-        "normalization": make_model(similarity_fn_name="dot"),
-    }
-    for name, other in refused.items():
-        with pytest.raises(ValueError) as caught:
-            Index.open(tmp_path / "index", other)
-        assert str(stored) in str(caught.value) and str(fingerprint(other)) in str(caught.value), name
-        with pytest.raises(ValueError, match="and cannot be used with"):
-            Index.open(tmp_path / "index").search("text", model=other)
-    manifest = Index.open(tmp_path / "index").manifest
-    commit(tmp_path / "index", manifest.succeeding(model=replace(manifest.model, revision="aaa")))
-    config = model[0].auto_model.config  # type: ignore[union-attr]
-    config._commit_hash = "bbb"
-    try:
-        with pytest.raises(ValueError, match="revision: aaa there, bbb here.*revision aaa,.*revision bbb,"):
-            Index.open(tmp_path / "index", model)
-    finally:
-        config._commit_hash = None
+def test_other_models(path: Path) -> None:
+    cut = tiny_model()
+    cut.truncate_dim = 8
+    for other, message in ((tiny_model(seed=1), "vectors of 8 probe texts"), (cut, "dimension: 16 there, 8 here")):
+        with pytest.raises(ValueError, match=f"cannot be used with.*{message}"):
+            Index.open(path, other)
+        with pytest.raises(ValueError, match=message):
+            Index.open(path).search("cat", model=other)
+        with pytest.raises(ValueError, match=message):
+            Index.open(path).add(["cat"], model=other)
+    with pytest.raises(ValueError, match="does not say where its model is; name it: --model"):
+        Index.open(path).search("cat")
+    euclidean = tiny_model()
+    euclidean.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="'euclidean'; an index compares by cosine or dot"):
+        Index.build(euclidean, ["cat"], path.parent / "bad")
+    assert not (path.parent / "bad").exists()
 
 
-def test_a_corpus_by_another_model(model: SentenceTransformer, tmp_path: Path) -> None:
-    make_corpus(tmp_path / "corpus", clustered(5, 192))
-    with pytest.raises(ValueError, match="the corpus was built with made up and cannot be used with mini"):
-        Index.from_corpus(tmp_path / "corpus", tmp_path / "index", model)
-    assert not (tmp_path / "index").exists()
+def test_another_configuration_of_the_same_model(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another version of a library, a new key with its default, another dtype: the vectors decide."""
+    monkeypatch.setattr(st_reba.fingerprint, "_configuration", lambda *given: "another")
+    assert Index.open(path, tiny_model()).search(GIVEN[0], 1) and "another configuration" in caplog.text
+    monkeypatch.undo()
+    half = tiny_model().half()
+    assert Index.open(path, half).search(GIVEN[0], 1)[0].text == GIVEN[0]
 
 
-# Damaged files
+def test_a_model_that_is_trained_on(path: Path) -> None:
+    model = tiny_model()
+    index = Index.open(path, model)
+    assert index.search("cat", 1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    for use in (lambda: index.search("cat", 1), lambda: index.add(["cat"])):
+        with pytest.raises(ValueError, match="cannot be used"):
+            use()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_missing_files(copy: Path, name: str) -> None:
-    (copy / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name}: no such file.*build"):
-        Index.open(copy)
+def test_the_index_finds_its_model(tmp_path: Path) -> None:
+    folder = tmp_path / "some where 模型 😀"
+    MODEL.save_pretrained(str(folder / "model"), create_model_card=False)
+    with Index.build(folder / "model", GIVEN, folder / "an index", **QUIET) as built:
+        expected = built.search("cat moon", 5)
+    moved = folder.rename(tmp_path / "moved #1?%20")
+    with Index.open(moved / "an index") as index:
+        assert index.search("cat moon", 5) == expected
+        assert index.add(["moon moon"]).added == 1 and index.info()["model_source"] == "../model"
+        assert index.verify()["path"] == str(moved / "an index")
+    shutil.rmtree(moved / "model")
+    with pytest.raises(ValueError, match="which is gone; name it"):
+        Index.open(moved / "an index").search("cat")
 
 
-def test_no_index(copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere is not an index; build one there"):
-        Index.open(tmp_path / "nowhere")
-    (copy / "manifest.json").unlink()
-    (copy / ".building").mkdir()
-    with pytest.raises(FileNotFoundError, match="still being built: run the same command again"):
-        Index.open(copy)
+# Damage
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_one_byte_less_or_another(copy: Path, name: str) -> None:
-    original = (copy / name).read_bytes()
-    (copy / name).write_bytes(original[:-3])  # of the manifest, more than its last line end
-    with pytest.raises(ValueError, match=f"{name}.*build the index again"):
-        Index.open(copy, verify=False)
-    rng = np.random.default_rng(0)
-    for place in [0, len(original) - 5, *rng.integers(len(original), size=20).tolist()]:
+def test_one_byte_less_or_another(path: Path, tmp_path: Path) -> None:
+    """A shorter file is found when it is opened, an altered one by `verify`; none gives other texts or crashes."""
+    (name,) = (file.name for file in path.glob("*.faiss"))
+    original = (path / name).read_bytes()
+    for bad in (original[:-1], b"", original + b"x"):
+        (path / name).write_bytes(bad)
+        with pytest.raises(ValueError, match=f"{name}: damaged.*build the index again"):
+            Index.open(path, MODEL)
+    for place in (0, 9, len(original) // 2, len(original) - 1):
         changed = bytearray(original)
         changed[place] ^= 0x20
-        (copy / name).write_bytes(changed)
-        if name == "manifest.json":
-            continue  # it has no digest; what is checked in it is told below
-        with pytest.raises(ValueError, match=f"{name}: its SHA-256 is not .*build the index again"):
-            Index.open(copy)
-    (copy / name).write_bytes(original)
-    assert len(Index.open(copy)) == 300
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_garbage(copy: Path, name: str) -> None:
-    original = (copy / name).read_bytes()
-    manifest = json.loads((copy / "manifest.json").read_text())
-    for bad in (b"", b"garbage" * 1000, os.urandom(len(original)), b"[]"):
-        (copy / name).write_bytes(bad)
+        (path / name).write_bytes(changed)
         with pytest.raises(ValueError, match=name):
-            Index.open(copy)
-        if name == "manifest.json":
-            continue
-        # Even if the manifest says that it is right.
-        for file in manifest["segments"][0].values():
-            if isinstance(file, dict) and file["name"] == name:
-                file["bytes"] = len(bad)
-        (copy / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(ValueError, match=name):
-            Index.open(copy, verify=False).search(np.ones(DIM), k=5)
-
-
-def test_files_of_another_index(copy: Path, tmp_path: Path) -> None:
-    make_corpus(tmp_path / "corpus", clustered(20, DIM))
-    Index.from_corpus(tmp_path / "corpus", tmp_path / "other").close()
-    manifest, other = (Manifest.read(folder) for folder in (copy, tmp_path / "other"))
-    for key, message in (("vectors", "count 20, but manifest.json expects 300"), ("documents", "20 documents")):
-        stored = getattr(other.segments[0], key)
-        shutil.copy(tmp_path / "other" / stored.name, copy / f"strange-{key}")
-        strange = replace(stored, name=f"strange-{key}")
-        manifest.succeeding(segments=(replace(manifest.segments[0], **{key: strange}),)).write(copy)
-        with pytest.raises(ValueError, match=f"strange-{key}: {message}"):
-            Index.open(copy)
-    manifest.write(copy)
-    manifest.succeeding(model=mark(DIM + 1)).write(copy)
-    with pytest.raises(ValueError, match=f"dim {DIM}, but manifest.json expects {DIM + 1}"):
-        Index.open(copy)
-
-
-@pytest.mark.parametrize("name", ["shards/00001.npy", "shards/00001.sqlite"])
-def test_damaged_corpus(tmp_path: Path, name: str) -> None:
-    path = make_corpus(tmp_path / "corpus", clustered(90, DIM))
-    changed = bytearray((path / name).read_bytes())
-    changed[-100] ^= 1
-    (path / name).write_bytes(changed)
-    with pytest.raises(ValueError, match=f"{Path(name).name}: its SHA-256 is not"):
-        Index.from_corpus(path, tmp_path / "index")
-    (path / name).write_bytes(changed[:-1])
-    with pytest.raises(ValueError, match="it is truncated or altered"):
-        Index.from_corpus(path, tmp_path / "index", verify=False)
-    (path / "gathered.json").unlink()
-    with pytest.raises(ValueError, match="the input was not read to its end"):
-        Index.from_corpus(path, tmp_path / "index")
-    assert not (tmp_path / "index").exists()
-
-
-def test_a_vector_that_the_corpus_does_not_name(tmp_path: Path) -> None:
-    vectors = clustered(90, DIM)
-    vectors[50, 3] = np.nan
-    with pytest.raises(ValueError, match="a vector is NaN, infinite or zero; it is damaged"):
-        Index.from_corpus(make_corpus(tmp_path / "corpus", vectors), tmp_path / "index")
-
-
-# The manifest
+            Index.open(path).verify()
+    (path / name).write_bytes(os.urandom(len(original)))
+    with pytest.raises(ValueError, match=name):
+        Index.open(path)
+    (path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such file"):
+        Index.open(path)
+    (path / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name}: damaged"):
+        Index.open(path)
+    (path / name).rmdir()
+    (path / name).write_bytes(original)
+    whole = (path / "index.sqlite").read_bytes()
+    for bad in (whole[:4096], whole[:100], b"garbage" * 1000, os.urandom(len(whole))):
+        (path / "index.sqlite").write_bytes(bad)
+        with pytest.raises(ValueError, match="index.sqlite: damaged.*build the index again"):
+            Index.open(path).verify()
+    (path / "index.sqlite").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="no index is there"):
+        Index.open(path)
+    (path / "index.sqlite").write_bytes(whole)
+    assert Index.open(path).verify()["documents"] == 42
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    "statement",
     [
-        ("format_version", 3, "install a later st_reba"),
-        ("format_version", "1", "expected int, found str"),
-        ("count", True, "expected int, found bool"),
-        ("count", 0, "segments give 300"),
-        ("dim", 191, "model and segments give 16"),
-        ("metric", "euclidean", "cosine, dot"),
-        ("created", None, "expected str"),
-        ("segments", [3], "expected an object"),
-        ("segments", [], "segments give 0"),
-        ("model", [], "expected dict"),
-        ("model.config_hash", 3, "expected a string"),
-        ("model.dimension", 0, "positive"),
-        ("model.probe", ["!", "?"], "base64"),
-        ("model.name", 3, "string or null"),
-        ("segments.count", 0, "0 of 0 rows|1 of"),
-        ("segments.deleted_count", 3, "deleted_count is 3, deleted is None"),
-        ("segments.vectors", {"name": "../x", "bytes": 3, "sha256": ""}, "a file in the folder"),
-        ("segments.documents", None, "expected an object"),
+        "UPDATE documents SET text = 'x' WHERE key = 9",
+        "UPDATE documents SET metadata = '{}' WHERE key = 9",
+        "UPDATE documents SET id = 'x' WHERE key = 9",
+        "DELETE FROM documents WHERE key = 9",
+        "INSERT INTO documents VALUES (900, 'x', '{}', NULL, 'x')",
+        "UPDATE pending SET vector = zeroblob(64) WHERE key = 40",
+        "DELETE FROM pending WHERE key = 40",
+        "DELETE FROM dead WHERE key = 3",
+        "UPDATE meta SET state = replace(state, 'nprobe=4', 'nprobe=1')",
+        "UPDATE meta SET sha256 = 'x'",
+        "DELETE FROM meta",
+        "DROP TABLE meta",
+        "DROP TABLE pending",
     ],
 )
-def test_bad_manifest(copy: Path, key: str, value: Any, message: str) -> None:
-    path = copy / "manifest.json"
-    for wrong in ({}, {"new": value}):
-        changed = json.loads(path.read_text(encoding="utf-8"))
-        inner = changed["model"] if key.startswith("model.") else changed
-        inner = changed["segments"][0] if key.startswith("segments.") else inner
-        inner.pop(key.rpartition(".")[2])
-        inner.update({key.rpartition(".")[2]: item for item in wrong.values()})
-        (copy.parent / "bad").mkdir(exist_ok=True)
-        (copy.parent / "bad" / "manifest.json").write_text(json.dumps(changed))
-        with pytest.raises(ValueError, match=f"bad.manifest.json: .*({message if wrong else 'missing|an object'})"):
-            Manifest.read(copy.parent / "bad")
+def test_rows_that_somebody_changed(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        assert connection.execute(statement).rowcount
+        connection.commit()
+    with pytest.raises((ValueError, FileNotFoundError), match="index.sqlite: damaged|no index is there"):
+        Index.open(path).verify()
 
 
-def test_manifest_is_written_whole_or_not_at_all(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = Manifest.read(copy)
-    before = content(copy)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        manifest.succeeding(rejected=5).write(copy)
-    assert content(copy) == before
+def test_other_formats_and_places(path: Path) -> None:
+    def edit(**values: Any) -> None:
+        with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+            ((text,),) = connection.execute("SELECT state FROM meta")
+            changed = json.dumps(json.loads(text) | values)
+            digest = hashlib.sha256(changed.encode()).hexdigest()
+            connection.execute("UPDATE meta SET state = ?, sha256 = ?", (changed, digest))
+            connection.commit()
+
+    with closing(sqlite3.connect(path / "index.sqlite")) as connection:
+        file = json.loads(connection.execute("SELECT state FROM meta").fetchone()[0])["file"]
+    for wrong, message in (
+        ({"file": {**file, "name": "../x.faiss"}}, "not in the folder"),
+        ({"format": 2}, "another version of st_reba"),
+        ({"unknown": 3}, "unknown"),
+    ):
+        before = (path / "index.sqlite").read_bytes()
+        edit(**wrong)
+        with pytest.raises(ValueError, match=message):
+            Index.open(path)
+        (path / "index.sqlite").write_bytes(before)
+    (path / "index.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        Index.build(MODEL, ["cat"], path, **QUIET)
+    with pytest.raises((ValueError, FileExistsError)):
+        Index.open(path)
 
 
-def test_a_damaged_index_can_be_replaced(copy: Path, built: Path) -> None:
-    (copy / "manifest.json").write_bytes(b"garbage")
-    with pytest.raises(FileExistsError, match="already there"):
-        Index.from_corpus(built.parent / "corpus", copy)
-    with Index.from_corpus(built.parent / "corpus", copy, overwrite=True) as index:
-        assert len(index) == 300 and index.manifest.segments[0].number == 2
-    assert sorted(content(copy)) == [".lock", "documents-2.sqlite", "manifest.json", "vectors-2.faiss"]
+def test_what_is_not_replaced(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    (tmp_path / "file").touch()
+    for target, message in (
+        (path, "already there; give another path, or overwrite=True"),
+        (tmp_path / "other", "not an index"),
+        (tmp_path / "file", "a file is there"),
+    ):
+        with pytest.raises(FileExistsError, match=message):
+            Index.build(MODEL, ["cat"], target, overwrite=target != path)
+    assert os.listdir(tmp_path / "other") == ["mine.txt"]
+    for missing in (tmp_path / "nowhere", tmp_path / "other", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match="no index is there"):
+            Index.open(missing)
+    with Index.open(path, MODEL) as old:
+        Index.build(MODEL, ["moon"], path, overwrite=True, **QUIET).close()
+        assert [one.text for one in old.search("moon")] == ["moon"] and len(list(path.glob("*.faiss"))) == 1
+
+
+def test_links_are_refused(path: Path, tmp_path: Path) -> None:
+    """Nothing is written or removed through them."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine.txt").write_text("mine")
+    for link in (path / ".building", path / "vectors-9.faiss"):
+        link.symlink_to(outside, target_is_directory=True)
+        with Index.open(path, MODEL) as index:
+            for change in (lambda: index.add(["cat"]), index.compact, lambda: index.delete(["d0"])):
+                with pytest.raises(ValueError, match=f"{link.name}: a link"):
+                    change()
+        link.unlink()
+    (path / ".building").mkdir()
+    (path / ".building" / "x").symlink_to(outside, target_is_directory=True)
+    with Index.open(path, MODEL) as index, pytest.raises(ValueError, match="a link"):
+        index.add(["cat"])
+    assert os.listdir(outside) == ["mine.txt"]
 
 
 # Disks
@@ -255,101 +256,180 @@ def small_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("factory", "wide"), [("Flat", False), ("SQ8", False), ("Flat", True)])
-def test_disk_full(copy: Path, tmp_path: Path, factory: str, wide: bool) -> None:
+@pytest.mark.parametrize("factory", ["Flat", "SQ8"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_disk_full(path: Path, tmp_path: Path, factory: str, wide: bool) -> None:
     """While the vectors are written, by hand or by FAISS, or the documents."""
-    ids = [f"{row:0{400 if wide else 1}d}" for row in range(2000)]
-    corpus = make_corpus(tmp_path / "corpus", clustered(2000, 8 if wide else 192), ids=ids, shards=20)
-    before = content(copy)
-    for target in (copy, tmp_path / "new"):
-        with small_disk(300_000), pytest.raises(OSError, match=f"nothing that was there has changed.*{target.name}"):
-            Index.from_corpus(corpus, target, factory=factory, overwrite=True)
-    assert content(copy) == before and not (tmp_path / "new").exists()
-    assert len(Index.open(copy).search(np.ones(DIM), 3)) == 3
-    assert len(Index.from_corpus(corpus, copy, factory=factory, overwrite=True)) == 2000
+    vectors = unit(np.random.default_rng(0).normal(size=(3000, DIM)))
+    long = [f"{row:0{300 if wide else 1}d}" for row in range(3000)]
+    corpus = make_corpus(tmp_path / "corpus", vectors, ids=long)
+    limit = 200_000 if wide else 180_000 if factory == "Flat" else 60_000
+    before = Index.open(path, MODEL).search(GIVEN[0], 5)
+    for target in (path, tmp_path / "new"):
+        with small_disk(limit), pytest.raises(OSError, match=r"index\.sqlite|vectors-"):
+            Index.from_corpus(corpus, target, factory=factory, overwrite=True, **QUIET)
+    assert not (tmp_path / "new").exists()
+    with Index.open(path, MODEL) as index:
+        assert index.search(GIVEN[0], 5) == before and index.verify()
+        with small_disk(4096), pytest.raises(OSError, match="again"):
+            index.add(["cat"] * 100, **QUIET)
+        assert index.search(GIVEN[0], 5) == before
+        assert index.add(["cat"] * 100, **QUIET).added == 100
+    assert len(Index.from_corpus(corpus, path, factory=factory, overwrite=True, **QUIET)) == 3000
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users and permissions")
-def test_read_only_folder(copy: Path, built: Path) -> None:
-    """It can be searched; and writing is refused with the folder's name."""
-    before = content(copy)
-    corpus = Path(shutil.copytree(built.parent / "corpus", copy.parent / "corpus"))
-    for path in copy.parent.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    copy.chmod(0o555)
-    with somebody_else(copy):
-        assert len(Index.open(copy).search(np.ones(DIM), 3)) == 3
-        for target in (copy, copy / "below"):
-            with pytest.raises(PermissionError, match="copy"):
-                Index.from_corpus(corpus, target, overwrite=True)
-    copy.chmod(0o755)
-    assert content(copy) == before
+def test_read_only_folder(path: Path) -> None:
+    """It can be searched, with or without a log that was not written back; and writing is refused with its name."""
+    for file in path.rglob("*"):
+        file.chmod(0o644)
+    expected = Index.open(path, MODEL).search(GIVEN[0], 5)
+    gc.collect()
+    path.chmod(0o555)
+    before = content(path)
+    with somebody_else(path):
+        with Index.open(path, MODEL) as index:
+            assert index.search(GIVEN[0], 5) == expected and index.verify()["documents"] == len(list(index)) == 42
+            for change in (lambda: index.add(["cat"]), lambda: index.delete(["d0"]), index.compact):
+                with pytest.raises(PermissionError, match=str(path)):
+                    change()
+        with pytest.raises(PermissionError, match=str(path)):
+            Index.build(MODEL, ["cat"], path, overwrite=True)
+    path.chmod(0o755)
+    assert content(path) == before
 
 
-def test_two_writers(copy: Path, built: Path) -> None:
-    from st_reba.lock import writers_lock
-
-    with writers_lock(copy), pytest.raises(BlockingIOError, match="copy: another process is writing"):
-        Index.from_corpus(built.parent / "corpus", copy, overwrite=True)
-    assert len(Index.open(copy)) == 300
+# Others
 
 
-# Builds that go on
+def test_a_second_writer_waits_and_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_WAIT_SECONDS", 0.1)
+    index = Index.open(path, MODEL)
+    before = index.search("cat", 50)
+    with Store(path).writing() as tx:
+        tx.execute("DELETE FROM documents")
+        for change in (lambda: index.add(["rain"]), lambda: index.delete(["d0"]), index.compact):
+            with pytest.raises(BlockingIOError, match="another process is writing here.*run the same again"):
+                change()
+        assert index.search("cat", 50) == before
+        tx.execute("ROLLBACK")
+        tx.execute("BEGIN")
+    assert index.add(["rain"]).added == 1
+    monkeypatch.setattr(store_module, "_WAIT_SECONDS", 30)
+    with ThreadPoolExecutor(4) as pool:
+        added = list(pool.map(lambda n: Index.open(path, MODEL).add([f"rain {n}"] * (n + 1), **QUIET).added, range(4)))
+    assert added == [1, 2, 3, 4] and len(index) == len(before) + 11 and index.verify()
 
 
-def test_a_killed_build_goes_on(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between shards, after encoding and before the commit; with the same input nothing is encoded twice."""
-    import st_reba.index.building.making as making
+def test_a_reader_loses_the_race(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between what it reads of SQLite and the opening of the FAISS file, a writer replaces that file."""
+    monkeypatch.setattr(store_module, "_WAIT_SECONDS", 0.1)
+    writer, reader = Index.open(path, MODEL), Index.open(path, MODEL)
+    real, calls = changes.open_file, []
+    reader._snapshot = None
 
-    encoded: list[str] = []
-    real = model.encode_document
+    def opened(*given: Any, **options: Any) -> Any:
+        if not calls:
+            calls.append(given)
+            writer.delete(["d0"])
+            with monkeypatch.context() as patched:
+                patched.setattr("st_reba.index.snapshot.open_file", real)
+                writer.compact()
+        return real(*given, **options)
 
-    def encode(texts: list[str], **options: Any) -> Any:
-        if "batch_size" in options and TEXTS[6] in texts and len(encoded) == 4:
-            encoded.append("killed")
-            raise KeyboardInterrupt
-        encoded.extend(text for text in texts if text in TEXTS)
-        return real(texts, **options)
-
-    monkeypatch.setattr(model, "encode_document", encode)
-    options: dict[str, Any] = {"shard_size": 4, "batch_size": 4}
-    with pytest.raises(KeyboardInterrupt):
-        Index.build(model, TEXTS, tmp_path / "index", **options)
-    assert sorted(os.listdir(tmp_path / "index")) == [".building", ".lock"]
-    commit_now = making.make_generation
-    monkeypatch.setattr(making, "make_generation", lambda *arguments, **options: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        Index.build(model, TEXTS, tmp_path / "index", **options)
-    assert Corpus(tmp_path / "index" / ".building").is_complete()
-    monkeypatch.setattr(making, "make_generation", commit_now)
-    with Index.build(model, TEXTS, tmp_path / "index", **options) as index:
-        assert [found.text for found in index.search(TEXTS[8], 1)] == [TEXTS[8]]
-    assert encoded[4] == "killed" and sorted(encoded[:4]) == sorted(TEXTS[:4])
-    assert sorted(encoded[5:]) == sorted(TEXTS[4:])
-    assert not (tmp_path / "index" / ".building").exists()
-    with Index.build(model, TEXTS, tmp_path / "undisturbed", **options) as other:
-        assert other.manifest.segments == index.manifest.segments
+    monkeypatch.setattr("st_reba.index.snapshot.open_file", opened)
+    found = reader.search(GIVEN[0], 100)
+    assert calls and len(found) == 41 and "d0" not in {one.id for one in found}
 
 
-def test_what_does_not_fit_is_begun_anew(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import st_reba.index.building.making as making
+def test_readers_while_an_index_is_compacted(path: Path) -> None:
+    """Eight threads search while another object adds, deletes and compacts: each search sees one state."""
+    load_faiss().omp_set_num_threads(1)
+    reader, writer = Index.open(path, MODEL), Index.open(path, MODEL)
+    query = MODEL.encode_query("cat")
+    stop, errors, searches = threading.Event(), list[BaseException](), [0]
+    sizes = {len(reader)}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(making, "make_generation", lambda *arguments, **options: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            Index.build(model, TEXTS, tmp_path / "index", shard_size=4)
-    # Another input, as a generator, which can be read only once; then another model.
-    with Index.build(model, iter([*TEXTS[:6], "new"]), tmp_path / "index", shard_size=4) as index:
-        assert len(index) == 7 and index.search("new", 1)[0].text == "new"
-    with monkeypatch.context() as patch:
-        patch.setattr(making, "make_generation", lambda *arguments, **options: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            Index.build(model, TEXTS, tmp_path / "index", overwrite=True)
-    assert len(Index.open(tmp_path / "index", model)) == 7
-    other = make_model(pooling="lasttoken")
-    with Index.build(other, TEXTS, tmp_path / "index", overwrite=True) as index:
-        assert len(index) == 10 and index.manifest.generation == 2
-    with pytest.raises(ValueError, match="configuration"):
-        Index.open(tmp_path / "index", model)
+    def search() -> None:
+        try:
+            while not stop.is_set():
+                found: Any = reader.search(query, 1000)
+                assert len(found) in sizes and len({one.id for one in found}) == len(found)
+                scores = [one.score for one in found]
+                assert scores == sorted(scores, reverse=True)
+                exact = cosines(MODEL, ["cat"], [one.text for one in found[:5]])[0]
+                np.testing.assert_allclose(scores[:5], exact, atol=1e-5)
+                searches[0] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=search) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(7):
+            sizes.add(len(writer) + 3)
+            writer.add(texts(3, number), **QUIET)
+            sizes.add(len(writer) - 1)
+            writer.delete([f"d{number + 5}"])
+            if number % 3 == 0:
+                writer.compact()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors and searches[0] > 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_a_fork(path: Path) -> None:
+    load_faiss().omp_set_num_threads(1)
+    index = Index.open(path, MODEL)
+    expected = index.search(GIVEN[0], 10)
+
+    def child() -> None:
+        assert index.search(GIVEN[0], 10) == expected
+        index.add(["moon moon moon"], ids=["child"], **QUIET)
+        index.close()
+
+    assert run_child(child)[:2] == (0, "")
+    assert (
+        index.get("child") == Document("moon moon moon", "child") and index.add(["gold"]).added == 1 and index.verify()
+    )
+
+
+def test_descriptors_stay_flat(path: Path) -> None:
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip("this system does not list them")
+    index, query = Index.open(path), MODEL.encode_query("cat")
+    index.search(query)
+    gc.collect()
+    before = len(list(folder.iterdir()))
+    for _ in range(500):
+        index.search(query, 3)
+    for _ in range(200):
+        with Index.open(path) as other:
+            other.search(query, 1)
+    for _ in range(50):
+        thread = threading.Thread(target=lambda: index.search(query, 1))
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert len(list(folder.iterdir())) <= before + 3
+
+
+def test_plain_faiss_and_plain_sqlite_read_it(path: Path) -> None:
+    import faiss
+
+    (file,) = path.glob("*.faiss")
+    connection = sqlite3.connect(path / "index.sqlite")
+    index = faiss.read_index(str(file))
+    _, keys = index.search(unit(MODEL.encode_query(["cat"])), 40)
+    documents = dict(connection.execute("SELECT key, text FROM documents"))
+    texts = [documents[key] for key in keys[0].tolist() if key in documents]
+    pending = {key: np.frombuffer(blob, "<f4") for key, blob in connection.execute("SELECT * FROM pending")}
+    connection.close()
+    assert sorted(texts) == sorted(text for n, text in enumerate(GIVEN) if n not in (3, 4))
+    vectors = unit(MODEL.encode_document([documents[key] for key in pending]))
+    assert len(pending) == 4 and np.allclose(list(pending.values()), vectors, atol=1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from indexes import DIM, MODEL, QUIET, WORDS, brute, clustered, from_vectors, known, texts, unit
+from marks import slow_but
 from tiny import cosines, tiny_model
 
 import st_reba
@@ -161,7 +162,7 @@ def test_refused_queries(tmp_path: Path) -> None:
         index.search(np.ones(DIM))
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
+@pytest.mark.parametrize("factory", slow_but(["Flat", "IVF2,Flat"], "Flat"))
 def test_passages(factory: str, tmp_path: Path) -> None:
     """A document is found by its best passage, and once."""
     model = st_reba.build("mini", pooling="mean")
