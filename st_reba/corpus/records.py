@@ -19,6 +19,7 @@ ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 80
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def clean_text(text: str) -> str:
 
 def to_json(value: Any) -> str:
     """JSON on one line, letters of every script as they are."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _encode(value)
 
 
 def beginning(value: object) -> str | None:

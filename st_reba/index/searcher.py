@@ -15,9 +15,9 @@ from .vectors import Keys, Matrix, best, exact
 
 # Where fewer than this share of a graph may be found, comparing with all of those is quicker and exact.
 _GRAPH_SHARE = 0.1
-# As many queries as this are faster by products of matrices; and values of one such product.
+# So many queries are faster by products of matrices, of which this is the size: rows of the index, and queries.
 _TOGETHER = 5
-_PRODUCTS = 2**20
+_BLOCK, _MOST_TOGETHER = 8192, 256
 _MOST_EF = 4096
 
 
@@ -77,7 +77,9 @@ class Searcher:
             return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
         if count == self.count and self.keys is not None:
             mask = None
-        if self.is_flat and len(queries) >= _TOGETHER:
+        # FAISS multiplies matrices itself where there are very many queries, and no selector.
+        own = mask is not None or queries.size < load_faiss().cvar.distance_compute_blas_threshold
+        if self.is_flat and len(queries) >= _TOGETHER and own:
             scores, found = self._compared(queries, k, None if mask is None else np.flatnonzero(mask))
         elif mask is None:
             scores, found = self.inner.search(queries, k)
@@ -120,10 +122,13 @@ class Searcher:
 
     def _compared(self, queries: Matrix, k: int, rows: Keys | None) -> tuple[Matrix, Keys]:
         """Exact search among some rows, or all: products of matrices, which FAISS leaves to single vectors."""
+        if len(queries) > _MOST_TOGETHER:
+            half = len(queries) // 2
+            both = self._compared(queries[:half], k, rows), self._compared(queries[half:], k, rows)
+            return np.concatenate([both[0][0], both[1][0]]), np.concatenate([both[0][1], both[1][1]])
         scores, found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
-        size = max(1, _PRODUCTS // len(queries))
-        for start in range(0, self.count if rows is None else len(rows), size):
-            some = np.arange(start, min(start + size, self.count)) if rows is None else rows[start : start + size]
+        for start in range(0, self.count if rows is None else len(rows), _BLOCK):
+            some = np.arange(start, min(start + _BLOCK, self.count)) if rows is None else rows[start : start + _BLOCK]
             products = queries @ self._at(some).T
             # Those that are better than the worst that is kept, at the beginning of each row.
             which, column = np.nonzero(products > scores.min(axis=1)[:, None])
@@ -143,7 +148,8 @@ class Searcher:
             return np.asarray(self.inner.reconstruct_batch(rows), np.float32)
         table = load_faiss().rev_swig_ptr(self.inner.get_xb(), self.count * self.whole.d)
         vectors: Matrix = table.reshape(self.count, self.whole.d)
-        return vectors[rows[0] : rows[-1] + 1] if rows[-1] - rows[0] == len(rows) - 1 else vectors[rows]
+        # A copy, for numbers in the file do not begin at multiples of four bytes, which products take long for.
+        return vectors[rows[0] : rows[-1] + 1].copy() if rows[-1] - rows[0] == len(rows) - 1 else vectors[rows]
 
     def vectors(self, keys: Keys) -> Matrix:
         """The vectors [keys, d] as far as the index knows them; those of a quantized one are approximations.
