@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba import cli
 from st_reba.bases import EMBEDDED
+from st_reba.corpus import encode as corpus_encode
 from st_reba.encode import Task
 from st_reba.filters import postfilter_of
 from st_reba.index import Index
@@ -491,6 +492,26 @@ def test_queries_of_a_file_and_conditions(
     again = [json.loads(line) for line in run(*search, "--where", "row>=1")[1].splitlines()]
     ids = [[[result["id"] for result in each["results"]] for each in every] for every in (again, found)]
     assert ids[0] == ids[1]
+
+
+def test_ctrl_c_says_what_is_kept(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    real = corpus_encode.encode_batch
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        done.append(1)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(corpus_encode, "encode_batch", interrupted)
+    arguments = ["index", saved / "model", saved / "texts.txt", tmp_path / "index", "--part-size", "1"]
+    status, out, err = run(*arguments)
+    assert (status, out) == (
+        130,
+        "",
+    ) and "interrupted; 2 of 3 parts are encoded and kept; the same command goes on" in err
+    assert run(*arguments)[0] == 0 and len(done) == 4
 
 
 def test_life_of_an_index(run: Run, refused: Callable[..., str], saved: Path, tmp_path: Path) -> None:

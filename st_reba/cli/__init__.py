@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader, as `head`, has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("st-reba: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print("; ".join(["st-reba: interrupted", *map(str, error.args)]), file=sys.stderr)
         return 130
     except Exception as error:
         if options.verbose:

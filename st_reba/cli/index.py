@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,20 @@ def add_index(commands: Any) -> None:
     _add_export(commands)
 
 
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """An interruption says what it has not cost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from ..index.work import unfinished
+
+        begun = unfinished(folder)
+        parts, left = sum(one.parts() for one in begun), sum(len(one.pending()) for one in begun)
+        done = f"{parts - left:,} of {parts:,} parts are encoded and kept" if parts else "nothing was encoded yet"
+        raise KeyboardInterrupt(f"{done}; the same command goes on") from None
+
+
 def _add_recipe(command: argparse.ArgumentParser) -> None:
     """How a FAISS index is trained."""
     command.add_argument(
@@ -117,7 +132,8 @@ def index(options: argparse.Namespace) -> None:
     else:
         source = opened(options)
         given = {**engine_settings(options), **corpus_settings(options)}
-        built = Index.build(load_model(options), source, options.out, **given, **settings)
+        with _kept(options.out):
+            built = Index.build(load_model(options), source, options.out, **given, **settings)
     with built:
         about = built.info() | {"rejected": built.change.rejected, "why": built.change.why} if built.change else {}
     print(json.dumps(about, ensure_ascii=False) if options.json else _said(about))
@@ -249,13 +265,9 @@ def _addition(options: argparse.Namespace) -> None:
             options.id_column = index.info()["reading"].get("id_column")
         source = opened(options)
         options.model = options.model or index.find_model()
-        change = getattr(index, options.kind)(
-            source,
-            model=load_model(options),
-            again=options.again,
-            **engine_settings(options),
-            **corpus_settings(options),
-        )
+        given = {**engine_settings(options), **corpus_settings(options)}
+        with _kept(options.index):
+            change = getattr(index, options.kind)(source, model=load_model(options), again=options.again, **given)
     _print(options, change)
 
 
