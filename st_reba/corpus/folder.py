@@ -307,7 +307,7 @@ class Corpus:
 
 def is_corpus(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder was written by ``encode_corpus``."""
-    return (Path(folder) / HEADER_FILE).is_file()
+    return (Path(folder) / HEADER_FILE).is_file() and (Path(folder) / "documents").is_dir()
 
 
 def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:

@@ -141,9 +141,11 @@ def test_other_settings_are_refused(run: Run, saved: Path, tmp_path: Path) -> No
     assert status == 2 and "dtype='float16'" in err and "--overwrite" in err
     assert run(*arguments(saved, tmp_path / "c", "--store-dtype", "float16", "--overwrite"))[0] == 0
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("mine")
-    status, _, err = run(*arguments(saved, tmp_path / "texts"))
-    assert status == 2 and "not an encoded corpus" in err
+    for name in ("a.txt", "corpus.json"):
+        (tmp_path / "texts" / name).write_text("mine")
+        status, _, err = run(*arguments(saved, tmp_path / "texts", "--overwrite"))
+        assert status == 2 and "not an encoded corpus" in err
+        (tmp_path / "texts" / name).unlink()
 
 
 def test_names_are_those_of_the_package() -> None:

@@ -418,7 +418,7 @@ def test_folders_of_files(tmp_path: Path) -> None:
     write(folder / "b.txt", "b1\nb2\n")
     write(folder / "a" / "z.jsonl.gz", b'"z"\n{"text": ""}\n')
     write(folder / "a.csv", "text\nc\n")
-    for name in ("a/README.md", ".hidden/h.txt", ".h.txt", "out/corpus.json", "out/rejects.jsonl"):
+    for name in ("a/README.md", ".hidden/h.txt", ".h.txt", "out/corpus.json", "out/documents/0.txt"):
         write(folder / name, '"not to be read"')
     found = records(folder)
     assert [one.text for one in found] == ["c", "z", "", "b1", "b2"]
