@@ -147,7 +147,7 @@ def _take(model: SentenceTransformer) -> ModelFingerprint:
     return ModelFingerprint(
         dimension=int(vectors.shape[1]),
         probe=tuple(tuple(vector) for vector in vectors.tolist()),
-        dtype=weights_dtype(model),
+        dtype=dtype_of(model),
         name=_name(getattr(card, "base_model", None), getattr(config, "_name_or_path", None)),
         revision=next((one for one in revisions if isinstance(one, str) and one), None),
         method=_method(model),
@@ -155,7 +155,7 @@ def _take(model: SentenceTransformer) -> ModelFingerprint:
     )
 
 
-def weights_dtype(model: SentenceTransformer) -> str | None:
+def dtype_of(model: SentenceTransformer) -> str | None:
     """The dtype of a model's weights; None: it has none."""
     return next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
 

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ..batches import check_sizes
 from ..encode import encode_batch, in_order, planned_batches
 from ..files import make_folder, remove_leftovers, whole_file
-from ..fingerprint import ModelFingerprint, check, encoding_rate, fingerprint, weights_dtype
+from ..fingerprint import ModelFingerprint, check, dtype_of, encoding_rate, fingerprint
 from ..folders import check_folder
 from ..lock import LOCK_FILE, writers_lock
 from ..persistence import loaded, place_of
@@ -293,7 +293,7 @@ def new_header(model: SentenceTransformer, settings: Settings) -> dict[str, Any]
     return {
         "model": mark.to_json(),
         "settings": {**asdict(settings), "part_size": size},
-        "model_dtype": weights_dtype(model),
+        "model_dtype": dtype_of(model),
         "similarity": model.similarity_fn_name,
         "model_source": None,
     }
@@ -302,7 +302,7 @@ def new_header(model: SentenceTransformer, settings: Settings) -> dict[str, Any]
 def _check_same(corpus: Corpus, model: SentenceTransformer, settings: Settings) -> None:
     header = corpus.header()
     check(ModelFingerprint.from_json(header["model"]), model, f"the corpus {corpus.path}")
-    given = {**asdict(settings), "model_dtype": weights_dtype(model)}
+    given = {**asdict(settings), "model_dtype": dtype_of(model)}
     there = {**header["settings"], "model_dtype": header["model_dtype"]}
     given["part_size"] = settings.part_size or there["part_size"]
     for name, value in given.items():
