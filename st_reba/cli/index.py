@@ -260,9 +260,9 @@ def _addition(options: argparse.Namespace) -> None:
 
     with Index.open(options.index) as index:
         # The columns are the index's own, unless others are named.
-        options.text_column = options.text_column or index.info()["reading"].get("text_column")
-        if options.id_column is None:
-            options.id_column = index.info()["reading"].get("id_column")
+        reading = index.info()["reading"]
+        options.text_column = options.text_column or reading.get("text_column")
+        options.id_column = reading.get("id_column") if options.id_column is None else options.id_column
         source = opened(options)
         options.model = options.model or index.find_model()
         given = {**engine_settings(options), **corpus_settings(options)}

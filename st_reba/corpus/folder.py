@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import sync, whole_file, whole_path
+from ..files import whole_file, whole_path
 from ..optional import required
 from .records import Document, Reject, to_json
 
@@ -58,6 +57,11 @@ class Row:
     spans: tuple[int, ...] = ()
 
     @property
+    def vectors(self) -> int:
+        """How many vectors it has."""
+        return max(1, len(self.spans) // 2)
+
+    @property
     def passages(self) -> list[str]:
         """The texts that are encoded."""
         if not self.spans:
@@ -88,7 +92,7 @@ class Part:
     @property
     def vectors(self) -> int:
         """How many vectors it has."""
-        return sum(max(1, len(row.spans) // 2) for row in self.rows)
+        return sum(row.vectors for row in self.rows)
 
     def texts(self) -> list[str]:
         """All that is encoded, one text a vector."""
@@ -257,7 +261,7 @@ class Corpus:
         """Each document of a part with its vectors [passages, d]."""
         vectors, start = self.vectors(number), 0
         for row in self.part(number).rows:
-            stop = start + max(1, len(row.spans) // 2)
+            stop = start + row.vectors
             yield row, vectors[start:stop]
             start = stop
 
@@ -318,7 +322,7 @@ def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:
         >>> [(row, reject.kind) for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]]))]
         [(1, 'no vector')]
     """
-    starts = np.cumsum([0, *(max(1, len(row.spans) // 2) for row in part.rows)])
+    starts = np.cumsum([0, *(row.vectors for row in part.rows)])
     finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
     bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
     found: dict[int, Reject] = {}
@@ -341,20 +345,6 @@ def sha256(path: Path) -> str:
     """Of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def new_corpus(path: Path) -> Iterator[Corpus]:
-    """A corpus folder that appears, with its header, when the ``with`` block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.mkdir()
-    corpus = Corpus(temporary)
-    for name in ("documents", "vectors"):
-        (temporary / name).mkdir()
-    yield corpus
-    os.replace(temporary, path)
-    sync(path.parent)
 
 
 Progress = Callable[[int, int], object]

@@ -114,7 +114,6 @@ class Writer:
             rows = part.rows[start : start + _AT_A_TIME]
             there = by_ids(self.tx, [row.id for row in rows if row.id is not None])
             for number, row in enumerate(rows, start):
-                passages = max(1, len(row.spans) // 2)
                 old = there.get(row.id) if row.id is not None else None
                 reject = bad.get(number)
                 if old is not None and old.key >= self._first_key:
@@ -142,9 +141,9 @@ class Writer:
                         there[identity] = new
                     self.sums.change("documents", new.row())
                     taken.keys += new.keys
-                    taken.rows += range(vector, vector + passages)
+                    taken.rows += range(vector, vector + row.vectors)
                     self.state.next_key = new.keys.stop
-                vector += passages
+                vector += row.vectors
         self.state.count += taken.added
         return taken
 

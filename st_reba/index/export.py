@@ -19,7 +19,7 @@ from ..folders import new_folder
 from ..optional import required
 from .ann import write_flat
 from .changes import filed, open_file
-from .store import State, Store, Stored, read_dead, read_pending, read_state
+from .store import COLUMNS, State, Store, Stored, read_dead, read_pending, read_state
 from .vectors import Segment, Vectors
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def all_vectors(store: Store, tx: sqlite3.Connection, state: State) -> Vectors:
 
 def _lines(tx: sqlite3.Connection) -> Iterator[tuple[int, str, str, str, str | None]]:
     """Key, id, text, metadata and passage of each vector, in the order of their keys."""
-    for row in tx.execute("SELECT key, id, metadata, spans, text FROM documents ORDER BY key"):
+    for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"):
         one = Stored(*row)
         for key in one.keys:
             start, stop = (0, None) if one.spans is None else one.bounds(key)

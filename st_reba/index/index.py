@@ -360,8 +360,11 @@ class Index:
             texts = _query_texts([queries] if isinstance(queries, str) else queries)
             used = self._its_model(model)
             options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
-            empty = np.zeros((0, self._present().state.dim), dtype=np.float32)
-            vectors = np.asarray(used.encode_query(texts, **options)) if texts else empty
+            vectors = (
+                np.asarray(used.encode_query(texts, **options))
+                if texts
+                else np.zeros((0, self._present().state.dim), dtype=np.float32)
+            )
         with self._store.reading() as tx:
             snapshot = self._present()
             if used is not None:
@@ -456,7 +459,7 @@ class Index:
         store = Store(self._path)
         try:
             with store.reading() as tx:
-                for row in tx.execute("SELECT key, id, metadata, spans, text FROM documents ORDER BY key"):
+                for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"):
                     yield Stored(*row).document(store.path)
         finally:
             store.close()

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ..corpus.records import Document, Reject, to_json
+from ..corpus.records import Document, Reject, clean_text, to_json
 from .vectors import Keys, Matrix
 
 FILE = "index.sqlite"
@@ -342,14 +342,12 @@ COLUMNS = ", ".join(one.name for one in fields(Stored))
 
 def by_ids(tx: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Stored]:
     """Documents by id, those that are there."""
-    wanted = [one for one in ids if isinstance(one, str)]
-    with suppress(UnicodeEncodeError):
-        rows = tx.execute(
-            f"SELECT {COLUMNS} FROM documents WHERE id IN (SELECT value FROM json_each(?))", (to_json(wanted),)
-        )
-        return {row[1]: Stored(*row) for row in rows}
     # Ids that no file can hold are not there.
-    return by_ids(tx, [one for one in wanted if one.isprintable() or one.encode("utf-8", "ignore").decode() == one])
+    wanted = [one for one in ids if isinstance(one, str) and clean_text(one) == one]
+    rows = tx.execute(
+        f"SELECT {COLUMNS} FROM documents WHERE id IN (SELECT value FROM json_each(?))", (to_json(wanted),)
+    )
+    return {row[1]: Stored(*row) for row in rows}
 
 
 def by_keys(tx: sqlite3.Connection, keys: Iterable[int], columns: str = COLUMNS) -> dict[int, tuple[Any, ...]]:

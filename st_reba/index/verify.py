@@ -8,7 +8,7 @@ from typing import Any
 from ..corpus.folder import sha256
 from ..fingerprint import ModelFingerprint
 from .changes import no_index, open_file
-from .store import State, Store, Stored, Sums, damaged, read_state
+from .store import COLUMNS, State, Store, Stored, Sums, damaged, read_state
 from .work import unfinished
 
 
@@ -58,7 +58,7 @@ def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
         raise ValueError(damaged(store.path, said))
     sums, vectors = Sums(dict.fromkeys(state.sums, "0")), 0
     for table, columns, count in (
-        ("documents", "key, id, metadata, spans, text", state.count),
+        ("documents", COLUMNS, state.count),
         ("pending", "key, vector", state.pending),
         ("dead", "key", state.dead),
     ):

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import DIM, WORDS, tiny_model
 
 from st_reba.corpus.encode import Settings, finish
-from st_reba.corpus.folder import Part, Row, new_corpus
+from st_reba.corpus.folder import Corpus, Part, Row
 from st_reba.fingerprint import ModelFingerprint, fingerprint
 from st_reba.index import Index
 from st_reba.index.vectors import scaled
@@ -59,16 +59,18 @@ def make_corpus(
     bounds = (np.linspace(0, 1, parts + 1) ** 1.5 * len(vectors)).astype(int).tolist()
     header = {"model": mark.to_json(), "settings": {**asdict(Settings()), "part_size": len(vectors)}}
     header |= {"model_dtype": "float32", "similarity": metric, "model_source": None}
-    with new_corpus(path) as corpus:
-        corpus.write_header(header)
-        for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-            rows = [
-                Row(row, ids[row] if ids else None, f"text {row}", json.dumps(metadata[row] if metadata else {}))
-                for row in range(start, stop)
-            ]
-            corpus.write_part(number, Part(start, stop, rows), str(number))
-            corpus.write_vectors(number, vectors[start:stop], str(vectors.dtype))
-        finish(corpus, header)
+    corpus = Corpus(path)
+    for folder in ("documents", "vectors"):
+        (path / folder).mkdir(parents=True)
+    corpus.write_header(header)
+    for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        rows = [
+            Row(row, ids[row] if ids else None, f"text {row}", json.dumps(metadata[row] if metadata else {}))
+            for row in range(start, stop)
+        ]
+        corpus.write_part(number, Part(start, stop, rows), str(number))
+        corpus.write_vectors(number, vectors[start:stop], str(vectors.dtype))
+    finish(corpus, header)
     return path
 
 
