@@ -57,7 +57,7 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Encode and index so many texts; seconds and MiB."""
     import st_reba
-    from st_reba.corpus import Document, encode, encode_corpus
+    from st_reba.corpus import Document, encode, encode_corpus, part
     from st_reba.persistence import load
 
     model = load(options.model) if Path(options.model).is_dir() else st_reba.build(options.model, pooling="mean")
@@ -79,8 +79,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 repeated = (line * (options.long // len(line) + 1))[: options.long] if options.long else ""
                 yield Document(line, metadata={"more": repeated} if repeated else {})
 
-    encode.encode_batch = timed("model", encode.encode_batch)
-    encode.planned_batches = timed("plan", encode.planned_batches)
+    part.encode_batch = timed("model", part.encode_batch)
+    part.planned_batches = timed("plan", part.planned_batches)
     encode.gather = timed("gather", encode.gather)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba import cli
 from st_reba.bases import EMBEDDED
-from st_reba.corpus import encode as corpus_encode
+from st_reba.corpus import part as corpus_part
 from st_reba.encode import Task
 from st_reba.filters import postfilter_of
 from st_reba.index import Index
@@ -496,7 +496,7 @@ def test_queries_of_a_file_and_conditions(
 
 def test_ctrl_c_says_what_is_kept(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
-    real = corpus_encode.encode_batch
+    real = corpus_part.encode_batch
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         done.append(1)
@@ -504,7 +504,7 @@ def test_ctrl_c_says_what_is_kept(run: Run, saved: Path, tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(corpus_encode, "encode_batch", interrupted)
+    monkeypatch.setattr(corpus_part, "encode_batch", interrupted)
     arguments = ["index", saved / "model", saved / "texts.txt", tmp_path / "index", "--part-size", "1"]
     status, out, err = run(*arguments)
     assert (status, out) == (

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,6 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..batches import check_sizes
-from ..encode import encode_batch, in_order, planned_batches
 from ..files import make_folder, remove_leftovers, whole_file
 from ..fingerprint import ModelFingerprint, check, dtype_of, encoding_rate, fingerprint
 from ..folders import check_folder
@@ -31,17 +29,19 @@ from .folder import (
     HEADER_FILE,
     REJECTS_FILE,
     Corpus,
-    Part,
     Progress,
-    Row,
     is_corpus,
     rejects_lines,
     sha256,
     unusable,
 )
+from .gather import gather
+from .part import encode_part
 from .passages import cutter, parse_passages
-from .records import Document, Reading, Reject, beginning, to_json
-from .source import Input, Source, open_source
+from .pool import encode_in_processes
+from .ray import encode_on_ray
+from .records import Reading
+from .source import Input, open_source
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -52,8 +52,6 @@ ENGINES = ("local", "ray")
 # A part is so many seconds of the work that short texts make, so a minute or a few of real ones.
 PART_SECONDS = 20
 FEWEST, MOST = 64, 16_384
-# A part is in memory at once: so many records, or fewer long ones.
-PART_CHARS = 2**22
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,6 @@ class Engine:
     def encode(self, model: SentenceTransformer, corpus: Corpus, parts: list[int], progress: Progress) -> None:
         """Encode parts that have no vectors."""
         if self.name == "ray":
-            from .ray import encode_on_ray
-
             encode_on_ray(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
         elif (self.workers or 1) == 1 and len(self.devices or ()) <= 1:
             device = model.device
@@ -129,8 +125,6 @@ class Engine:
             finally:
                 model.to(device)
         else:
-            from .pool import encode_in_processes
-
             encode_in_processes(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
 
 
@@ -238,7 +232,7 @@ def encode_corpus(
                 header = _begin(corpus, model, settings, model_source, overwrite)
                 cut = cutter(model, passages)
                 options: dict[str, Any] = {"strict": strict, "overwrite": overwrite, "show": show_progress_bar}
-                gather(source, corpus, header, cut, run=run, **options).check(source.name)
+                gather(source, corpus, header, cut, seen=partial(setattr, run, "records"), **options).check(source.name)
                 encode_pending(corpus, model, chosen, show_progress_bar, run)
                 finish(corpus, header)
             except BaseException:
@@ -322,172 +316,6 @@ def clear(corpus: Corpus) -> None:
         (corpus.path / name).unlink(missing_ok=True)
 
 
-# Documents
-
-
-@dataclass
-class Gathered:
-    """What was read of an input, however it is cut into parts."""
-
-    documents: int = 0
-    rejected: int = 0
-    first: Reject | None = None
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    def count(self, part: Part) -> str:
-        """Count a part, and give the SHA-256 of its records."""
-        own = hashlib.sha256(f"{part.start} {part.stop}".encode())
-        for line in (
-            *([row.record, row.id, row.text, row.metadata, row.spans] for row in part.rows),
-            *([reject.place, reject.reason, reject.id] for reject in part.rejects),
-        ):
-            content = to_json(line).encode()
-            own.update(content)
-            self.digest.update(content)
-        self.documents += len(part.rows)
-        self.rejected += len(part.rejects)
-        self.first = self.first or next(iter(part.rejects), None)
-        return own.hexdigest()
-
-    def check(self, name: str) -> None:
-        """Raise a ValueError where there was no document."""
-        if not self.documents:
-            why = (
-                f"{self.rejected:,} records were set aside, first this: {self.first}"
-                if self.rejected
-                else "it is empty"
-            )
-            raise ValueError(f"{name}: no documents: {why}")
-
-
-def gather(
-    source: Source,
-    corpus: Corpus,
-    header: dict[str, Any],
-    cut: Callable[[list[str]], list[tuple[int, ...]]],
-    *,
-    strict: bool = False,
-    overwrite: bool = False,
-    first: int = 0,
-    show: bool | None = None,
-    run: Run | None = None,
-) -> Gathered:
-    """Write an input's documents into parts; parts whose records are the same already stay, with their vectors.
-
-    Args:
-        source: The input.
-        corpus: The folder.
-        header: Its header.
-        cut: What `cutter` gave.
-        strict: Stop at the first record that is no document.
-        overwrite: Where the input is not the one that parts were made of, make them anew, in place of an error.
-        first: What is added to the number of a record to make its id, where it has none.
-        show: Show a bar; None: on a terminal.
-        run: Takes the counts of this run.
-
-    Returns:
-        What was read.
-
-    Raises:
-        ValueError: A record is no document (``strict``), or the input has changed.
-    """
-    run, found = run or Run(), Gathered()
-    number, there = 0, 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
-    with (
-        _used_ids(corpus.path) as used,
-        tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar,
-    ):
-        for part in _cut_parts(source, header["settings"]["part_size"], used, strict, first):
-            for index, spans in enumerate(cut([row.text for row in part.rows]) if part.rows else ()):
-                if spans:
-                    row = part.rows[index]
-                    part.rows[index] = Row(row.record, row.id, row.text, row.metadata, spans)
-            digest = found.count(part)
-            old = corpus.digest(number)
-            if digest != old:
-                fits = overwrite or old is None
-                if not (fits or (number == there - 1 and _grown(corpus.part(number), part))):
-                    raise ValueError(
-                        f"{source.name}: from record {part.start:,} on (counted from 0) it is not what part {number} "
-                        f"of {corpus.path} was made of. Give the same input and reading options to go on, or "
-                        "overwrite=True (--overwrite) to encode this input in its place."
-                    )
-                corpus.write_part(number, part, digest)
-            number += 1
-            run.records = part.stop
-            bar.update(part.stop - part.start)
-    if number < there:
-        if not overwrite:
-            raise ValueError(
-                f"{source.name}: it ends before part {number} of {corpus.path}. Give the same input to go on, or "
-                "overwrite=True (--overwrite) to encode this input in its place."
-            )
-        for left in reversed(range(number, there)):
-            corpus.vectors_path(left).unlink(missing_ok=True)
-            corpus.documents_path(left).unlink(missing_ok=True)
-    return found
-
-
-def _cut_parts(source: Source, size: int, used: sqlite3.Connection, strict: bool, first: int) -> Iterator[Part]:
-    """The input in parts, ids that occur twice set aside."""
-    part, chars = Part(0, 0), 0
-    for record in source.read():
-        number = part.stop
-        if isinstance(record, Document):
-            identity = str(first + number) if record.id is None else record.id
-            if used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
-                metadata = to_json(record.metadata) if record.metadata else "{}"
-                part.rows.append(Row(number, record.id, record.text, metadata))
-                chars += len(record.text) + len(metadata)
-            else:
-                (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
-                reason = (
-                    f"id used twice: {identity!r} is that of record {owner} too (counted from 0); give every document "
-                    "its own id"
-                )
-                record = Reject(f"record {number}", reason, identity, beginning(record.text))
-        if isinstance(record, Reject):
-            if strict:
-                raise ValueError(str(record))
-            part.rejects.append(record)
-            chars += len(record.reason)
-        part.stop += 1
-        if part.stop - part.start == size or chars >= PART_CHARS:
-            yield part
-            part, chars = Part(part.stop, part.stop), 0
-    if part.stop > part.start:
-        yield part
-
-
-@contextmanager
-def _used_ids(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A table of the ids so far, on disk, so that their number is bounded by nothing else."""
-    path = folder / ".ids.sqlite.tmp"
-    path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        # It is made anew whenever the input is read again: a journal would guard nothing.
-        for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536"):
-            connection.execute(f"PRAGMA {setting}")
-        connection.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
-        connection.execute("BEGIN")
-        yield connection
-    except sqlite3.OperationalError as error:
-        full = "full" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, f"cannot write ids ({error})", str(path)) from error
-    finally:
-        connection.close()
-        path.unlink(missing_ok=True)
-
-
-def _grown(old: Part, new: Part) -> bool:
-    """Whether a part begins with all of another."""
-    return new.rows[: len(old.rows)] == old.rows and new.rejects[: len(old.rejects)] == old.rejects
-
-
-# Vectors
-
-
 def encode_pending(corpus: Corpus, model: SentenceTransformer, engine: Engine, show: bool | None, run: Run) -> None:
     """Encode every part that has no vectors."""
     pending, header = corpus.pending(), corpus.header()
@@ -515,28 +343,6 @@ def encode_pending(corpus: Corpus, model: SentenceTransformer, engine: Engine, s
         finally:
             run.kept = run.total - sum(counts[number] for number in pending if not corpus.vectors_path(number).exists())
             run.seconds = time.perf_counter() - began
-
-
-def encode_part(model: SentenceTransformer, corpus: Corpus, number: int, progress: Progress) -> None:
-    """Encode a part's texts in this process and write their vectors.
-
-    The batches depend on the part alone, so the file is the same bit for bit whoever writes it and however often it
-    was tried, on the same hardware with as many threads.
-    """
-    settings = corpus.header()["settings"]
-    texts = corpus.part(number).texts()
-    if not texts:
-        corpus.write_vectors(
-            number, np.zeros((0, corpus.header()["model"]["dimension"]), np.float32), settings["dtype"]
-        )
-        return
-    sizes = {"batch_size": settings["batch_size"], "batch_tokens": settings["batch_tokens"]}
-    batches, counts = planned_batches(model, texts, task="document", **sizes)
-    rows = []
-    for batch in batches:
-        rows.append(encode_batch(model, [texts[index] for index in batch], task="document"))
-        progress(len(batch), sum(counts[index] for index in batch) if counts else 0)
-    corpus.write_vectors(number, in_order(rows, batches), settings["dtype"])
 
 
 def finish(corpus: Corpus, header: dict[str, Any]) -> None:

@@ -15,9 +15,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,7 @@ _ZERO = "no vector: it is zero, so nothing is nearer to it than anything else; l
 _BEYOND = "no vector: it has values that float16 cannot hold; store float32 (--store-dtype float32)"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A document of a part.
 
     Args:
@@ -59,7 +59,7 @@ class Row:
     @property
     def vectors(self) -> int:
         """How many vectors it has."""
-        return max(1, len(self.spans) // 2)
+        return len(self.spans) // 2 or 1
 
     @property
     def passages(self) -> list[str]:
@@ -93,10 +93,6 @@ class Part:
     def vectors(self) -> int:
         """How many vectors it has."""
         return sum(row.vectors for row in self.rows)
-
-    def texts(self) -> list[str]:
-        """All that is encoded, one text a vector."""
-        return [passage for row in self.rows for passage in row.passages]
 
 
 class Corpus:
@@ -169,13 +165,14 @@ class Corpus:
 
     def counts(self, number: int) -> tuple[int, int]:
         """How many documents and how many vectors a part has, without its texts being read."""
-        about = self._metadata(number)
-        return int(about["documents"]), int(about["vectors"])
+        with self._opened(number) as (_, about):
+            return int(about["documents"]), int(about["vectors"])
 
     def digest(self, number: int) -> str | None:
         """SHA-256 of a part's records, its rejects included; None: there is no such part, or it is damaged."""
         try:
-            return str(self._metadata(number)["digest"])
+            with self._opened(number) as (_, about):
+                return str(about["digest"])
         except (FileNotFoundError, ValueError):
             return None
 
@@ -185,16 +182,18 @@ class Corpus:
         Raises:
             ValueError: The file is damaged.
         """
-        about, path = self._metadata(number), self.documents_path(number)
-        try:
-            columns = required("pyarrow.parquet", "corpus").read_table(path).to_pydict()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: damaged ({error}); encode the corpus again") from None
-        rows = [
-            Row(record, identity, text, metadata, tuple(spans or ()))
-            for record, identity, text, metadata, spans in zip(*columns.values(), strict=True)
-        ]
-        return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
+        with self._opened(number) as (file, about):
+            columns = file.read(use_threads=False).to_pydict()
+            columns["spans"] = [tuple(spans or ()) for spans in columns["spans"]]
+            rows = [Row(*values) for values in zip(*columns.values(), strict=True)]
+            return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
+
+    def texts(self, number: int) -> list[str]:
+        """All that is encoded of a part, one text a vector."""
+        with self._opened(number) as (file, _):
+            columns = file.read(["text", "spans"], use_threads=False).to_pydict()
+        found = zip(columns["text"], columns["spans"], strict=True)
+        return [one for text, spans in found for one in (Row(0, None, text, "", spans).passages if spans else (text,))]
 
     def write_part(self, number: int, part: Part, digest: str) -> None:
         """Write the documents of a part, whole or not at all; vectors of another that were there are removed."""
@@ -208,22 +207,22 @@ class Corpus:
             "rejects": [asdict(reject) for reject in part.rejects],
         }
         types = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.list_(pa.int32()))
-        names = ("record", "id", "text", "metadata", "spans")
         columns = [
-            pa.array([getattr(row, name) or None for row in part.rows], kind)
-            for name, kind in zip(names, types, strict=False)
+            pa.array([None if row[place] == () else row[place] for row in part.rows], kind)
+            for place, kind in enumerate(types)
         ]
-        columns[0] = pa.array([row.record for row in part.rows], pa.int64())
-        schema = pa.schema(list(zip(names, types, strict=False)), metadata={"st_reba": json.dumps(about)})
+        schema = pa.schema(list(zip(Row._fields, types, strict=True)), metadata={"st_reba": json.dumps(about)})
         self.vectors_path(number).unlink(missing_ok=True)
         with whole_path(self.documents_path(number)) as temporary:
             parquet.write_table(pa.Table.from_arrays(columns, schema=schema), temporary, compression="zstd")
 
-    def _metadata(self, number: int) -> dict[str, Any]:
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The file of a part's documents, and what it says of itself."""
         path = self.documents_path(number)
         try:
-            schema = required("pyarrow.parquet", "corpus").read_schema(path)
-            return dict(json.loads(schema.metadata[b"st_reba"]))
+            with required("pyarrow.parquet", "corpus").ParquetFile(path, pre_buffer=False) as file:
+                yield file, dict(json.loads(file.schema_arrow.metadata[b"st_reba"]))
         except FileNotFoundError:
             raise FileNotFoundError(f"{path}: no such file; encode the corpus again") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -322,9 +321,9 @@ def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:
         >>> [(row, reject.kind) for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]]))]
         [(1, 'no vector')]
     """
-    starts = np.cumsum([0, *(row.vectors for row in part.rows)])
     finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
     bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
+    starts = np.cumsum([0, *(row.vectors for row in part.rows)]) if len(bad) else bad
     found: dict[int, Reject] = {}
     for vector in bad.tolist():
         row = int(np.searchsorted(starts, vector, side="right")) - 1

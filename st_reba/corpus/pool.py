@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
 from .folder import Corpus, Progress
+from .part import encode_part
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -81,14 +82,5 @@ def _follow() -> None:
 
 
 def _encode(path: str, number: int) -> tuple[int, int]:
-    from .encode import encode_part
-
-    texts = positions = 0
-
-    def count(more: int, longer: int) -> None:
-        nonlocal texts, positions
-        texts, positions = texts + more, positions + longer
-
     # Moved by the first part, so that an error is told as all others are.
-    encode_part(_model.to(_device), Corpus(path), number, count)
-    return texts, positions
+    return encode_part(_model.to(_device), Corpus(path), number)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..fingerprint import ModelFingerprint, check
 from ..optional import required
 from .folder import Corpus, Progress, is_corpus
+from .part import encode_part
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -146,15 +147,9 @@ class _Encoder:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # the tokenizer's, which start with its first texts
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        number, texts, positions = int(batch["part"][0]), 0, 0
-
-        def count(more: int, longer: int) -> None:
-            nonlocal texts, positions
-            texts, positions = texts + more, positions + longer
-
-        error = b""
+        texts, positions, error = 0, 0, b""
         try:
-            self._encode(number, count)
+            texts, positions = self._encode(int(batch["part"][0]))
         except Exception as raised:  # sent as a result, for Ray would wrap it in errors of its own
             try:
                 error = pickle.dumps(raised)
@@ -163,9 +158,7 @@ class _Encoder:
                 error = pickle.dumps(RuntimeError(f"{type(raised).__name__}: {raised}"))
         return {"texts": [texts], "positions": [positions], "error": [error]}
 
-    def _encode(self, number: int, count: Progress) -> None:
-        from .encode import encode_part
-
+    def _encode(self, number: int) -> tuple[int, int]:
         if not is_corpus(self._path):
             raise ValueError(
                 f"{self._path}: not there on the node {socket.gethostname()!r}. Put the corpus on storage that every "
@@ -187,8 +180,9 @@ class _Encoder:
             model = load_ray().get(self._sent).to(self._device)
             check(ModelFingerprint.from_json(corpus.header()["model"]), model, "the corpus")
             self._model = model
-        encode_part(self._model, corpus, number, count)
+        done = encode_part(self._model, corpus, number)
         tries.unlink(missing_ok=True)
+        return done
 
 
 @contextmanager

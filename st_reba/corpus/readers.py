@@ -104,7 +104,7 @@ def read_file(path: Path, name: str, reading: Reading) -> Iterator[Document | Re
     if suffix == ".txt":
         return _read_txt(path, name, reading)
     if suffix == ".jsonl":
-        return _read_jsonl(path, name, reading)
+        return read_jsonl(path, name, reading)
     return _read_csv(path, name, reading, "," if suffix == ".csv" else "\t")
 
 
@@ -182,7 +182,7 @@ def _not_a_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _read_jsonl(path: Path, name: str, reading: Reading) -> Iterator[Document | Reject]:
+def read_jsonl(path: Path, name: str, reading: Reading) -> Iterator[Document | Reject]:
     named = False
     for place, line in _numbered(path, name, reading):
         if isinstance(line, Reject):

@@ -193,10 +193,10 @@ def plain(value: Any) -> Any:
         >>> plain({"price": Decimal("9.90"), "seen": date(2024, 5, 1), "rate": float("nan"), "tags": ("a", "b")})
         {'price': '9.90', 'seen': '2024-05-01', 'rate': None, 'tags': ['a', 'b']}
     """
-    if value is None or isinstance(value, (bool, int)):
-        return value
     if isinstance(value, str):
         return clean_text(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ..corpus.folder import Corpus, Part, sha256, unusable
-from ..corpus.records import Reject, beginning
+from ..corpus.records import Reject, beginning, to_json
 from ..fingerprint import ModelFingerprint, check
 from .ann import AUTO, Recipe, fill, save_faiss, write_flat, write_index
 from .searcher import Searcher, without
@@ -109,13 +108,18 @@ class Writer:
     def insert(self, part: Part, first_number: int, bad: dict[int, Reject], *, upsert: bool, strict: bool) -> Taken:
         """Take in the documents of a part, but for those whose vector is bad."""
         taken = Taken(list(part.rejects))
-        vector = 0
+        vector, first_key = 0, self.state.next_key
         for start in range(0, len(part.rows), _AT_A_TIME):
             rows = part.rows[start : start + _AT_A_TIME]
-            there = by_ids(self.tx, [row.id for row in rows if row.id is not None])
-            for number, row in enumerate(rows, start):
-                old = there.get(row.id) if row.id is not None else None
-                reject = bad.get(number)
+            ids = [str(first_number + row.record) if row.id is None else row.id for row in rows]
+            there, new = by_ids(self.tx, ids), list[Stored]()
+            for number, (row, identity) in enumerate(zip(rows, ids, strict=True), start):
+                old, reject = there.get(identity), bad.get(number)
+                if row.id is None and old is not None:
+                    old = None
+                    if reject is None:
+                        self._write(new)
+                        identity = self._free_id()
                 if old is not None and old.key >= self._first_key:
                     reason = f"id used twice: {old.id!r} is another document's of the same input; give each its own id"
                     reject = Reject(f"record {row.record}", reason, old.id, beginning(row.text))
@@ -133,41 +137,49 @@ class Writer:
                         self.remove(old)
                     taken.replaced += old is not None
                     taken.added += old is None
-                    identity = row.id if row.id is not None else self._free_id(first_number + row.record)
-                    spans = json.dumps(row.spans) if row.spans else None
-                    new = Stored(self.state.next_key, identity, row.metadata, spans, row.text)
-                    self.tx.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", new.row())
-                    if row.id is None:  # one of the next rows may have just this id
-                        there[identity] = new
-                    self.sums.change("documents", new.row())
-                    taken.keys += new.keys
+                    spans = to_json(row.spans) if row.spans else None
+                    there[identity] = one = Stored(self.state.next_key, identity, row.metadata, spans, row.text)
+                    new.append(one)
                     taken.rows += range(vector, vector + row.vectors)
-                    self.state.next_key = new.keys.stop
+                    self.state.next_key += row.vectors
                 vector += row.vectors
+            self._write(new)
+        taken.keys = np.arange(first_key, self.state.next_key)
         self.state.count += taken.added
         return taken
 
-    def _free_id(self, number: int) -> str:
-        """The number as an id; where a document was given that very id, the next that is free."""
-        while self.tx.execute("SELECT 1 FROM documents WHERE id = ?", (str(number),)).fetchone():
-            number = max(number + 1, self.state.next_number)
-            self.state.next_number = number + 1
-        return str(number)
+    def _write(self, new: list[Stored]) -> None:
+        """Insert documents, and forget that they were to be."""
+        self.tx.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", new)
+        self.sums.change("documents", new)
+        new.clear()
+
+    def _free_id(self) -> str:
+        """For a document whose number was given to another as its id: the next number that is free."""
+        while True:
+            self.state.next_number += 1
+            identity = str(self.state.next_number - 1)
+            if not self.tx.execute("SELECT 1 FROM documents WHERE id = ?", (identity,)).fetchone():
+                return identity
 
     def remove(self, document: Stored) -> None:
         """Delete a document; its vectors are dead, or no longer pending."""
         self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
-        self.sums.change("documents", document.row(), -1)
+        self.sums.change("documents", [document], -1)
         for key in document.keys:
             if key >= self.state.stop:
                 # Those who have it in memory are told as well.
                 (vector,) = self.tx.execute("SELECT vector FROM pending WHERE key = ?", (key,)).fetchone()
                 self.tx.execute("DELETE FROM pending WHERE key = ?", (key,))
-                self.sums.change("pending", (key, vector), -1)
+                self.sums.change("pending", [(key, vector)], -1)
                 self.state.pending -= 1
-            self.tx.execute("INSERT INTO dead VALUES (?)", (key,))
-            self.sums.change("dead", (key,))
+        self._bury(document.keys)
         self.state.dead += len(document.keys)
+
+    def _bury(self, keys: Iterable[int]) -> None:
+        rows = [(key,) for key in keys]
+        self.tx.executemany("INSERT INTO dead VALUES (?)", rows)
+        self.sums.change("dead", rows)
 
     # Vectors
 
@@ -184,8 +196,7 @@ class Writer:
                 for key, vector in zip(new.keys[start : start + len(block)], block, strict=True)
             ]
             self.tx.executemany("INSERT INTO pending VALUES (?, ?)", rows)
-            for row in rows:
-                self.sums.change("pending", row)
+            self.sums.change("pending", rows)
             start += len(block)
         self.state.pending += new.count
 
@@ -228,9 +239,7 @@ class Writer:
         for table in ("pending", "dead"):
             self.tx.execute(f"DELETE FROM {table}")
             self.sums.clear(table)
-        for key in kept.tolist():
-            self.tx.execute("INSERT INTO dead VALUES (?)", (key,))
-            self.sums.change("dead", (key,))
+        self._bury(kept.tolist())
         state.pending, state.dead, state.file = 0, len(kept), None
         state.folds += 1
         if count:
@@ -262,7 +271,7 @@ class Taken:
     """What came of a part: what was set aside, and of what was taken the keys and the rows of the vectors."""
 
     rejects: list[Reject]
-    keys: list[int] = field(default_factory=list)
+    keys: Keys = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: list[int] = field(default_factory=list)
     added: int = 0
     replaced: int = 0
@@ -388,8 +397,8 @@ def take_in(
             for number in range(corpus.parts()):
                 part, vectors = corpus.part(number), corpus.vectors(number)
                 writer.state.next_number = max(writer.state.next_number, first + part.stop)
-                if len(vectors) != part.vectors or (len(vectors) and vectors.shape[1] != writer.state.dim):
-                    raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
+                if len(vectors) != (wanted := part.vectors) or (wanted and vectors.shape[1] != writer.state.dim):
+                    raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {wanted} texts"))
                 taken = writer.insert(
                     part, first, dict(unusable(part, vectors)), upsert=kind == "upsert", strict=strict
                 )
@@ -415,7 +424,7 @@ def _segment(corpus: Corpus, number: int, taken: Taken, metric: str) -> Segment:
     def load(wanted: Keys) -> Matrix:
         return scaled(corpus.vectors(number)[rows[wanted]], metric)
 
-    return Segment(np.array(taken.keys, np.int64), load)
+    return Segment(taken.keys, load)
 
 
 def delete(store: Store, ids: Iterable[str], missing: Literal["error", "ignore"]) -> Change:

@@ -10,7 +10,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -154,19 +154,17 @@ class Index:
         model, model_source = loaded(model, model_source)
         mark = fingerprint(model)
         recipe.check(mark.dimension, source.total)
-        state = _fresh(model, mark, place_of(model_source, folder))
-        made = make_folder(folder)
+        state = State(mark.to_json(), _metric(model.similarity_fn_name), mark.dimension)
         new = New(source, None, upsert=False, strict=work.strict)
-        try:
+        with _making(folder):
+            state.model_source = place_of(model_source, folder)
             with encoded(folder, model, new, work) as (corpus, found):
                 found.check(source.name)
                 state.reading = {**source.reading.used, "passages": work.settings.passages}
-                change = _built(folder, [corpus], state, recipe, work.strict, work.show)
+                options = {"fresh": state, "recipe": recipe, "strict": work.strict, "show": work.show}
+                index = cls._built(folder, model, [corpus], **options)
             sweep(folder, None)
-        except BaseException:
-            _undo(folder, made)
-            raise
-        return cls._opened(folder, model, change)
+        return index
 
     @classmethod
     def from_corpus(
@@ -223,22 +221,18 @@ class Index:
             check(mark, model, f"the corpus {corpora[0].path}")
         elif model_source is None and first["model_source"]:
             model_source = located(first["model_source"], corpora[0].path, must=False)
-        made = make_folder(folder)
+        recipe.check(mark.dimension, sum(one.header()["totals"]["vectors"] for one in corpora))
         state = State(mark.to_json(), _metric(first["similarity"]), mark.dimension)
-        state.model_source = place_of(model_source, folder)
         state.reading = {"passages": first["settings"]["passages"]}
-        try:
-            recipe.check(mark.dimension, sum(one.header()["totals"]["vectors"] for one in corpora))
-            change = _built(folder, corpora, state, recipe, False, show_progress_bar)
-        except BaseException:
-            _undo(folder, made)
-            raise
-        return cls._opened(folder, model, change)
+        with _making(folder):
+            state.model_source = place_of(model_source, folder)
+            options: dict[str, Any] = {"fresh": state, "recipe": recipe, "strict": False, "show": show_progress_bar}
+            return cls._built(folder, model, corpora, **options)
 
     @classmethod
-    def _opened(cls, folder: Path, model: Any, change: Change) -> Index:
+    def _built(cls, folder: Path, model: Any, corpora: Sequence[Corpus], **options: Any) -> Index:
         index = cls(folder, Store(folder), model, {})
-        index.change = change
+        index.change = take_in(index._store, corpora, "build", **options)
         return index
 
     @classmethod
@@ -722,16 +716,10 @@ def _options(options: Mapping[str, Any]) -> tuple[Reading, Iterable[str] | None,
 
     reading = taken(Reading, {name: name for name in ("text_column", "id_column", "encoding", "split", "max_chars")})
     engine = taken(Engine, {"engine": "name", "workers": "workers", "devices": "devices"})
-    settings = taken(
-        Settings, {name: name for name in ("batch_size", "batch_tokens", "part_size", "passages", "dtype")}
-    )
+    settings = taken(Settings, {name: name for name in ("batch_size", "batch_tokens", "part_size", "passages")})
     if given:
         raise TypeError(f"{next(iter(given))}={next(iter(given.values()))!r}: there is no such option")
     return reading, ids, Options(settings, engine, strict, show)
-
-
-def _fresh(model: SentenceTransformer, mark: ModelFingerprint, model_source: str | None) -> State:
-    return State(mark.to_json(), _metric(model.similarity_fn_name), mark.dimension, model_source=model_source)
 
 
 def _metric(similarity: str | None) -> str:
@@ -741,16 +729,6 @@ def _metric(similarity: str | None) -> str:
             'model.similarity_fn_name = "cosine"'
         )
     return similarity
-
-
-def _built(
-    folder: Path, corpora: Sequence[Corpus], state: State, recipe: Recipe, strict: bool, show: bool | None
-) -> Change:
-    store = Store(folder)
-    try:
-        return take_in(store, corpora, "build", strict=strict, fresh=state, recipe=recipe, show=show)
-    finally:
-        store.close()
 
 
 def _check_target(folder: Path, *, overwrite: bool) -> None:
@@ -774,13 +752,19 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def _undo(folder: Path, made: bool) -> None:
-    """Remove what a build has made that failed, but for parts that were encoded."""
-    with suppress(OSError, ValueError):
-        if not any((folder / BUILDING).glob("*/vectors/*.npy")):
-            shutil.rmtree(folder / BUILDING, ignore_errors=True)
-        if not is_index(folder):
-            for path in folder.glob(f"{FILE}*"):
-                path.unlink()
-        if made:
-            folder.rmdir()
+@contextmanager
+def _making(folder: Path) -> Iterator[None]:
+    """A folder for a build; where that fails, what it has made is removed, but for parts that were encoded."""
+    made = make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, ValueError):
+            if not any((folder / BUILDING).glob("*/vectors/*.npy")):
+                shutil.rmtree(folder / BUILDING, ignore_errors=True)
+            if not is_index(folder):
+                for path in folder.glob(f"{FILE}*"):
+                    path.unlink()
+            if made:
+                folder.rmdir()
+        raise

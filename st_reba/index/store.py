@@ -20,9 +20,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -279,9 +279,9 @@ class Sums:
     def __init__(self, sums: Mapping[str, str]) -> None:
         self._sums = {name: int(value, 16) for name, value in sums.items()}
 
-    def change(self, table: str, row: Sequence[Any], sign: int = 1) -> None:
-        """Count a row that is inserted (1) or deleted (−1)."""
-        self._sums[table] = (self._sums[table] + sign * row_digest(row)) % _MODULUS
+    def change(self, table: str, rows: Iterable[Sequence[Any]], sign: int = 1) -> None:
+        """Count rows that are inserted (1) or deleted (−1)."""
+        self._sums[table] = (self._sums[table] + sign * sum(map(row_digest, rows))) % _MODULUS
 
     def clear(self, table: str) -> None:
         """Forget the rows of a table."""
@@ -294,18 +294,18 @@ class Sums:
 
 def row_digest(row: Sequence[Any]) -> int:
     """SHA-256 of the columns of a row, as a number."""
-    digest = hashlib.sha256()
-    for value in row:
-        content = value if isinstance(value, bytes) else b"" if value is None else str(value).encode("utf-8", "replace")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return int.from_bytes(digest.digest(), "little")
+    columns = [
+        value if type(value) is bytes else b"" if value is None else str(value).encode("utf-8", "replace")
+        for value in row
+    ]
+    lengths = ",".join(map(str, map(len, columns))).encode()
+    return int.from_bytes(hashlib.sha256(b":".join([lengths, *columns])).digest(), "little")
 
 
 # Documents
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A document with its key."""
 
     key: int
@@ -325,10 +325,6 @@ class Stored:
         start, stop = bounds[2 * (key - self.key) :][:2]
         return int(start), int(stop)
 
-    def row(self) -> tuple[int, str, str, str | None, str]:
-        """The columns."""
-        return self.key, self.id, self.metadata, self.spans, self.text
-
     def document(self, path: Path) -> Document:
         """For who asks."""
         try:
@@ -337,7 +333,7 @@ class Stored:
             raise ValueError(damaged(path, error)) from None
 
 
-COLUMNS = ", ".join(one.name for one in fields(Stored))
+COLUMNS = ", ".join(Stored._fields)
 
 
 def by_ids(tx: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Stored]:

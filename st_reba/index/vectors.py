@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float32]
 Keys = NDArray[np.int64]
 METRICS = ("cosine", "dot")
-_BLOCK_BYTES = 2**25
+# Of a processor's cache rather than of memory: then scaling takes a third of the time.
+_BLOCK_BYTES = 2**22
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
     ):
         rows = 0
         for row in tx.execute(f"SELECT {columns} FROM {table}"):
-            sums.change(table, row)
+            sums.change(table, [row])
             rows += 1
             vectors += len(Stored(*row).keys) if table == "documents" else 0
         if sums.to_json()[table] != state.sums[table] or rows != count:

@@ -17,8 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..corpus.encode import PART_CHARS, Engine, Gathered, Run, Settings, encode_pending, gather, new_header, told
+from ..corpus.encode import Engine, Run, Settings, encode_pending, new_header, told
 from ..corpus.folder import Corpus, is_corpus
+from ..corpus.gather import PART_CHARS, Gathered, gather
 from ..corpus.passages import cutter
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
@@ -80,8 +81,8 @@ class New:
             if ids and self._store is not None:
                 with self._store.reading() as tx:
                     there = by_ids(tx, ids)
+            self._digest.update(to_json([vars(record) for record in chunk]).encode())
             for record in chunk:
-                self._digest.update((to_json(vars(record)) + "\n").encode())
                 old = there.get(record.id or "") if isinstance(record, Document) else None
                 if old is None or isinstance(record, Reject):
                     yield record
@@ -169,11 +170,13 @@ def unfinished(folder: Path) -> list[Corpus]:
 
 
 def sweep(folder: Path, tokens: Collection[str] | None) -> None:
-    """Remove corpora that nobody holds and that are of no more use: those with one of the tokens; None: all."""
+    """Remove corpora that nobody holds and that are of no more use: those with one of the tokens; None: all.
+
+    The change before has looked for links.
+    """
     building = folder / BUILDING
     if not building.is_dir():
         return
-    refuse_links(folder)
     for path in building.iterdir():
         with suppress(OSError):
             # Without a lock: whoever has just made an empty one makes another.

@@ -17,7 +17,7 @@ import st_reba
 from st_reba import cli
 from st_reba.cli import corpus as command
 from st_reba.cli import options
-from st_reba.corpus import Corpus, encode, folder, records
+from st_reba.corpus import Corpus, encode, folder, part, records
 from st_reba.persistence import load
 
 TEXTS = [f"Text {'very ' * (number * 7 % 9)}number {number}, 第{number}句。" for number in range(20)]
@@ -89,7 +89,7 @@ def test_json(run: Run, saved: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_far_it_got(run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = encode.encode_batch
+    real = part.encode_batch
     done: list[int] = []
 
     def interrupted(model: Any, texts: list[str], **options: Any) -> Any:
@@ -98,7 +98,7 @@ def test_ctrl_c_says_how_far_it_got(run: Run, saved: Path, tmp_path: Path, monke
             raise KeyboardInterrupt
         return real(model, texts, **options)
 
-    monkeypatch.setattr(encode, "encode_batch", interrupted)
+    monkeypatch.setattr(part, "encode_batch", interrupted)
     status, printed, err = run(*arguments(saved, tmp_path / "c"))
     assert status == 130 and printed == ""
     assert "interrupted; 7 of 19 texts are encoded and kept; the same command goes on" in err
@@ -110,7 +110,7 @@ def test_standard_input(run: Run, saved: Path, tmp_path: Path) -> None:
     for words in ("encoded now: 2 texts", "nothing to do"):
         status, printed, _ = run(saved / "model", "-", tmp_path / "c", stdin="A cat.\n\nA ship.\r\n")
         assert status == 0 and words in printed
-    assert Corpus(tmp_path / "c").part(0).texts() == ["A cat.", "A ship."]
+    assert Corpus(tmp_path / "c").texts(0) == ["A cat.", "A ship."]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 import st_reba
 from st_reba.batches import position_counts
-from st_reba.corpus import Corpus, Document, encode, encode_corpus
+from st_reba.corpus import Corpus, Document, encode, encode_corpus, part
 from st_reba.corpus.encode import Run
 from st_reba.corpus.passages import cutter, parse_passages
 from st_reba.lock import writers_lock
@@ -46,7 +46,7 @@ def undisturbed(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Count forward passes from now on; the given one fails."""
-    real: Any = getattr(encode, BATCH)
+    real: Any = getattr(part, BATCH)
 
     def count(fail: int | None = None) -> list[int]:
         done: list[int] = []
@@ -57,7 +57,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             done.append(len(texts))
             return real(model, texts, **options)
 
-        monkeypatch.setattr(encode, BATCH, passed)
+        monkeypatch.setattr(part, BATCH, passed)
         return done
 
     return count
@@ -421,9 +421,9 @@ def test_unusable_vectors_are_set_aside(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_document_with_an_unusable_passage_is_set_aside_once(
     model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Any = getattr(encode, BATCH)
+    real: Any = getattr(part, BATCH)
     monkeypatch.setattr(
-        encode,
+        part,
         BATCH,
         lambda model, texts, **options: real(model, texts, **options) * [["春" not in text] for text in texts],
     )

@@ -123,7 +123,7 @@ def test_a_part_that_kills_its_workers_is_named(corpus: Corpus, monkeypatch: pyt
         raise KeyboardInterrupt  # which nothing in a worker catches
 
     with monkeypatch.context() as patch:
-        patch.setattr("st_reba.corpus.encode.encode_part", die)
+        patch.setattr("st_reba.corpus.ray.encode_part", die)
         for _ in range(ATTEMPTS):
             with pytest.raises(KeyboardInterrupt):
                 told(corpus)
@@ -148,7 +148,7 @@ def test_any_error_travels(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, erro
     def fail(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr("st_reba.corpus.encode.encode_part", fail)
+    monkeypatch.setattr("st_reba.corpus.ray.encode_part", fail)
     found = told(corpus)
     if isinstance(error, OSError):
         assert type(found) is OSError and str(found) == str(error)

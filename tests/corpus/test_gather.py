@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kills import Operation, State, Trial
 from tiny import WORDS, tiny_model
 
-from st_reba.corpus import Corpus, Document, encode, encode_corpus
-from st_reba.corpus.encode import _cut_parts
+from st_reba.corpus import Corpus, Document, encode, encode_corpus, gather
+from st_reba.corpus.gather import _cut_parts
 from st_reba.corpus.source import open_source
 
 MODEL = tiny_model()
@@ -101,7 +101,7 @@ def test_strict(tmp_path: Path) -> None:
 
 def test_long_records_make_shorter_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part, which is in memory at once, is written before more is read; its metadata counts."""
-    monkeypatch.setattr(encode, "PART_CHARS", 1000)
+    monkeypatch.setattr(gather, "PART_CHARS", 1000)
     taken = 0
     read: list[int] = []
     real = Corpus.write_part

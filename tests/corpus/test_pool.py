@@ -43,7 +43,7 @@ def test_two_processes_give_what_one_gives(model: SentenceTransformer, tmp_path:
     assert multiprocessing.active_children() == []
     # Nothing is left to do, so nothing is started.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("st_reba.corpus.pool.encode_in_processes", None)
+        patch.setattr("st_reba.corpus.encode.encode_in_processes", None)
         encode_corpus(model, TEXTS, tmp_path / "one", workers=2, **SIZES)
 
 
@@ -60,7 +60,7 @@ def encode_until(model: SentenceTransformer, path: Path, act: Any, device: str =
 
             encode_in_processes(model, corpus, parts, told, workers=1, devices=[device])
 
-        patch.setattr("st_reba.corpus.pool.encode_in_processes", acting)
+        patch.setattr("st_reba.corpus.encode.encode_in_processes", acting)
         encode_corpus(model, TEXTS, path, workers=2, **SIZES)
 
 

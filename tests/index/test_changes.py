@@ -12,7 +12,7 @@ import pytest
 from indexes import DIM, MARK, MODEL, QUIET, clustered, from_vectors, make_corpus, texts, unit
 
 import st_reba.index.changes as changes
-from st_reba.corpus import encode as encoding
+from st_reba.corpus import part as encoding
 from st_reba.fingerprint import ModelFingerprint
 from st_reba.index import Document, Index
 from st_reba.index.vectors import scaled
@@ -198,6 +198,15 @@ def test_delete(index: Index) -> None:
     index.delete(["r"])
     index.add(["gold"], ids=["g"])
     assert contents(other) == contents(index) == {"g": "gold"}
+
+
+def test_a_bad_vector_of_a_document_whose_number_is_taken(tmp_path: Path) -> None:
+    """It is told as what it is, and takes no number."""
+    vectors = clustered(4)
+    vectors[1] = 0
+    with from_vectors(tmp_path / "index", vectors, ids=["1", None, "2", None], parts=1) as index:
+        assert index.change is not None and index.change.rejected == {"no vector": 1}
+        assert [one.id for one in index] == ["1", "2", "3"] and index._present().state.next_number == 4
 
 
 def test_small_changes_touch_nothing_but_sqlite(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
