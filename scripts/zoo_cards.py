@@ -30,7 +30,7 @@ any other card is written when its model is saved. Scores are the papers' own an
 - ready: nothing stands in the way, though only the models of the embedded base were built here.
 - remote-code: the base needs code from its own repository, which `--trust-remote-code` allows.
 - old-transformers: the base's code does not run with the versions of transformers that st_reba needs.
-- tune: `st-reba tune` finds the numbers of layers first.
+- tune: `st-reba compose --preset nosink` finds the numbers of layers first.
 
 | model | base | method | parameters | language | licence | the paper's score | status |
 |---|---|---|---|---|---|---|---|

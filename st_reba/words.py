@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -25,6 +27,8 @@ from .modules.stages import Bound
 Item = tuple[str, tuple[int, int] | str]
 _Placed = tuple[str, tuple[int, int]]
 
+# Han and kana, which are written without spaces.
+_ALONE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 # Texts that are tokenized together only to find their words.
 _LOOKED_AT_TOGETHER = 64
 
@@ -41,7 +45,7 @@ def encode_words(
     show_progress_bar: bool = False,
     **fields: str,
 ) -> NDArray[np.float32]:
-    """Embed words where they stand.
+    """Embed words where they stand; a text runs once for all of its words.
 
     ReBA: the mean of the word's e_i (in the published variant the sum of their rows, over all columns, divided to
     1). Echo and classical: the mean of the hidden states at the word's tokens in the last copy.
@@ -49,7 +53,7 @@ def encode_words(
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.
         items: (text, word) each: a word that stands in its text once; or (text, (start, end)), in characters, end
-            excluded.
+            excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides each sum of weights to 1. (Vectors are not scaled to length 1.)
         batch_size: Texts a forward pass. Excludes ``batch_tokens``.
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`.
@@ -74,9 +78,9 @@ def encode_words(
         >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
         (2, 192)
     """
-    with tqdm(total=len(items), desc="Words", unit=" texts", disable=not show_progress_bar) as bar:
+    with tqdm(total=len(items), desc="Words", unit=" words", disable=not show_progress_bar) as bar:
         options: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens, "normalize": normalize}
-        options |= {"prompt": prompt, "task": task, "progress": bar.update, **fields}
+        options |= {"prompt": prompt, "task": task, "progress": lambda words, _: bar.update(words), **fields}
         vectors: NDArray[np.float32] = encode_word_layers(model, items, "last", **options)[0]
     return vectors
 
@@ -91,7 +95,7 @@ def encode_word_layers(
     batch_tokens: int | None = None,
     prompt: str | None = None,
     task: str | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int, int], object] | None = None,
     **fields: str,
 ) -> NDArray[np.float32]:
     """Embed words where they stand, by the hidden states of several layers, each batch run once for all of them.
@@ -103,7 +107,7 @@ def encode_word_layers(
         layers: Numbers of layers: 0: the embeddings that enter the first layer; l: what layer l puts out; L, or
             ``"last"``: the last hidden states, which alone have passed the final norm. Negative ones count from the
             end: −1 is L. ``"all"``: 0 to L. Each is held until a batch is done.
-        progress: Called with the number of words that have just been embedded.
+        progress: Called with the number of words that have just been embedded, and of their texts' positions.
 
     Returns:
         [layers, items, d] float32.
@@ -134,23 +138,71 @@ def encode_word_layers(
     laid_out: dict[str, Any] = {"prompt": _prompt(model, prompt), "task": task, **fields}
     budget = transformer.budget(**laid_out)
     placed = [_placed(index, item) for index, item in enumerate(items)]
-    lengths = copied_positions(transformer, [text for text, _ in placed], **laid_out)
+    # A text runs once for all of its words.
+    words: dict[str, list[int]] = {}
+    for index, (text, _) in enumerate(placed):
+        words.setdefault(text, []).append(index)
+    texts = list(words)
+    lengths = copied_positions(transformer, texts, **laid_out)
     vectors = np.zeros((len(numbers), len(items), transformer.get_embedding_dimension()), dtype=np.float32)
     model.eval()
     for batch in sized_batches(lengths, batch_size, batch_tokens):
-        spans = _token_spans(transformer, {index: placed[index] for index in batch}, budget)
-        features = transformer.preprocess([placed[index][0] for index in batch], **laid_out)
+        numbers_of = [words[texts[place]] for place in batch]
+        chosen = {index: placed[index] for mine in numbers_of for index in mine}
+        spans = dict(zip(chosen, _token_spans(transformer, chosen, budget), strict=True))
+        features = transformer.preprocess([texts[place] for place in batch], **laid_out)
         with torch.inference_mode():
             output = transformer(batch_to_device(features, model.device), watch=watch)
-            for place, each in enumerate([output] if inner is None else inner.outputs(output)):
-                if pooling is None:
-                    embedded = _hidden_means(each, spans, transformer.repeats)
-                else:
-                    embedded = pooling.span_embeddings(each, spans, normalize=normalize)
-                vectors[place, batch] = embedded.float().cpu().numpy()
+            for layer, each in enumerate([output] if inner is None else inner.outputs(output)):
+                for turn in range(max(map(len, numbers_of))):
+                    # A word of each text at a time; what comes of a text without a further word is not used.
+                    turns = {row: mine[turn] for row, mine in enumerate(numbers_of) if turn < len(mine)}
+                    empty = torch.zeros_like(next(iter(spans.values())))
+                    marked = torch.stack([spans[turns[row]] if row in turns else empty for row in range(len(batch))])
+                    if pooling is None:
+                        embedded = _hidden_means(each, marked, transformer.repeats)
+                    else:
+                        embedded = pooling.span_embeddings(each, marked, normalize=normalize)
+                    vectors[layer, list(turns.values())] = embedded[list(turns)].float().cpu().numpy()
         if progress is not None:
-            progress(len(batch))
+            progress(len(chosen), sum(lengths[place] for place in batch))
     return vectors
+
+
+def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, int]]]:
+    """The words of a text, for :func:`encode_words`: letters, marks and digits between white space and punctuation.
+
+    A Chinese character or a Japanese kana is a word by itself; an apostrophe or a hyphen inside a word belongs to it.
+
+    Args:
+        text: The text.
+        word: Only where this word stands, which may be a phrase; never as a part of a longer word of letters.
+
+    Returns:
+        (text, (start, end)) each, in characters, end excluded, in the order of the text.
+
+    Example:
+        >>> [text[start:end] for text, (start, end) in words_of("It's 在银行.")]
+        ["It's", '在', '银', '行']
+        >>> words_of("他的银行在河岸，银行很大", "银行"), words_of("a party of art", "art")[0][1]
+        ([('他的银行在河岸，银行很大', (2, 4)), ('他的银行在河岸，银行很大', (8, 10))], (11, 14))
+    """
+    shape = "".join(map(_shape, text))
+    if word is None:
+        return [(text, match.span()) for match in re.finditer("HM*|L[LM]*(?:-L[LM]*)*", shape)]
+    if not word:
+        raise ValueError("word='': give a word, or None for all words.")
+    cuts = {match.start() + 1 for match in re.finditer("[LM](?=[LM])", shape)}
+    spans = [match.span() for match in re.finditer(re.escape(word), text)]
+    return [(text, span) for span in spans if not cuts & {*span}]
+
+
+def _shape(letter: str) -> str:
+    """H: a word by itself; L: a letter or digit; M: a mark on what is before it; -: joins two letters."""
+    kind = unicodedata.category(letter)[0]
+    if kind in "LN":
+        return "H" if _ALONE.match(letter) else "L"
+    return "M" if kind == "M" else "-" if letter in "'’-" else " "
 
 
 def unseen_words(
@@ -232,8 +284,11 @@ def _located(
     transformer: RepeatTransformer, items: Sequence[_Placed], budget: int | None
 ) -> Iterator[tuple[list[int], int, int]]:
     """The content tokens that share a character with each item's word; how many fit a copy, and how many there are."""
-    content = transformer.content([text for text, _ in items], offsets=True)
-    for (_, (start, end)), ids, offsets in zip(items, content["input_ids"], content["offset_mapping"], strict=True):
+    texts = list(dict.fromkeys(text for text, _ in items))
+    content = transformer.content(texts, offsets=True)
+    found = dict(zip(texts, zip(content["input_ids"], content["offset_mapping"], strict=True), strict=True))
+    for text, (start, end) in items:
+        ids, offsets = found[text]
         tokens = [token for token, (a, b) in enumerate(offsets) if a < end and b > start and b > a]
         yield tokens, len(ids) if budget is None else min(len(ids), budget), len(ids)
 

@@ -32,6 +32,7 @@ COMMANDS = (
     "build",
     "zoo",
     "encode",
+    "words",
     "encode-corpus",
     "index",
     "search",
@@ -46,7 +47,8 @@ COMMANDS = (
     "export-onnx",
     "evaluate",
     "report",
-    "tune",
+    "compose",
+    "compare",
     "attention",
     "postfilter",
 )

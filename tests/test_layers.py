@@ -91,7 +91,7 @@ def test_one_pass_for_all_layers(base: Base) -> None:
     passes: list[int] = []
     model[0].model.layers[0].register_forward_pre_hook(lambda _, arguments: passes.append(len(arguments[0])))
     seen: list[int] = []
-    encode_word_layers(model, ITEMS, "all", batch_size=2, progress=seen.append)
+    encode_word_layers(model, ITEMS, "all", batch_size=2, progress=lambda words, positions: seen.append(words))
     assert passes == seen == [2, 2, 1]
     main = threading.get_ident()
     ran: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import st_reba
-from st_reba import encode_words
+from st_reba import encode_words, words_of
+from st_reba.cli import main
 from st_reba.words import unseen_words
 
 Base = Callable[..., str]
@@ -186,6 +188,90 @@ def test_the_word_itself(base: Base) -> None:
         encode_words(model, [("aaa", "aa")])
 
 
+def test_the_words_of_a_text() -> None:
+    """White space and punctuation part words, marks do not; Han and kana stand alone; a word is no part of another."""
+
+    def found(text: str, word: str | None = None) -> list[str]:
+        spans = [span for of, span in words_of(text, word) if of == text]
+        assert spans == sorted(spans)
+        return [text[start:end] for start, end in spans]
+
+    assert found("It's a well-known bank, -isn't it? 3.5%") == [
+        "It's",
+        "a",
+        "well-known",
+        "bank",
+        "isn't",
+        "it",
+        "3",
+        "5",
+    ]
+    assert found("他在ATM取了100元。") == ["他", "在", "ATM", "取", "了", "100", "元"]
+    assert found("cafe\u0301 हिन्दी 한국어 カナ・\ud800") == ["cafe\u0301", "हिन्दी", "한국어", "カ", "ナ"]
+    assert found("") == found(" ,。\n") == found("abc", "b") == found("cafe\u0301", "cafe") == []
+    assert words_of("party art, art.", "art") == [("party art, art.", (6, 9)), ("party art, art.", (11, 14))]
+    assert found("意思意思，ATM机", "意思") == ["意思", "意思"] and found("意思意思，ATM机", "ATM") == ["ATM"]
+    assert found("the river bank of the river", "the river") == ["the river", "the river"]
+    with pytest.raises(ValueError, match="word='': give a word"):
+        words_of("abc", "")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"variant": "published"}, {"chunk": 4}, {"method": "echo"}, {"normalize_weights": True}]
+)
+def test_a_text_runs_once_for_all_of_its_words(base: Base, options: dict[str, Any]) -> None:
+    model = st_reba.build(base("mini"), **options)
+    texts = ["他在银行取了钱，then went home.", "天", "a bank on the bank"]
+    items = [each for text in texts for each in words_of(text)]
+    mixed = items[::2] + items[1::2]
+    wanted = np.concatenate([encode_words(model, [one]) for one in mixed])
+    rows: list[int] = []
+    model[0].register_forward_pre_hook(lambda _, arguments: rows.append(len(arguments[0]["input_ids"])))
+    for batch_size in (2, 9):
+        rows.clear()
+        vectors = encode_words(model, mixed, batch_size=batch_size)
+        # Pieces run besides.
+        assert sum(rows) == len(texts) < len(mixed) or "chunk" in options
+        np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All words of a file or one of them, as JSON lines or an array; what is not seen is counted."""
+    model, texts = str(tmp_path / "model"), tmp_path / "texts.txt"
+    st_reba.build("mini", max_seq_length=17).save_pretrained(model)
+    texts.write_text("他在银行取钱\n银行很大\n河岸的银行在这条大街的尽头\n", encoding="utf-8")
+    assert main(["words", model, str(texts), "--json"]) == 0
+    out, err = capsys.readouterr()
+    shown = [json.loads(line) for line in out.splitlines()]
+    assert [each["word"] for each in shown[:10]] == [*"他在银行取钱银行很大"]
+    assert "3 words are past the cut or on no token, and left out: first '的' in" in err and len(shown) == 20
+    wanted = encode_words(st_reba.build("mini"), [(each["text"], (each["start"], each["end"])) for each in shown[:10]])
+    np.testing.assert_allclose([each["vector"] for each in shown[:10]], wanted, atol=1e-5)
+    for out_file in ("banks.npy", "banks.jsonl"):
+        arguments = [
+            "words",
+            "--word",
+            "银行",
+            model,
+            str(texts),
+            "--out",
+            str(tmp_path / out_file),
+            "--batch-size",
+            "2",
+        ]
+        assert main(arguments) == 0 and capsys.readouterr().out.endswith(f"{out_file}: 3 words of 192 dimensions\n")
+    lines = [json.loads(line) for line in (tmp_path / "banks.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(each["word"], each["start"]) for each in lines] == [("银行", 2), ("银行", 0), ("银行", 3)]
+    np.testing.assert_allclose(np.load(tmp_path / "banks.npy"), [each["vector"] for each in lines], atol=1e-6)
+    for arguments, message in (
+        (["--json", "--word", "shop"], "'shop': in none of the texts"),
+        ([], "--out FILE or --json"),
+        (["--out", "x.csv"], "x.csv': give a .npy or .jsonl file"),
+    ):
+        assert main(["words", model, str(texts), *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
 GOOD = ("The river bank", (4, 9))
 
 
@@ -251,7 +337,7 @@ def test_token_batches(base: Base, method: str) -> None:
         shapes.clear()
         vectors = encode_words(model, items, **options)
         np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
-        assert sum(rows for rows, _ in shapes) == len(items)
+        assert sum(rows for rows, _ in shapes) == len({text for text, _ in items}) < len(items)
         assert [length for _, length in shapes] == sorted((length for _, length in shapes), reverse=True)
         largest.append(max((rows * length for rows, length in shapes if rows > 1), default=0))
     assert largest[0] > 300 >= largest[2] > largest[1] == 0

@@ -198,7 +198,9 @@ def test_what_unblocks(monkeypatch: pytest.MonkeyPatch) -> None:
         st_reba.build("zoo:minicpm4-8b-reba", trust_remote_code=False)
     with pytest.raises(ValueError, match="cannot be built .old-transformers.: The base's own code was written for"):
         st_reba.build("zoo:qwen-7b-reba", trust_remote_code=True)
-    with pytest.raises(ValueError, match="is to be tuned: .*Run: st-reba tune meta-llama/Llama-3.2-3B FILE OUT"):
+    with pytest.raises(
+        ValueError, match="to be tuned: .*Run: st-reba compose meta-llama/Llama-3.2-3B FILE OUT --preset"
+    ):
         st_reba.build("zoo:llama3.2-3b-nosink", trust_remote_code=True)
     specs: list[Any] = []
     module = sys.modules["st_reba.building"]

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..version import __version__
-from . import conversion, corpus, hub, index, models, onnx, postfilter, push, report, vectors, zoo
-from .evaluate import add_evaluate
+from . import attention, compose, corpus, evaluate, hub, index, models, onnx, postfilter, push, vectors, zoo
 
 __all__ = ["main", "parser"]
 
@@ -75,15 +74,17 @@ def parser() -> argparse.ArgumentParser:
     models.add_build(commands)
     zoo.add_zoo(commands)
     vectors.add_encode(commands)
+    vectors.add_words(commands)
     corpus.add_encode_corpus(commands)
     index.add_index(commands)
     models.add_info(commands)
     hub.add_verify(commands)
     push.add_push(commands)
     onnx.add_export_onnx(commands)
-    add_evaluate(commands)
-    report.add_report(commands)
-    conversion.add_tune(commands)
-    conversion.add_attention(commands)
+    evaluate.add_evaluate(commands)
+    evaluate.add_compare(commands)
+    evaluate.add_report(commands)
+    compose.add_compose(commands)
+    attention.add_attention(commands)
     postfilter.add_postfilter(commands)
     return top

@@ -196,3 +196,14 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return number
+
+
+def pairs(text: str) -> dict[str, str]:
+    """``NAME=VALUE`` pairs with commas between."""
+    found = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not name.strip() or not equals:
+            raise argparse.ArgumentTypeError(f"{part!r}: write NAME=VALUE, with commas between several")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,37 +1,34 @@
-"""Measure methods on tasks, compare what was found, find NoSink's k, or compose the stages of all methods.
+"""Measure methods on labelled items or on mteb's tasks, compare them, and search for the best combination.
 
-Needs the extra ``evaluation``, or ``mteb``.
+Needs the extra ``evaluation``; mteb's own tasks need ``mteb``.
 """
 
 from __future__ import annotations
 
-from .composing.compose import compose
-from .composing.reading import Parted, read_parts
-from .composing.report import ComposedReport
-from .composing.space import Space
-from .composing.spacefile import read_space
-from .composing.trial import Filter
-from .reading import read_task
-from .tasks import ClassTask, PairTask, Scores, TagTask, Task
-from .tuning.report import Report
-from .tuning.trials import Trial
-from .tuning.tune import tune
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "ClassTask",
-    "ComposedReport",
-    "Filter",
-    "PairTask",
-    "Parted",
-    "Report",
-    "Scores",
-    "Space",
-    "TagTask",
-    "Task",
-    "Trial",
-    "compose",
-    "read_parts",
-    "read_space",
-    "read_task",
-    "tune",
-]
+# Each name, and the module that has it: an import of one must not wait for all.
+_MODULES = {
+    "Base": "methods",
+    "Limit": "methods",
+    "Method": "methods",
+    "Result": "results",
+    "Results": "results",
+    "Space": "space",
+    "Task": "data",
+    "compose": "search",
+    "evaluate": "run",
+    "make_report": "report",
+    "make_task": "data",
+    "read_methods": "methods",
+    "read_task": "data",
+    "read_tasks": "data",
+}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -8,19 +8,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from sentence_transformers import SentenceTransformer
 
 from .. import build
-from ..bases import EMBEDDED, is_repository
+from ..bases import EMBEDDED, is_repository, weights_dtype
 from ..modules.options import unknown
 from ..modules.stages import as_stored
 from ..persistence import load
 from ..recipe import read_recipe
 from ..spec import METHODS, Spec, cut, read_fields
-from ..version import __version__
 
 # Arguments of ``build`` that belong to the base, or to where it runs; the others belong to a method.
 _OF_BASE = (
@@ -39,8 +41,6 @@ _OF_BASE = (
 _BESIDE = ("prompts", "default_prompt_name", "truncate_dim")
 _REPEATING = ("reba", "echo")
 _DEFAULT_REPEATS = 2
-# Of a large file, this much at either end stands for all of it, with its size.
-_SAMPLE = 1 << 20
 SAVED = "as saved"
 
 
@@ -53,7 +53,7 @@ class Base:
         revision: Of a Hub id.
         tokenizer: As for :func:`st_reba.build`.
         dtype: Of the weights, as for ``build``.
-        device: Where to run; changes no score.
+        device: Where to run.
         trust_remote_code: Allow the model's own Python code.
 
     Example:
@@ -81,12 +81,24 @@ class Base:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What scores depend on, as values that JSON can hold; of a folder its contents, wherever it lies."""
-        folders = {name: value for name, value in (("name", self.name), ("tokenizer", self.tokenizer)) if value}
-        values = {name: _contents(value) if os.path.isdir(value) else value for name, value in folders.items()}
-        if self.name in EMBEDDED and not os.path.isdir(self.name):
-            values["name"] = f"{self.name} of st-reba {__version__}"
-        return {**values, "revision": self.revision, "dtype": self.dtype}
+        """What scores depend on, as values that JSON can hold: the weights themselves, wherever they lie.
+
+        Of a folder that is a hash of all its files, of a Hub id the commit that its revision is now.
+
+        Raises:
+            OSError: The Hub id is not in the cache, and the Hub cannot be asked.
+        """
+        return {
+            "weights": _weights(self.name, self.revision),
+            "tokenizer": None if self.tokenizer is None else _weights(self.tokenizer, None),
+            # By default it depends on where the model runs.
+            "dtype": str(weights_dtype(self.dtype, self.device)).removeprefix("torch."),
+        }
+
+    @property
+    def commit(self) -> str | None:
+        """What :attr:`identity` names of a Hub id, so that this is what is built; of a local folder its revision."""
+        return self.revision if _folder(self.name) is not None else _commit(self.name, self.revision)
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,11 @@ class Method:
         """A name that differs where an option differs: the method, its copies, its pooling, then what else is set."""
         return self.label or name_of(self.arguments)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What of it scores depend on: a filter by what its file holds, wherever it lies."""
+        return {**self.arguments, "stages": _hashed(self.arguments)}
+
     def changed(self, **changes: Any) -> Method:
         """The method with other options, under the name that these make."""
         return Method({**self.arguments, **changes})
@@ -145,7 +162,7 @@ class Method:
         running: dict[str, Any] = {
             "device": base.device,
             "dtype": base.dtype,
-            "revision": base.revision,
+            "revision": base.commit,
             "trust_remote_code": base.trust_remote_code,
         }
         if self.arguments:
@@ -259,29 +276,24 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
     return methods
 
 
-def methods_for(base: Base, words: str | Sequence[str] | None, default: str = "classical,echo,reba") -> list[Method]:
+def methods_for(base: Base, words: str | Sequence[Any] | None, default: str = "classical,echo,reba") -> list[Method]:
     """The methods to compare on a base: those asked for, a default, or a saved embedder's own.
+
+    Args:
+        base: The base.
+        words: See :func:`read_methods`; or methods.
+        default: Where nothing is asked for.
 
     Raises:
         ValueError: Methods are asked for, but the base is an embedder already.
     """
     if not base.saved:
+        if words and not isinstance(words, str) and all(isinstance(each, Method) for each in words):
+            return list(words)
         return list(read_methods(words or default))
     if words:
         raise ValueError(f"methods={words!r}: {base.name!r} is an embedder already, of one method. Drop the option.")
     return [Method()]
-
-
-def identity(base: Base, method: Method, **settings: Any) -> str:
-    """SHA-256 over all that decides a score; a result with the same one need not be made again.
-
-    Args:
-        base: The base model.
-        method: The method.
-        **settings: What else: the task's fingerprint, a prompt, a budget, a seed.
-    """
-    values = [base.identity, {**method.arguments, "stages": _hashed(method.arguments)}, settings]
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def name_of(arguments: Mapping[str, Any]) -> str:
@@ -395,16 +407,43 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:24]}…{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-def _contents(folder: str) -> str:
-    """A hash of a folder's files: of large ones their size and both ends."""
+def _weights(name: str, revision: str | None) -> str:
+    """What stands for a model's files: of a folder their hash, of a Hub id its commit."""
+    folder = _folder(name)
+    if folder is None:
+        return f"{name}@{_commit(name, revision)}"
     digest = hashlib.sha256()
-    for path in sorted(Path(folder).rglob("*")):
-        if path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
-            with path.open("rb") as stream:
-                digest.update(stream.read(_SAMPLE))
-                if size > _SAMPLE:
-                    stream.seek(-min(_SAMPLE, size - _SAMPLE), os.SEEK_END)
-                    digest.update(stream.read())
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder)
+        # Hidden files, as those of git, are no part of a model.
+        if path.is_file() and not any(part.startswith(".") for part in place.parts):
+            known = path.stat()
+            digest.update(f"{place.as_posix()}\0".encode())
+            digest.update(_hashed_file(path, known.st_size, known.st_mtime_ns))
     return digest.hexdigest()
+
+
+def _folder(name: str) -> Path | None:
+    """A local folder, or None of a Hub id."""
+    folder = Path(EMBEDDED.get(name, name))
+    return folder if folder.is_dir() else None
+
+
+@lru_cache
+def _commit(name: str, revision: str | None) -> str:
+    """The commit of a Hub repository that a revision is now; without a network, the one that the cache has."""
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=["config.json", "modules.json"])).name
+    except HFValidationError:
+        raise FileNotFoundError(f"{name}: there is no such folder, and no id of the Hub is written so.") from None
+    except OSError as error:
+        raise OSError(
+            f"{name}: neither a folder, nor to be had from the Hub ({' '.join(str(error).split())})"
+        ) from error
+
+
+@lru_cache(maxsize=256)
+def _hashed_file(path: Path, size: int, changed: int) -> bytes:
+    """SHA-256 of a file; of one that has not changed it is made once a process."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()

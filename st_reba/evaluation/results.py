@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
-from ..files import whole_file
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files import remove_leftovers, whole_file
+from ..lock import writers_lock
 from ..version import __version__
+from .methods import Base, Method
+from .statistics import Evidence
 
-FORMAT = 1
+FORMAT = 2
 MARK = "results.json"
 _PACKAGES = ("sentence-transformers", "transformers", "torch", "numpy", "scipy", "scikit-learn", "mteb", "seqeval")
 
@@ -25,21 +35,22 @@ class Result:
     """One method's scores on one task.
 
     Args:
-        kind: Of the task, as tables are headed: ``"word sense"``, ``"STS"``, ``"NER"``, …
+        kind: Of the task, as tables are headed: ``"STS"``, ``"NER"``, ``"WordSense"``, …
         task: Its name.
         base: What tables call the base model.
         method: The method's name (``Method.name``).
-        identity: See :func:`st_reba.evaluation.methods.identity`: equal ones are the same result.
-        scores: Every metric, by name; fractions, more is better unless the name says otherwise.
-        main: Name of the metric that tables show; mteb's own, where it is one of its tasks.
-        paper: Name of the papers' metric, where that is another.
-        intervals: Bounds of a metric's 95 % interval, by its name.
+        identity: Of all that decides the scores: see :func:`identity`.
+        data: Of the items: results with the same are of the same items, and can be compared item by item.
+        scores: Every metric, by name; fractions, more is better.
+        main: The metric that tables show; mteb's own, where it is one of its tasks.
+        paper: The papers' metric, where that is another.
+        intervals: A metric's 95 % interval, where there is evidence of each item.
         settings: What else was chosen: layer, prompt, budget, seed, …; results that differ only here make a curve.
-        arguments: Keyword arguments of ``build``, without the base.
-        items: Number of items scored.
+        arguments: Of ``build``, without the base.
+        items: How many were scored.
         left_out: Items that could not be used: the reason, and their names.
-        texts: Number of texts encoded.
-        tokens: Positions encoded, all copies included; None: not counted.
+        texts: How many were encoded.
+        tokens: Their positions, all copies included; None: not counted.
         seconds: That encoding and scoring took.
         command: What runs it again.
         versions: Of the packages that can move a score.
@@ -53,6 +64,7 @@ class Result:
     scores: Mapping[str, float]
     main: str
     paper: str | None = None
+    data: str = ""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -76,33 +88,42 @@ class Result:
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], source: str = "result") -> Result:
-        """Read what :meth:`to_json` gave.
-
-        Args:
-            values: The parsed JSON.
-            source: Where it stood, for messages.
+    def from_json(cls, values: Any, source: str) -> Result:
+        """Read what `to_json` gave.
 
         Raises:
-            ValueError: It is of a later format, or no result.
+            ValueError: It is of another format, or no result; ``source`` is named.
         """
-        if not isinstance(values, Mapping) or not isinstance(values.get("format"), int):
+        if not isinstance(values, dict) or not isinstance(values.get("format"), int):
             raise ValueError(f"{source}: not a result of st-reba evaluate.")
-        if values["format"] > FORMAT:
+        if values["format"] != FORMAT:
             raise ValueError(
-                f"{source}: written by a later st-reba (format {values['format']}). Run: pip install -U st-reba"
+                f"{source}: written by another version of st-reba (format {values['format']}, not {FORMAT}). Give "
+                "another folder, or run it again there."
             )
         known = {each.name for each in fields(cls)}
-        rest = {name: value for name, value in values.items() if name in known}
         try:
-            rest["intervals"] = {name: (low, high) for name, (low, high) in rest.get("intervals", {}).items()}
+            rest = {name: value for name, value in values.items() if name in known}
+            rest["intervals"] = {name: (low, high) for name, (low, high) in rest["intervals"].items()}
             return cls(**rest)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise ValueError(f"{source}: not a whole result ({error}). Delete the file, and run it again.") from error
 
 
+def identity(base: Base, method: Method, **settings: Any) -> str:
+    """SHA-256 over all that decides a score: the weights, the method, the settings, and the packages' versions.
+
+    Args:
+        base: The base model.
+        method: The method.
+        **settings: What else: the data's fingerprint, a prompt, a budget, a seed.
+    """
+    values = [base.identity, method.identity, settings, package_versions()]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
 class Results:
-    """A folder of results.
+    """A folder of results, each with the evidence of its items beside it.
 
     Args:
         folder: Made where it is not; one that holds something else is refused.
@@ -113,77 +134,139 @@ class Results:
     Example:
         >>> results = Results("found")
         >>> one = Result("STS", "pairs", "mini", "echo-2 last", "00ff", {"spearman": 0.5}, "spearman")
-        >>> results.add(one)
-        >>> results.find("00ff") == one, len(Results("found").all())
-        (True, 1)
+        >>> with results.writing():
+        ...     results.add(one, np.array([[0.1, 0.2]]))
+        >>> results.find("00ff") == one, results.evidence(one).shape
+        (True, (1, 2))
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise FileExistsError(f"{self.folder}: a file is there; name a folder")
-        if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / MARK).is_file():
-            raise FileExistsError(f"{self.folder}: holds no results of st-reba; give another folder")
+            raise FileExistsError(f"{self.folder}: a file is there; name a folder (--out)")
+        # What a killed writer left of a new folder is hidden.
+        there = self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
+        if there and not (self.folder / MARK).is_file():
+            raise FileExistsError(f"{self.folder}: it holds no results of st-reba; give another folder (--out)")
+        self._known: dict[str, tuple[Path, Result]] = {}
+        if self.folder.is_dir():
+            self._known = {result.identity: (path, result) for path, result in _read(self.folder)}
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep every other writer out for the time of the ``with`` block.
+
+        Raises:
+            BlockingIOError: Another process is writing there.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / MARK).is_file():
-            with whole_file(self.folder / MARK) as stream:
-                stream.write(json.dumps({"format": FORMAT, "st-reba": __version__}).encode())
-        self._known = {result.identity: result for result in self.all()}
+        with writers_lock(self.folder):
+            for folder in (self.folder, *self.folder.glob("*/*/")):
+                remove_leftovers(folder)
+            if not (self.folder / MARK).is_file():
+                with whole_file(self.folder / MARK) as stream:
+                    stream.write(json.dumps({"format": FORMAT, "st-reba": __version__}).encode())
+            self._known = {result.identity: (path, result) for path, result in _read(self.folder)}
+            yield
 
     def find(self, identity: str) -> Result | None:
         """A result that was made before."""
-        return self._known.get(identity)
+        known = self._known.get(identity)
+        return None if known is None else known[1]
 
-    def add(self, result: Result) -> None:
-        """Write a result, whole or not at all."""
-        path = self.path(result)
+    def add(
+        self,
+        result: Result,
+        evidence: Evidence | None = None,
+        draws: Mapping[str, NDArray[np.float64]] | None = None,
+    ) -> None:
+        """Write a result; it is there when all that belongs to it is.
+
+        Args:
+            result: The result.
+            evidence: What is known of each item, [items, numbers]; None of mteb's own tasks.
+            draws: Of each metric, its values on items drawn again and again.
+        """
+        name = f"{slug(result.base)}--{slug(result.method)}--{result.identity[:12]}.json"
+        path = self.folder / slug(result.kind) / slug(result.task) / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if evidence is not None:
+            arrays: dict[str, Any] = {f"draws {metric}": values for metric, values in (draws or {}).items()}
+            with whole_file(path.with_suffix(".npz")) as stream:
+                np.savez_compressed(stream, evidence=evidence, **arrays)
         with whole_file(path) as stream:
             stream.write(json.dumps(result.to_json(), ensure_ascii=False, indent=1).encode())
-        self._known[result.identity] = result
+        self._known[result.identity] = (path, result)
 
-    def path(self, result: Result) -> Path:
-        """Where a result stands."""
-        name = f"{slug(result.base)}--{slug(result.method)}--{result.identity[:12]}.json"
-        return self.folder / slug(result.kind) / slug(result.task) / name
+    def evidence(self, result: Result) -> Evidence | None:
+        """What is known of each item; None: nothing was kept, as of mteb's own tasks."""
+        return self._arrays(result).get("evidence")
+
+    def draws(self, result: Result) -> dict[str, NDArray[np.float64]]:
+        """Of each metric, its values on items drawn again and again, by which results of the same data compare."""
+        arrays = self._arrays(result)
+        return {name.removeprefix("draws "): each for name, each in arrays.items() if name.startswith("draws ")}
+
+    def written(self, result: Result) -> float:
+        """When a result was written, to sort by."""
+        return self._known[result.identity][0].stat().st_mtime
+
+    def _arrays(self, result: Result) -> dict[str, NDArray[np.float64]]:
+        path = self._known[result.identity][0].with_suffix(".npz")
+        if not path.is_file():
+            return {}
+        try:
+            with np.load(path) as arrays:
+                return dict(arrays)
+        except (ValueError, OSError, EOFError, BadZipFile, KeyError) as error:
+            told = one_line(error)
+            raise ValueError(f"{path}: cannot be read ({told}). Delete it and its .json, and run it again.") from None
 
     def all(self) -> list[Result]:
-        """All results, in the order of their files' names.
-
-        Raises:
-            ValueError: A file is none.
-        """
-        return read_results(self.folder)
+        """All results, in the order of their files' names."""
+        return [result for _, result in sorted(self._known.values(), key=lambda each: each[0])]
 
 
-def read_results(folder: str | os.PathLike[str]) -> list[Result]:
-    """Read a folder of results without changing it.
+def read_results(folder: str | os.PathLike[str]) -> Results:
+    """A folder of results, to be read.
 
     Raises:
-        FileNotFoundError: It is not there, or is no folder of results.
+        FileNotFoundError: It is not there, or holds no results.
         ValueError: A file in it is no result.
     """
     root = Path(folder)
     if not (root / MARK).is_file():
-        raise FileNotFoundError(f"{root}: no results of st-reba evaluate there")
-    found = []
-    for path in sorted(root.glob("*/*/*--*--*.json")):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON ({error}). Delete the file, and run it again.") from None
-        found.append(Result.from_json(values, str(path)))
-    return found
+        raise FileNotFoundError(f"{root}: no results of st-reba evaluate there. Give its --out.")
+    return Results(root)
 
 
 def package_versions() -> dict[str, str | None]:
     """Versions of what can move a score by more than rounding; None: not installed."""
-    return {"st-reba": __version__, **{package: _version(package) for package in _PACKAGES}}
+    return dict(_versions())
+
+
+@lru_cache
+def _versions() -> tuple[tuple[str, str | None], ...]:
+    return (("st-reba", __version__), *((package, _version(package)) for package in _PACKAGES))
 
 
 def slug(text: str) -> str:
-    """A text as part of a file's name; Chinese characters stay."""
-    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:80] or "unnamed"
+    """A text as part of a file's name, at most 80 bytes of it; Chinese characters stay."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.").encode()[:80].decode(errors="ignore") or "unnamed"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message, its lines joined."""
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+def _read(folder: Path) -> Iterator[tuple[Path, Result]]:
+    for path in sorted(folder.glob("*/*/*--*--*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON ({error}). Delete the file, and run it again.") from None
+        yield path, Result.from_json(values, str(path))
 
 
 def _version(package: str) -> str | None:

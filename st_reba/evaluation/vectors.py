@@ -1,4 +1,4 @@
-"""Frozen vectors to score: of sentences, and of the words in a sentence."""
+"""Vectors of the words of sentences, as a tagger reads them: all of a sentence from one run."""
 
 from __future__ import annotations
 
@@ -12,58 +12,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 
 from ..batches import copied_positions, sized_batches
-from ..encode import encode_texts
 from ..modules.chunked import ChunkedReBAPooling
 from ..modules.pooling import ReBAPooling
 
 Subtoken = Literal["first", "last"]
-
-
-class UnusableVectors(ValueError):
-    """A model gave NaN, infinity or a zero vector, so that there is nothing to score."""
-
-
-def sentence_vectors(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    *,
-    batch_size: int | None = 64,
-    batch_tokens: int | None = None,
-    prompt: str | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> NDArray[np.float32]:
-    """Encode texts, each distinct one once.
-
-    Args:
-        model: Any SentenceTransformer.
-        texts: The texts; one may stand in many places.
-        batch_size: Texts a forward pass; None: as many as ``batch_tokens`` allows.
-        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_stream`, with ``batch_size=None``.
-        prompt: As for ``encode``.
-        progress: Called with the number of distinct texts that have just been encoded.
-
-    Returns:
-        [number of texts, d] float32, in the order of the texts.
-
-    Raises:
-        UnusableVectors: A vector is zero or not finite; its text is named.
-
-    Example:
-        >>> import st_reba
-        >>> sentence_vectors(st_reba.build("mini", "classical", pooling="mean"), ["雨", "rain", "雨"]).shape
-        (3, 192)
-    """
-    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    if batch_size is None:
-        vectors = encode_texts(model, list(places), batch_tokens=batch_tokens, prompt=prompt, progress=progress)
-    else:
-        encoded = model.encode(list(places), batch_size=batch_size, prompt=prompt, show_progress_bar=False)
-        vectors = np.asarray(encoded, dtype=np.float32)
-        if progress is not None:
-            progress(len(places))
-    _check_usable(vectors, list(places))
-    repeated: NDArray[np.float32] = vectors[[places[text] for text in texts]]
-    return repeated
 
 
 def word_vectors(
@@ -72,12 +24,12 @@ def word_vectors(
     *,
     separator: str = " ",
     subtoken: Subtoken = "first",
-    batch_size: int | None = 64,
+    batch_size: int | None = None,
     batch_tokens: int | None = None,
     prompt: str | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[..., object] | None = None,
 ) -> NDArray[np.float32]:
-    """Vectors of the words of sentences: all of a sentence from one run, each distinct sentence run once.
+    """Vectors of the words of sentences, each distinct sentence run once.
 
     A word's vector is that of one of its tokens: the last hidden state (Echo: in the last copy), or in a ReBA pipeline
     the backward-attention vector e_i, whatever the pipeline's sentence pooling. They are not scaled.
@@ -88,18 +40,17 @@ def word_vectors(
         separator: What stands between two words of a sentence: ``""`` where words are Chinese characters.
         subtoken: Which token stands for a word of several: the first, as is usual for tagging, or the last, which
             in an unconverted decoder is the only one that has seen the whole word.
-        batch_size: Sentences a forward pass; None: as many as ``batch_tokens`` allows.
-        batch_tokens: Positions a forward pass, as for :func:`st_reba.encode_words`, with ``batch_size=None``.
+        batch_size: Sentences a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass.
         prompt: As for ``encode``; None: the model's default prompt, if it has one.
-        progress: Called with the number of distinct sentences that have just been run.
+        progress: Called with the sentences that have just been run, and their positions.
 
     Returns:
-        [number of words, d] float32, sentence after sentence.
+        [number of words, d] float32, sentence after sentence. NaN for all words of a sentence that is longer than the
+        model takes.
 
     Raises:
-        ValueError: The pipeline is not one of this package's, a sentence is longer than the model takes, or a word
-            has no token.
-        UnusableVectors: A vector is zero or not finite; its sentence is named.
+        ValueError: The pipeline is not one of this package's, or a word has no token.
 
     Source:
         NoSink, section 3.2 (token-level task); ReBA, section 3.3 (e_i). The papers do not say which token stands for a
@@ -120,72 +71,32 @@ def word_vectors(
     if prompt is None and model.default_prompt_name is not None:
         prompt = model.prompts.get(model.default_prompt_name)
     places = {words: place for place, words in enumerate(dict.fromkeys(map(tuple, sentences)))}
-    distinct = list(places)
-    texts = [separator.join(words) for words in distinct]
-    content = transformer.content(texts, offsets=True)
+    texts = [separator.join(words) for words in places]
+    content, budget = transformer.content(texts, offsets=True), transformer.budget(prompt)
     tokens = [
         _word_tokens(words, offsets, separator, subtoken)
-        for words, offsets in zip(distinct, content["offset_mapping"], strict=True)
+        for words, offsets in zip(places, content["offset_mapping"], strict=True)
     ]
-    read = _reader(model)
+    lengths = copied_positions(transformer, texts, prompt=prompt)
+    read = [place for place, ids in enumerate(content["input_ids"]) if budget is None or len(ids) <= budget]
+    ends = np.cumsum([0, *map(len, places)])
     # One array from the start: hidden states of a large model are too many to be held twice.
-    ends = np.cumsum([len(words) for words in distinct])
-    found = np.empty((int(ends[-1]) if len(ends) else 0, transformer.get_embedding_dimension()), dtype=np.float32)
+    found = np.full((int(ends[-1]), transformer.get_embedding_dimension()), np.nan, np.float32)
+    read_vectors = _reader(model)
     model.eval()
-    for batch in sized_batches(copied_positions(transformer, texts, prompt=prompt), batch_size, batch_tokens):
-        features = batch_to_device(
-            transformer.preprocess([texts[place] for place in batch], prompt=prompt), model.device
-        )
-        for place, (_, count, _) in zip(batch, features["places"], strict=True):
-            if count < len(content["input_ids"][place]):
-                raise ValueError(
-                    f"the sentence {texts[place]!r:.80} has {len(content['input_ids'][place])} tokens, but "
-                    f"max_seq_length={model.max_seq_length} leaves {count}, so some words would have no "
-                    "vector. Raise max_seq_length, or shorten the sentence in the file."
-                )
+    for batch in sized_batches([lengths[place] for place in read], batch_size, batch_tokens):
+        chosen = [read[each] for each in batch]
+        features = transformer.preprocess([texts[place] for place in chosen], prompt=prompt)
         with torch.inference_mode():
-            vectors = read(features)
-        for row, place in enumerate(batch):
-            chosen = vectors[row][tokens[place]].float().cpu().numpy()
-            _check_usable(chosen, [texts[place]] * len(chosen))
-            found[ends[place] - len(chosen) : ends[place]] = chosen
+            vectors = read_vectors(batch_to_device(features, model.device))
+        for row, place in enumerate(chosen):
+            found[ends[place] : ends[place + 1]] = vectors[row][tokens[place]].float().cpu().numpy()
         if progress is not None:
-            progress(len(batch))
-    if len(distinct) == len(sentences):
+            progress(len(chosen), sum(lengths[place] for place in chosen))
+    if len(places) == len(sentences):
         return found
-    wanted = [range(ends[place] - len(words), ends[place]) for words in sentences for place in [places[tuple(words)]]]
-    repeated: NDArray[np.float32] = found[[row for rows in wanted for row in rows]]
-    return repeated
-
-
-def unread_sentences(
-    model: SentenceTransformer, sentences: Sequence[Sequence[str]], *, separator: str = " ", prompt: str | None = None
-) -> set[int]:
-    """Which sentences :func:`word_vectors` would refuse as longer than the model takes.
-
-    Args:
-        model: As for :func:`word_vectors`.
-        sentences: As there.
-        separator: As there.
-        prompt: As there.
-
-    Returns:
-        Their places.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini", "echo", max_seq_length=15)
-        >>> unread_sentences(model, [["He", "sleeps"], ["He"] * 9])
-        {1}
-    """
-    transformer: Any = model[0]
-    if prompt is None and model.default_prompt_name is not None:
-        prompt = model.prompts.get(model.default_prompt_name)
-    budget = transformer.budget(prompt)
-    if budget is None:
-        return set()
-    lengths = map(len, transformer.content([separator.join(words) for words in sentences])["input_ids"])
-    return {place for place, length in enumerate(lengths) if length > budget}
+    rows = [row for words in sentences for row in range(ends[places[tuple(words)]], ends[places[tuple(words)] + 1])]
+    return np.asarray(found[rows])
 
 
 def _reader(model: SentenceTransformer) -> Callable[[dict[str, Any]], Any]:
@@ -226,11 +137,3 @@ def _word_tokens(
         chosen.append(tokens[0] if subtoken == "first" else tokens[-1])
         start = end + len(separator)
     return chosen
-
-
-def _check_usable(vectors: NDArray[np.float32], texts: Sequence[str]) -> None:
-    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1))
-    if len(bad):
-        raise UnusableVectors(
-            f"{len(bad)} of {len(vectors)} vectors are zero or not finite; the first is that of {texts[bad[0]]!r:.80}"
-        )

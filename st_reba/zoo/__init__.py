@@ -36,7 +36,7 @@ def load(name: str | os.PathLike[str]) -> Recipe:
     """The recipe of a model.
 
     Args:
-        name: One of :func:`names`, or a recipe's file, as ``st-reba tune`` writes it.
+        name: One of :func:`names`, or a recipe's file, as ``st-reba compose`` writes it.
 
     Raises:
         ValueError: There is none, or it breaks the format.
@@ -78,8 +78,8 @@ def recipe_named(name: str, given: Mapping[str, Any]) -> Recipe:
         )
     if about.status == "tune" and not any(given.get(option) is not None for option in ("k", "k0", "stages")):
         raise ValueError(
-            f"zoo:{name} is to be tuned: {about.note} Run: st-reba tune {recipe.base} FILE OUT, and build "
-            "OUT/recipe.yaml; or give the numbers of layers, k=… and k0=… (--k, --k0)."
+            f"zoo:{name} is to be tuned: {about.note} Run: st-reba compose {recipe.base} FILE OUT --preset "
+            "nosink, and build OUT/recipe.yaml; or give the numbers of layers, k=… and k0=… (--k, --k0)."
         )
     return recipe
 

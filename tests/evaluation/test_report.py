@@ -1,19 +1,26 @@
-"""Reports: every number in the tables comes from a result, and what cannot be compared is not."""
+"""Reports: every number comes from a result, what cannot be compared is not, and figures hold the numbers."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
-from reporting_results import METHODS, TASKS, many, parsed, result, write
+from pandas import DataFrame
+from reporting_results import GPT2, METHODS, TASKS, many, parsed, result, write
 
-from st_reba.cli.report import METRICS
-from st_reba.evaluation.reporting import make_report
-from st_reba.evaluation.reporting.tables import family, natural
+from st_reba.evaluation import make_task
+from st_reba.evaluation.charts import bars
+from st_reba.evaluation.report import make_report, natural, report_of, write_report
+from st_reba.evaluation.results import Results, read_results
+from st_reba.evaluation.statistics import differences
 
 
 def number(cell: str) -> float:
@@ -41,15 +48,11 @@ def test_every_number_comes_from_a_result(tmp_path: Path) -> None:
                 assert row[each.task].endswith(f" [{low:.4f}, {high:.4f}]")
                 seen += 1
             assert number(row["average"]) == round(fmean(each.scores[metric] for each in own), 4)
-            assert set(row) - {"s/text", "tokens/text"} == {"base", "method", *TASKS, "average"}
+            assert set(row) == {"base", "method", *TASKS, "average", "s/text", "tokens/text"}
+            texts = sum(each.texts for each in own)
+            assert float(row["s/text"]) == pytest.approx(sum(each.seconds for each in own) / texts, rel=6e-3)
+            assert float(row["tokens/text"]) == pytest.approx(sum(each.tokens or 0 for each in own) / texts, rel=6e-3)
     assert seen == 2 * len(made)
-    for row in first:
-        own = [each for each in made if (each.base, each.method) == (row["base"], row["method"])]
-        texts = sum(each.texts for each in own)
-        assert float(row["s/text"]) == pytest.approx(sum(each.seconds for each in own) / texts, rel=6e-3)
-        assert float(row["tokens/text"]) == pytest.approx(sum(each.tokens or 0 for each in own) / texts, rel=6e-3)
-    # Cost stands once.
-    assert "s/text" not in second[0]
 
 
 def test_order_of_rows(tmp_path: Path) -> None:
@@ -59,7 +62,6 @@ def test_order_of_rows(tmp_path: Path) -> None:
         (base, name) for base in ("mini", "org/other") for name in names
     ]
     assert sorted(["b10", "b9", "a", "b"], key=natural) == ["a", "b", "b9", "b10"]
-    assert family("nosink mask0-bidir mean k=4") == "nosink"
 
 
 def test_the_best_of_each_base_is_bold(tmp_path: Path) -> None:
@@ -79,41 +81,23 @@ def test_ties_are_all_bold_and_one_alone_is_not(tmp_path: Path) -> None:
         result("a", "echo", 0.50004),
         result("a", "reba", 0.4),
         result("a", "reba", 0.9, base="alone"),
-        result("loss", "classical", {"log_loss": 0.25}, main="log_loss", kind="x"),
-        result("loss", "reba", {"log_loss": 0.75}, main="log_loss", kind="x"),
     ]
-    first, second = tables(write(tmp_path / "r", *made))
-    cells = {(row["base"], row["method"]): row["a"] for row in first}
-    assert cells == {
+    (rows,) = tables(write(tmp_path / "r", *made))
+    assert {(row["base"], row["method"]): row["a"] for row in rows} == {
         ("alone", "reba-2 last"): "0.9000",
         ("mini", "classical last"): "**0.5000**",
         ("mini", "echo-2 last"): "**0.5000**",
         ("mini", "reba-2 last"): "0.4000",
     }
-    # Less is better.
-    assert [row["loss"] for row in second] == ["**0.2500**", "0.7500"]
-
-
-def test_tasks_are_missing(tmp_path: Path) -> None:
-    made = [each for each in many() if (each.base, each.method, each.task) != ("mini", "reba-2 last", "LCQMC")]
-    report = make_report([write(tmp_path / "r", *made)], "main")
-    rows = {(row["base"], row["method"]): row for row in parsed(report.to_markdown())[0]}
-    gap = rows["mini", "reba-2 last"]
-    assert (gap["LCQMC"], gap["average"]) == ("–", "–")
-    assert all(row["average"] != "–" for key, row in rows.items() if key != ("mini", "reba-2 last"))
-    text = report.to_markdown()
-    assert "- average: over all 3 tasks." in text
-    assert "- no average, for want of some of these tasks: mini, reba-2 last." in text
 
 
 @pytest.mark.parametrize(
     ("held", "averaged"),
     [
-        # By method: the tasks that it has, and those that averages are over.
-        ({"classical": "abc", "echo": "abc", "reba": "ab"}, "abc"),
+        # By method: the tasks that it has, and those that averages are over: those that all have.
+        ({"classical": "abc", "echo": "abc", "reba": "ab"}, "ab"),
         ({"classical": "abx", "echo": "aby", "reba": "abz"}, "ab"),
-        ({"classical": "abc", "echo": "abcd", "reba": "e"}, "abc"),
-        ({"classical": "a", "echo": "b", "reba": "ab"}, "ab"),
+        ({"classical": "abc", "echo": "abc"}, "abc"),
         ({"classical": "ab", "echo": "bc", "reba": "ca"}, ""),
         ({"classical": "a", "echo": "a"}, ""),
     ],
@@ -121,37 +105,24 @@ def test_tasks_are_missing(tmp_path: Path) -> None:
 def test_what_averages_are_over(tmp_path: Path, held: dict[str, str], averaged: str) -> None:
     draw = random.Random(1)
     made = [result(task, words, draw.random()) for words, tasks in held.items() for task in tasks]
-    # All of them in one table.
-    report = make_report([write(tmp_path / "r", *made)])
-    assert len(report.tables) == 1
-    (rows,) = parsed(report.to_markdown())
-    assert ("average" in rows[0]) == bool(averaged)
-    for words, tasks in held.items():
-        name = next(each.method for each in made if each.method.startswith(words))
-        row = next(row for row in rows if row["method"] == name)
-        if averaged and set(averaged) <= set(tasks):
-            scores = [each.scores["cosine_spearman"] for each in made if each.method == name and each.task in averaged]
-            assert number(row["average"]) == round(fmean(scores), 4)
-        else:
-            assert row.get("average", "–") == "–"
-
-
-def test_bases_without_a_common_task_have_their_own_tables(tmp_path: Path) -> None:
-    made = [result(task, "reba", 0.5, base=base) for base, task in [("a", "t1"), ("b", "t2"), ("c", "t1"), ("c", "t3")]]
-    found = tables(write(tmp_path / "r", *made))
-    assert [[row["base"] for row in rows] for rows in found] == [["a", "c"], ["b"]]
+    (rows,) = tables(write(tmp_path / "r", *made))
+    for row in rows:
+        own = {each.task: each.scores["cosine_spearman"] for each in made if each.method == row["method"]}
+        assert ("average" in row) == bool(averaged)
+        if averaged:
+            assert number(row["average"]) == round(fmean(own[task] for task in averaged), 4)
+        assert {task for task in "abcxyz" if row.get(task, "–") != "–"} == set(own)
 
 
 def test_tokens_that_were_not_counted(tmp_path: Path) -> None:
     made = [
         result("a", "reba", 0.5, tokens=None, texts=10, seconds=1.0),
         result("b", "reba", 0.5, tokens=90, texts=30, seconds=3.0),
-        result("a", "echo", 0.5, tokens=None),
-        result("b", "echo", 0.5, tokens=None, texts=0),
+        result("a", "echo", 0.5, tokens=40, texts=10, seconds=1.0),
+        result("a", "classical", 0.5, texts=0),
     ]
-    echo, reba = tables(write(tmp_path / "r", *made))[0]
-    assert (reba["s/text"], reba["tokens/text"]) == ("0.1", "3")
-    assert (echo["s/text"], echo["tokens/text"]) == ("0.2", "–")
+    found = {row["method"]: (row["s/text"], row["tokens/text"]) for row in tables(write(tmp_path / "r", *made))[0]}
+    assert found == {"reba-2 last": ("0.1", "–"), "echo-2 last": ("0.1", "4"), "classical last": ("–", "–")}
 
 
 def test_settings(tmp_path: Path) -> None:
@@ -159,35 +130,15 @@ def test_settings(tmp_path: Path) -> None:
         result("a", "reba", 0.1),
         result("a", "reba", 0.2, settings={"layer": 10}),
         result("a", "reba", 0.3, settings={"layer": 9, "max_tokens": 64, "budget": "content"}),
-        result("b", "reba", 0.4, settings={"seed": 7}),
     ]
-    report = make_report([write(tmp_path / "r", *made)])
-    (rows,) = parsed(report.to_markdown())
-    found = {row["method"]: (row["a"], row["b"]) for row in rows}
-    # A seed that all results of a task have alike splits no row, and is told below.
-    assert found == {
-        "reba-2 last": ("0.1000", "0.4000"),
-        "reba-2 last (layer 10)": ("0.2000", "–"),
-        "reba-2 last (layer 9, 64 tokens a copy)": ("**0.3000**", "–"),
+    (rows,) = tables(write(tmp_path / "r", *made))
+    assert {row["method"]: row["a"] for row in rows} == {
+        "reba-2 last": "0.1000",
+        "reba-2 last (layer 10)": "0.2000",
+        "reba-2 last (layer 9, 64 tokens a copy)": "**0.3000**",
     }
-    assert "- b: seed 7." in report.to_markdown()
     alike = [result(task, "reba", 0.5, settings={"limit": 6}) for task in "ab"]
-    assert "- all tasks: limit 6." in make_report([write(tmp_path / "s", *alike)]).to_markdown()
-
-
-def test_prompts_are_written_out_below(tmp_path: Path) -> None:
-    made = [
-        result("a", words, 0.5, settings={"prompt_number": number, "prompt": f"Say |{number}|:\n{{text}}"})
-        for words in ("classical", "nosink:setting=mask0-bidir,k=2")
-        for number in (2, 10)
-    ]
-    text = make_report([write(tmp_path / "r", *made)]).to_markdown()
-    names = ["classical last", "nosink mask0-bidir mean k=2"]
-    assert [row["method"] for row in parsed(text)[0]] == [
-        f"{name} (prompt number {n})" for name in names for n in (2, 10)
-    ]
-    notes = [line for line in text.splitlines() if line.startswith("- prompt ")]
-    assert notes[0] == f"- prompt 2 ({', '.join(names)}): 'Say \\|2\\|:\\\\n{{text}}'" and len(notes) == 2
+    assert "- all: limit 6\n" in make_report([write(tmp_path / "s", *alike)]).to_markdown()
 
 
 def test_left_out_items_and_odd_names(tmp_path: Path) -> None:
@@ -196,16 +147,14 @@ def test_left_out_items_and_odd_names(tmp_path: Path) -> None:
         result("t|1", words, 0.5, kind="odd|kind", left_out=left if words != "echo" else {"cut\nshort": ["x"]})
         for words in ("classical", "echo", "reba")
     ]
-    report = make_report([write(tmp_path / "r", *made)])
-    text = report.to_markdown()
+    text = make_report([write(tmp_path / "r", *made)]).to_markdown()
     assert [row["t|1"] for row in parsed(text)[0]] == ["**0.5000**"] * 3
-    who = "mini, classical last; mini, reba-2 last"
-    assert f"- t\\|1: 7 left out (no word\\|there): w0; w1; w2; w3; w4 and 2 more; in {who}." in text
-    assert "- t\\|1: 1 left out (cut short): x; in mini, echo-2 last." in text
+    assert "- t\\|1, 7 left out (no word\\|there): w0; w1; w2; w3; w4 …\n" in text
+    assert "- t\\|1, 1 left out (cut short): x\n" in text
     assert "nothing" not in text and "## odd\\|kind" in text
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ["main", "paper", "both"])
 def test_metrics(tmp_path: Path, metric: Any) -> None:
     scores = {"map_at_1000": 0.5, "ndcg_at_10": 0.25}
     made = [
@@ -218,12 +167,400 @@ def test_metrics(tmp_path: Path, metric: Any) -> None:
     paper = {"a (map_at_1000)": "0.5000", "b (ndcg_at_10)": "0.2500", "c (map_at_1000)": "0.5000"}
     # Beside the first table, the second has what it adds.
     wanted = {"main": [main], "paper": [paper], "both": [main, {"a": "0.5000"}]}[metric]
-    shown = [{name: cell for name, cell in rows[0].items() if name[0] in "abc" and cell[0] == "0"} for rows in found]
-    assert [{name: cell for name, cell in each.items() if name != "average"} for each in shown] == wanted
-    assert all(("s/text" in rows[0]) == (place == 0) for place, rows in enumerate(found))
+    shown = [{name: cell for name, cell in rows[0].items() if name in {*main, *paper, "a"}} for rows in found]
+    assert shown == wanted
+    with pytest.raises(ValueError, match="metric='best' is not known: choose main, paper or both"):
+        make_report([tmp_path / "r"], "best")  # type: ignore[arg-type]
 
 
-def test_unknown_metric(tmp_path: Path) -> None:
-    folder = write(tmp_path / "r", result("a", "reba", 0.5))
-    with pytest.raises(ValueError, match=r"metric='best' is not known: choose one of \['main', 'paper', 'both'\]"):
-        make_report([folder], "best")  # type: ignore[arg-type]
+def test_markdown_escapes(tmp_path: Path) -> None:
+    made = replace(result("a|b", "reba", 0.5, base="x|y"), method="re|ba\nlast", command="st-reba a\nb")
+    text = make_report([write(tmp_path / "r", made)]).to_markdown(figures=True)
+    (row,) = parsed(text)[0]
+    assert (row["base"], row["method"], row["a|b"]) == ("x|y", "re|ba last", "0.5000")
+    assert "```sh\nst-reba a b\n```" in text
+
+
+# Which can be told apart
+
+
+def scored(task: str, methods: dict[str, float], seed: int) -> tuple[list[Any], dict[str, Any]]:
+    """Results of made-up answers to the same items, with evidence and draws as a run keeps them."""
+    items = make_task("Triples", [(f"{task} {n}", "b", "c") for n in range(60)], task).items
+    chance = np.random.default_rng(seed)
+    hard = chance.random(60)
+    made, draws = [], {}
+    for words, skill in methods.items():
+        evidence = np.stack([(hard < skill).astype(float), np.full(60, 0.5)], axis=1)
+        scores = {name: metric(evidence) for name, metric in items.metrics.items()}
+        one = result(task, words, scores, kind="Triples", main="accuracy")
+        made.append(replace(one, data=items.fingerprint))
+        draws[one.identity] = (evidence, {"accuracy": items.draws(evidence, "accuracy")})
+    return made, draws
+
+
+def test_what_can_be_told_apart_is_paired_and_corrected(tmp_path: Path) -> None:
+    """AUDIT B.12: intervals overlap where the paired difference is certain."""
+    skills = {"classical": 0.50, "echo": 0.51, "reba": 0.70}
+    made, draws = [], {}
+    for seed, task in enumerate(("one", "two")):
+        some, theirs = scored(task, skills, seed)
+        made += some
+        draws |= theirs
+    report = make_report([write(tmp_path / "r", *made, draws=draws)])
+    kept = read_results(tmp_path / "r")
+    names = ["classical last", "echo-2 last", "reba-2 last"]
+    for task in ("one", "two", "average"):
+        tasks = ["one", "two"] if task == "average" else [task]
+        own = {name: [each for each in made if each.method == name and each.task in tasks] for name in names}
+        values = {name: fmean(each.scores["accuracy"] for each in some) for name, some in own.items()}
+        drawn = {n: np.mean([kept.draws(each)["accuracy"] for each in some], axis=0) for n, some in own.items()}
+        wanted = differences(values, drawn)
+        found = [each for each in report.to_json()["differences"] if each["task"] == f"mini, {task}"]
+        assert [(each["first"], each["second"]) for each in found] == list(combinations(names, 2))
+        for one, other in zip(found, wanted, strict=True):
+            assert (one["value"], one["interval"], one["corrected"]) == (other.value, other.interval, other.corrected)
+        certain = sum(each.certain for each in wanted)
+        text = report.to_markdown()
+        line = next(line for line in text.splitlines() if line.startswith(f"- mini, {task}: of 3 pairs"))
+        assert f"of 3 pairs {certain} can be told apart (95 %, corrected for all pairs)" in line
+    # Each alone, the two are not told apart.
+    low = kept.draws(made[2])["accuracy"]
+    high = kept.draws(made[0])["accuracy"]
+    assert np.percentile(high, 97.5) > np.percentile(low, 2.5)
+    assert "reba-2 last > classical last by " in text
+
+
+def test_results_of_other_items_are_not_compared(tmp_path: Path) -> None:
+    one, draws = scored("t", {"classical": 0.2, "echo": 0.9}, 0)
+    other = replace(one[1], data="of another file")
+    report = make_report([write(tmp_path / "r", one[0], other, draws=draws)])
+    assert report.to_json()["differences"] == []
+    assert "- **t: its rows are not of the same items**" in report.to_markdown()
+
+
+# Folders
+
+
+def test_folders_that_complete_each_other(tmp_path: Path) -> None:
+    shared = result("a", "reba", 0.3)
+    one = write(tmp_path / "one", shared, result("b", "reba", 0.5))
+    two = write(tmp_path / "two", replace(shared, seconds=9.0), result("a", "echo", 0.4), result("b", "echo", 0.6))
+    (rows,) = tables(one, two)
+    assert [(row["method"], row["a"], row["b"], row["average"]) for row in rows] == [
+        ("echo-2 last", "**0.4000**", "**0.6000**", "**0.5000**"),
+        ("reba-2 last", "0.3000", "0.5000", "0.4000"),
+    ]
+    # Named twice: once.
+    assert make_report([one, one]).to_markdown() == make_report([one]).to_markdown()
+
+
+def test_folders_are_compared(tmp_path: Path) -> None:
+    same = result("a", "reba", 0.3)
+    before = write(tmp_path / "before", same, result("b", "reba", 0.5), result("b", "echo", 0.1))
+    after = write(tmp_path / "after", same, result("b", "reba", 0.75, data="new"))
+    for folders in ([before, after], [after, before]):
+        (rows,) = tables(*folders)
+        # The task that both have alike stands in both rows.
+        assert {row["method"]: (row["a"], row["b"]) for row in rows} == {
+            "echo-2 last": ("–", "0.1000"),
+            f"reba-2 last [{before}]": ("**0.3000**", "0.5000"),
+            f"reba-2 last [{after}]": ("**0.3000**", "**0.7500**"),
+        }
+
+
+def test_what_is_told_of_folders(tmp_path: Path) -> None:
+    first = result("a", "reba", 0.5, versions={"torch": "2.0", "numpy": "2.1", "mteb": None})
+    one = write(tmp_path / "one", first)
+    other = result("b", "reba", 0.5, versions={"torch": "2.1"})
+    two = write(tmp_path / "two", replace(first, scores={"cosine_spearman": 0.6}), other)
+    text = make_report([one, two]).to_markdown()
+    assert f"- **Conflict**: {two} has other numbers of mini, reba-2 last, a\n" in text
+    assert "- made with numpy 2.1, torch 2.0 and 2.1 (**versions differ**)\n" in text
+    # Of two with the same names, the later one counts.
+    made = [result("a", "reba", value, data=str(value)) for value in (0.3, 0.7, 0.5)]
+    report = make_report([write(tmp_path / "r", *made)])
+    assert parsed(report.to_markdown())[0][0]["a"] == "0.5000"
+    assert f"- {tmp_path / 'r'}: 2 results are left out, as later ones have the same names\n" in report.to_markdown()
+
+
+def test_folders_that_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.txt").touch()
+    for name in ("gone", "other"):
+        with pytest.raises(FileNotFoundError, match=f"{name}: no results of st-reba evaluate there"):
+            make_report([tmp_path / name])
+    with pytest.raises(FileNotFoundError, match="empty: there are no results yet. Run: st-reba evaluate"):
+        make_report([write(tmp_path / "empty")])
+    with pytest.raises(ValueError, match="name one at least"):
+        make_report([])
+
+
+def test_a_report_of_some_results(tmp_path: Path) -> None:
+    made = many()
+    folder = write(tmp_path / "r", *made)
+    report = report_of(Results(folder), made[:3])
+    assert report.results and {each.identity for each in report.results} == {each.identity for each in made[:3]}
+
+
+def test_the_same_inputs_give_the_same_text(tmp_path: Path) -> None:
+    made = many()
+    text = make_report([write(tmp_path / "r", *made)]).to_markdown(figures=True)
+    random.Random(3).shuffle(made)
+    assert make_report([write(tmp_path / "s", *made)]).to_markdown(figures=True) == text
+    # Nothing of where it was made.
+    assert str(tmp_path) not in text and text.endswith("\n") and not text.endswith("\n\n")
+
+
+# Figures
+
+
+def drawn(folder: Path, *results: Any, metric: Any = "main") -> dict[str, Any]:
+    """matplotlib's figures, by name."""
+    return {each.name: each.draw() for each in make_report([write(folder, *results)], metric).charts()}
+
+
+def lines(axes: Any) -> dict[str, dict[float, float]]:
+    """By label: the points of each line; whiskers have no label of their own."""
+    return {
+        line.get_label(): dict(zip(map(float, line.get_xdata()), map(float, line.get_ydata()), strict=True))
+        for line in axes.get_lines()
+        if not line.get_label().startswith("_")
+    }
+
+
+def ticks(axes: Any) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+def test_bars(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    made = [
+        result(task, words, {"accuracy": (value := draw.random())}, kind="WordSense", main="accuracy",
+               base=base, intervals={"accuracy": (value - 0.05, value + 0.1)})
+        for base in ("mini", "other") for words in ("classical", "echo", "reba") for task in ("SLPWC", "WSD")
+        if (base, words, task) != ("other", "echo", "WSD")
+    ]  # fmt: skip
+    figures = drawn(tmp_path / "r", *made)
+    assert sorted(figures) == ["WordSense-accuracy-mini", "WordSense-accuracy-other"]
+    for base in ("mini", "other"):
+        (axes,) = figures[f"WordSense-accuracy-{base}"].axes
+        own = [each for each in made if each.base == base]
+        assert ticks(axes) == ["SLPWC", "WSD"] and axes.get_title() == f"WordSense, {base}"
+        there = {}
+        for container in axes.containers:
+            for bar in container.patches:
+                task = ["SLPWC", "WSD"][round(bar.get_x() + bar.get_width() / 2)]
+                there[container.get_label(), task] = bar
+        assert {key: bar.get_height() for key, bar in there.items()} == {
+            (each.method, each.task): each.scores["accuracy"] for each in own
+        }
+        # Intervals stand on the middle of their bars; no two bars in one place.
+        whiskers = [np.asarray(line.get_data()).T for line in axes.get_lines()]
+        for each in own:
+            bar = there[each.method, each.task]
+            middle = bar.get_x() + bar.get_width() / 2
+            low, high = each.intervals["accuracy"]
+            assert any(np.allclose(part, [(middle, low), (middle, high)]) for part in whiskers)
+        assert len(whiskers) == len(own) == len({round(bar.get_x(), 6) for bar in there.values()})
+
+
+def test_layers(tmp_path: Path) -> None:
+    made = [
+        result(task, words, 0.1 + 0.01 * place + 0.1 * (task == "WSD"), kind="WordSense",
+               settings={} if layer is None else {"layer": layer})
+        for words in ("classical", "reba") for task in ("SLPWC", "WSD")
+        for place, layer in enumerate((0, 2, 10, None))
+    ]  # fmt: skip
+    figures = drawn(tmp_path / "r", *made)
+    assert sorted(figures) == ["WordSense-cosine_spearman-layer-mini", "WordSense-cosine_spearman-mini"]
+    panels = figures["WordSense-cosine_spearman-layer-mini"].axes
+    for axes, first in zip(panels, (0.1, 0.2), strict=True):
+        curve = {0.0: first, 2.0: first + 0.01, 10.0: first + 0.02, 11.0: first + 0.03}
+        assert {name: pytest.approx(curve) for name in ("classical last", "reba-2 last")} == lines(axes)
+        assert ticks(axes) == ["0", "2", "10", "last"] and axes.get_xlabel() == "layer"
+    # Bars are of the last layer alone.
+    assert len(figures["WordSense-cosine_spearman-mini"].axes[0].patches) == 4
+
+
+def test_heat_map(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    words = ("classical", "classical:pooling=mean", "reba", "nosink:setting=mask0-for,k=1")
+    made = [result(task, each, draw.random()) for each in words for task in "abc" if (each, task) != ("reba", "b")]
+    axes = drawn(tmp_path / "r", *made)["STS-cosine_spearman-mini-map"].axes[0]
+    rows, heads = [label.get_text() for label in axes.get_yticklabels()], ticks(axes)
+    assert sorted(rows) == sorted({each.method for each in made}) and heads == ["a", "b", "c"]
+    scores = {(each.method, each.task): each.scores["cosine_spearman"] for each in made}
+    # The numbers in the cells, and the colours: how far they are from their task's mean.
+    written = {
+        (rows[int(text.get_position()[1])], heads[int(text.get_position()[0])]): text.get_text() for text in axes.texts
+    }
+    assert written == {key: f"{value:.3f}" for key, value in scores.items()}
+    colours = np.ma.filled(axes.images[0].get_array(), np.nan)
+    for (name, head), value in scores.items():
+        mean = fmean(each for (_, task), each in scores.items() if task == head)
+        assert colours[rows.index(name), heads.index(head)] == pytest.approx(value - mean)
+    assert np.isnan(colours).sum() == 1
+    low, high = axes.images[0].get_clim()
+    assert low == -high == pytest.approx(-np.nanmax(abs(colours)))
+
+
+def test_budgets(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    budgets = (16, 128, 64)
+    made = [
+        result(task, words, draw.random(), settings={"max_tokens": tokens, "budget": "total"})
+        for words in ("classical", "echo") for task in ("a", "b", "c", "d") for tokens in budgets
+    ]  # fmt: skip
+    figures = drawn(tmp_path / "r", *made)
+    assert sorted(figures) == ["STS-cosine_spearman-max_tokens-mini"]
+    panels = figures["STS-cosine_spearman-max_tokens-mini"].axes
+    assert [axes.get_title() for axes in panels if axes.get_title()] == ["a", "b", "c", "d"]
+    for axes in panels[:4]:
+        assert axes.get_xscale() == "log" and axes.get_xlabel() == "tokens" and ticks(axes) == ["16", "64", "128"]
+        own = [each for each in made if each.task == axes.get_title()]
+        for name, curve in lines(axes).items():
+            assert list(curve) == sorted(budgets)
+            assert curve == {
+                each.settings["max_tokens"]: each.scores["cosine_spearman"] for each in own if each.method == name
+            }
+
+
+def test_two_things_that_are_swept_make_lines_of_their_own(tmp_path: Path) -> None:
+    made = [
+        result("a", "echo", 0.01 * tokens, settings={"max_tokens": tokens, "budget": budget, "prompts": prompts})
+        for tokens in (16, 32) for budget in ("total", "content") for prompts in ("none", "nosink")
+    ]  # fmt: skip
+    (figure,) = drawn(tmp_path / "r", *made).values()
+    assert sorted(lines(figure.axes[0])) == [
+        f"echo-2 last (budget {budget}, prompts {prompts})"
+        for budget in ("content", "total")
+        for prompts in ("none", "nosink")
+    ]
+    assert all(list(curve) == [16, 32] for curve in lines(figure.axes[0]).values())
+
+
+def test_copies(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    words = ("classical", "reba-1", "reba-2", "reba-10", "echo-2", "echo-3", "reba-2:pooling=mean")
+    made = [result(task, each, draw.random()) for each in words for task in "ab"]
+    figures = drawn(tmp_path / "r", *made)
+    assert sorted(figures) == ["STS-cosine_spearman-mini", "STS-cosine_spearman-mini-copies"]
+    for axes in figures["STS-cosine_spearman-mini-copies"].axes:
+        scores = {each.method: each.scores["cosine_spearman"] for each in made if each.task == axes.get_title()}
+        assert lines(axes) == {
+            "reba last": {k: scores[f"reba-{k} last"] for k in (1, 2, 10)},
+            "echo last": {k: scores[f"echo-{k} last"] for k in (2, 3)},
+            "reba mean": {2: scores["reba-2 mean"]},
+        }
+
+
+def test_templates(tmp_path: Path) -> None:
+    draw = random.Random(8)
+    made = [
+        result("a", words, draw.random(), settings={"template": number, "language": language})
+        for words in ("classical", "reba") for language in ("en", "zh") for number in range(1, 6)
+    ]  # fmt: skip
+    (figure,) = drawn(tmp_path / "r", *made).values()
+    (axes,) = figure.axes
+    names = [f"{name} (language {language})" for name in ("classical last", "reba-2 last") for language in ("en", "zh")]
+    assert ticks(axes) == [f"{name}\na" for name in names]
+    for name in names:
+        own = [each for each in made if f"{each.method} (language {each.settings['language']})" == name]
+        median = np.median([each.scores["cosine_spearman"] for each in own])
+        assert any(np.allclose(line.get_ydata(), median) for line in axes.get_lines())
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_chinese_and_signs_stay_as_they_are(tmp_path: Path) -> None:
+    made = [
+        result(task, words, 0.5, base=base)
+        for base in ("org/模型", "org-模型") for words in ("echo", "echo-3") for task in ("任务", "$_{")
+    ]  # fmt: skip
+    made = [replace(each, method=f"{each.method} $^{{") for each in made]
+    out = tmp_path / "out"
+    write_report(make_report([write(tmp_path / "r", *made)]), out)
+    charts = make_report([tmp_path / "r"]).charts()
+    # A file of its own for each, though their bases are spelt alike.
+    assert len({each.name for each in charts}) == len(charts) == len(list((out / "figures").iterdir())) == 4
+    figure = charts[0].draw()
+    assert "任务" in ticks(figure.axes[0]) and "模型" in figure.axes[0].get_title()
+
+
+def test_many_bars_can_be_drawn() -> None:
+    tasks, methods = [f"task {n}" for n in range(40)], [f"echo-{n}" for n in range(50)]
+    rows = [{"task": task, "label": label, "value": 0.5, "low": None} for task in tasks for label in methods]
+    figure = bars(DataFrame(rows), tasks, "accuracy", "many")()
+    assert max(figure.get_size_inches()) * figure.dpi < 2**16
+
+
+def test_both_metrics_have_their_figures(tmp_path: Path) -> None:
+    made = [
+        result(task, words, {"x": 0.5, "y": 0.25}, main="x", paper="y") for words in ("echo", "reba") for task in "ab"
+    ]
+    figures = drawn(tmp_path / "r", *made, metric="both")
+    assert sorted(figures) == ["STS-x-mini", "STS-y-mini"]
+    assert {bar.get_height() for bar in figures["STS-y-mini"].axes[0].patches} == {0.25}
+
+
+# Files
+
+
+def test_a_report_is_written_and_replaced(tmp_path: Path) -> None:
+    made = many()[:6]
+    report, out = make_report([write(tmp_path / "r", *made)]), tmp_path / "new" / "report"
+    assert write_report(report, out) == out / "report.md"
+    text = (out / "report.md").read_text(encoding="utf-8")
+    links = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert sorted(links) == sorted(path.relative_to(out).as_posix() for path in out.glob("*/*")) and links
+    assert all((out / link).read_bytes().startswith(b"\x89PNG\r\n") for link in links)
+    assert text.partition("## Figures")[0].rstrip() in report.to_markdown()
+    write_report(report, out, figures=False)
+    assert [path.name for path in out.iterdir()] == ["report.md"] and "![" not in (out / "report.md").read_text()
+
+
+def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
+    report, out = make_report([write(tmp_path / "r", *many()[:2])]), tmp_path / "out"
+    with pytest.raises(FileExistsError, match="not a report of st-reba, so it is not replaced"):
+        write_report(report, tmp_path / "r")
+    write_report(report, out)
+    for path in (out / "mine.txt", out / "figures" / "mine.txt", out / "more" / "a.png"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept")
+        with pytest.raises(FileExistsError, match="not a report of st-reba"):
+            write_report(report, out)
+        assert path.read_text() == "kept"
+        path.unlink()
+    (out / "report.md").write_text("# Something else\n")
+    with pytest.raises(FileExistsError, match="not a report of st-reba"):
+        write_report(report, out)
+
+
+def test_nothing_is_written_where_a_figure_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, out = make_report([write(tmp_path / "r", *many()[:6])]), tmp_path / "out"
+    write_report(report, out, figures=False)
+    before = (out / "report.md").read_bytes()
+    calls = []
+
+    def fails(figure: Any, path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError("No space left on device")
+        path.write_bytes(b"\x89PNG")
+
+    monkeypatch.setattr("st_reba.evaluation.report.save_figure", fails)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(report, out)
+    assert [path.name for path in out.iterdir()] == ["report.md"] and (out / "report.md").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "r"]
+
+
+def test_json_holds_all(tmp_path: Path) -> None:
+    own = {"cosine_pearson": 0.5, "x": 0.1}
+    made = [*many()[:6], result("STSB", "reba", own, base=GPT2, main="x", paper="cosine_pearson")]
+    values = json.loads(json.dumps(make_report([write(tmp_path / "r", *made)]).to_json()))
+    assert {each["identity"] for each in values["results"]} == {each.identity for each in made}
+    (paper,) = values["papers"]
+    assert (paper["task"], paper["metric"], paper["base"]) == ("STSB", "cosine_pearson", GPT2)
+    assert paper["difference"] == pytest.approx(0.5 - paper["value"])
+    assert values["averages"] == [] and values["differences"] == []
