@@ -43,7 +43,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for command in commands:
         assert cli.main(shlex.split(command, comments=True)[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
-    assert '"rank": 1' in out and "Chosen (*)" in out
-    assert "* best single method" in out and Path("composed/recipe-fast.yaml").is_file()
+    assert '"rank": 1' in out and out.count("* the others are compared with it") == 2
+    assert Path("found/recipe.yaml").is_file() and Path("composed/recipe-fast.yaml").is_file()
     assert "accuracy cosine" in out and "cosine_spearman" in out
     assert Path("maps/attention.png").is_file() and Path("report/report.md").is_file()

@@ -114,7 +114,7 @@ class Report:
             numbers = f"{row.cost:6.2f}  {row.validation:10.4f}  {row.heldout:8.4f}  {low:7.4f}–{high:.4f}"
             lines.append(f"{_name(row.name) + ('*' if row.name == self.against else ''):22}{numbers}  {row.trial}")
         build = f"Build it: st-reba build {self.folder / self.recipes[self.best.name]} OUT"
-        return "\n".join([*lines, f"* compared with. {self.sentence()}", build])
+        return "\n".join([*lines, f"* the others are compared with it. {self.sentence()}", build])
 
 
 def write_report(report: Report, filters: Path) -> None:
