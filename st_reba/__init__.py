@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from .truncation import truncate_layers as truncate_layers
     from .words import encode_word_layers as encode_word_layers
     from .words import encode_words as encode_words
-    from .words import words_of as words_of
 
 # Where the public names stand: imported on first use, so that importing the package takes no time.
 _HOMES = {
     "building": "build",
     "spec": "Spec spec_of",
-    "words": "encode_words encode_word_layers words_of",
+    "words": "encode_words encode_word_layers",
     "filters": "PostFilter fit_postfilter",
     "truncation": "truncate_layers",
     "index": "Index",

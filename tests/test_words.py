@@ -20,9 +20,9 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import st_reba
-from st_reba import encode_words, words_of
+from st_reba import encode_words
 from st_reba.cli import main
-from st_reba.words import unseen_words
+from st_reba.words import unseen_words, words_of
 
 Base = Callable[..., str]
 Placed = tuple[str, tuple[int, int]]
