@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..filters import MOST_GAIN, least_texts
 from .items import Items, Rows
 from .passes import Encoded
-from .space import NO_FILTER, Filter, Read
+from .space import NO_FILTER, Arm, Filter, Read, Trial
 
 Array = NDArray[np.float64]
 
@@ -144,6 +144,44 @@ class Scored:
     read: Read
     filter: Filter
     score: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """An arm on one rung: every reading of one forward pass over its texts.
+
+    Args:
+        arm: The arm.
+        rung: Its number, from 0.
+        items: Items that were scored.
+        tokens: Positions that ran, padding excluded.
+        seconds: What it took.
+        scored: Readings behind filters; none: it failed.
+        error: Why it failed.
+    """
+
+    arm: Arm
+    rung: int
+    items: int
+    tokens: int
+    seconds: float
+    scored: tuple[Scored, ...]
+    error: str | None = None
+
+    def trials(self) -> list[tuple[Trial, float]]:
+        """Whole methods and their scores; some may be another arm's, too, whose conversions reach as far down."""
+        return [(Trial(self.arm, each.read, each.filter).own, each.score) for each in self.scored]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of the ledger; rows have no names, so that thousands of them stay small."""
+        scored = [[*asdict(s.read).values(), *asdict(s.filter).values(), s.score] for s in self.scored]
+        return {**vars(self), "arm": self.arm.to_json(), "scored": scored}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Result:
+        """Read what :meth:`to_json` gave."""
+        scored = tuple(Scored(Read(*row[:5]), Filter(*row[5:9]), row[9]) for row in values["scored"])
+        return cls(**{**values, "arm": Arm.of(values["arm"]), "scored": scored})
 
 
 def score_reads(

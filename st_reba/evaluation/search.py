@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from ..modules.layout import Layout
 from ..modules.plan import Stack
 from ..optional import required
 from ..selfcheck import check_plan
-from .crossfit import Fold, Scored, folds_of, score_reads
+from .crossfit import Fold, Result, Scored, folds_of, score_reads
 from .data import Task, read_task, shuffled
 from .heldout import Parts, Row, compared, parts_of, score_heldout
 from .items import Items
@@ -33,7 +33,7 @@ from .methods import Base
 from .passes import Costs, costs_of, encode_arm
 from .results import package_versions
 from .search_report import Report, write_report
-from .space import NO_FILTER, PAPERS, Arm, Filter, Pooled, Read, Space, Trial, nosink_arms, setting, write_space
+from .space import NO_FILTER, PAPERS, Arm, Pooled, Read, Space, Trial, nosink_arms, setting, write_space
 
 RUN_FILE, TRIALS_FILE, SPACE_FILE, HELDOUT = "run.json", "trials.jsonl", "space.yaml", "heldout"
 Source = Task | str | os.PathLike[str]
@@ -229,44 +229,6 @@ def compose(
         write_report(report, ledger.folder / HELDOUT)
     say(str(report))
     return report
-
-
-@dataclass(frozen=True)
-class Result:
-    """An arm on one rung: every reading of one forward pass over its texts.
-
-    Args:
-        arm: The arm.
-        rung: Its number, from 0.
-        items: Items that were scored.
-        tokens: Positions that ran, padding excluded.
-        seconds: What it took.
-        scored: Readings behind filters; none: it failed.
-        error: Why it failed.
-    """
-
-    arm: Arm
-    rung: int
-    items: int
-    tokens: int
-    seconds: float
-    scored: tuple[Scored, ...]
-    error: str | None = None
-
-    def trials(self) -> list[tuple[Trial, float]]:
-        """Whole methods and their scores; some may be another arm's, too, whose conversions reach as far down."""
-        return [(Trial(self.arm, each.read, each.filter).own, each.score) for each in self.scored]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a line of the ledger; rows have no names, so that thousands of them stay small."""
-        scored = [[*asdict(s.read).values(), *asdict(s.filter).values(), s.score] for s in self.scored]
-        return {**vars(self), "arm": self.arm.to_json(), "scored": scored}
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Result:
-        """Read what :meth:`to_json` gave."""
-        scored = tuple(Scored(Read(*row[:5]), Filter(*row[5:9]), row[9]) for row in values["scored"])
-        return cls(**{**values, "arm": Arm.of(values["arm"]), "scored": scored})
 
 
 class Ledger:

@@ -6,21 +6,19 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ..files import whole_file
 from ..filters import SUFFIX
 from ..optional import required
+from .crossfit import Result
 from .figures import STYLES, new_figure, save_figure
 from .heldout import Row, digest
 from .passes import Costs
 from .space import NO_FILTER, Trial
 from .statistics import Difference
-
-if TYPE_CHECKING:
-    from .search import Result
 
 _NAMES = {"echo": "Echo", "prompteol": "PromptEOL", "reba": "ReBA", "nosink": "NoSink", "fast": "composed, fast"}
 
