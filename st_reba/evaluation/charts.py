@@ -12,7 +12,6 @@ import numpy as np
 from .figures import STYLES, new_figure
 
 _COLUMNS = 3
-_GREY = "#555555"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ from .charts import Chart, bars, curves, heat_map, spread
 from .figures import save_figure
 from .papers import PaperRow, PaperScore, averaged_over, metric_names, paper_rows, task_name
 from .results import Result, Results, read_results, slug
-from .statistics import differences
+from .statistics import Evidence, differences
+from .toy import Toy, draw_similarities
 
 Shown = Literal["main", "paper", "both"]
 FILE, FIGURES = "report.md", "figures"
@@ -40,12 +42,14 @@ class Report:
         draws: By identity and metric, its values on items drawn again and again.
         frame: A pandas table, a row a result and metric.
         notes: What is to be known of the folders.
+        cosines: By identity, those of the toy structures, [triples, 2].
     """
 
     results: Sequence[Result]
     draws: Mapping[tuple[str, str], NDArray[np.float64]] = field(repr=False)
     frame: Any = field(repr=False)
     notes: Sequence[str] = ()
+    cosines: Mapping[str, Evidence] = field(default_factory=dict, repr=False)
 
     def to_markdown(self, *, figures: bool = False) -> str:
         """The report as Markdown.
@@ -97,10 +101,22 @@ class Report:
         seen: Counter[str] = Counter()
         charts = []
         for _, part in self.frame.groupby(["kind", "shown"], sort=False):
-            for each in _charts(part):
+            for each in (*_charts(part), *self._similarities(part)):
                 seen[each.name] += 1
                 charts.append(replace(each, name=f"{each.name}-{seen[each.name]}") if seen[each.name] > 1 else each)
         return charts
+
+    def _similarities(self, part: Any) -> Iterator[Chart]:
+        """The distributions behind the scores of the toy structures."""
+        for base, own in part.groupby("base"):
+            there = {
+                (row.task, row.label): self.cosines[row.identity]
+                for row in own.itertuples()
+                if row.identity in self.cosines
+            }
+            if there:
+                caption = f"{Toy.kind}, {base}: cosines with what means the same, and with what does not"
+                yield Chart(f"{slug(Toy.kind)}-cosines-{slug(base)}", caption, partial(draw_similarities, there))
 
     def _notes(self, part: Any) -> Iterator[str]:
         yield from self._told_apart(part)
@@ -254,7 +270,7 @@ def _report(read: Mapping[str, Results], shown: Shown, only: set[str] | None = N
     split = {key[2:] for key, found in identities.items() if len(found) > 1}
     varying = _varying(list(every.values()))
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    draws = {}
+    draws, cosines = {}, {}
     for folder, result in entries:
         own = folder if _key(result)[2:] in split else ""
         about = {name: getattr(result, name) for name in ("kind", "task", "base", "method", "identity", "data")}
@@ -269,9 +285,11 @@ def _report(read: Mapping[str, Results], shown: Shown, only: set[str] | None = N
                 rows.setdefault((own, result.identity, name), {**about, **more})
         for metric, values in read[folder].draws(result).items():
             draws[result.identity, metric] = values
+        if result.kind == Toy.kind and (evidence := read[folder].evidence(result)) is not None:
+            cosines[result.identity] = evidence
     notes += _versions(list(every.values()))
     frame = pandas.DataFrame(list(rows.values())).sort_values(["kind", "shown"], kind="stable")
-    return Report(list(every.values()), draws, frame, notes)
+    return Report(list(every.values()), draws, frame, notes, cosines)
 
 
 def _key(result: Result) -> tuple[Any, ...]:
