@@ -1,7 +1,7 @@
 """Try every architecture that transformers lists for causal language modelling, and record which are exact.
 
     python scripts/architectures.py                 all types: writes tests/data/architectures.json and
-                                                    docs/ARCHITECTURES.md (two minutes on one core)
+                                                    docs/explanation/architectures.md (two minutes on one core)
     python scripts/architectures.py --check         all types, writes nothing; status 1 if either file is stale
     python scripts/architectures.py llama mamba     some types, writes nothing
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sentence_transformers import SentenceTransformer
-from torch import Tensor
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
-from .modules.repeat import RepeatTransformer
+    from .modules.repeat import RepeatTransformer
 
 # Positions a forward pass where the caller does not say: on two CPU cores, more make nothing faster, only the
-# activations larger (docs/PERFORMANCE.md).
+# activations larger (docs/results/speed.md).
 DEFAULT_BATCH_TOKENS = 4096
 # The share of a batch that may be padding.
 MAX_PADDING = 0.05
@@ -142,6 +142,10 @@ def position_counts(
         >>> position_counts(st_reba.build("mini", repeats=3), ["你好", "", "Hello"])
         [7, 4, 10]
     """
+    from torch import Tensor  # here, as sizes are checked before anything is loaded
+
+    from .modules.repeat import RepeatTransformer
+
     transformer = model[0]
     if isinstance(transformer, RepeatTransformer):
         return copied_positions(transformer, texts, prompt=prompt, task=task, **fields)

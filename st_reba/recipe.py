@@ -34,6 +34,12 @@ class Score(Options):
     metric: str = option(MISSING, "as the evaluation calls it; main_score: each task's own")
     value: float = option(MISSING, "as printed there")
     table: str = option(MISSING, "where it stands, as 'Table 2' of the paper")
+    interval: tuple[float, ...] = option((), "its 95 % interval, as [low, high]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interval and not (len(self.interval) == 2 and self.interval[0] <= self.value <= self.interval[1]):
+            raise ValueError(f"score: interval={list(self.interval)} must be [low, high] around the value, {self.value}.")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the sweep over all architectures found: ``data/architectures.json``, and docs/ARCHITECTURES.md, which tells it.
+"""What the sweep over all architectures found: ``data/architectures.json``, told by docs/explanation/architectures.md.
 
 It is kept for the newest and for the oldest supported release of transformers; scripts/architectures.py writes both.
 """
@@ -17,7 +17,7 @@ __all__ = ["COMMAND", "PAGE", "RECORDS", "as_json", "changes", "page", "read", "
 
 RECORDS = Path(__file__).parent / "data" / "architectures.json"
 WORDS = RECORDS.with_suffix(".md.in")
-PAGE = Path(__file__).parents[1] / "docs" / "ARCHITECTURES.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "architectures.md"
 COMMAND = "python scripts/architectures.py"
 
 
@@ -67,7 +67,7 @@ def as_json(releases: dict[str, dict[str, Record]]) -> str:
 
 
 def page(releases: dict[str, dict[str, Record]]) -> str:
-    """The text of docs/ARCHITECTURES.md."""
+    """The text of docs/explanation/architectures.md."""
     oldest, newest = min(releases, key=_version), max(releases, key=_version)
     types = releases[newest]
     ways = {how: sum(entry["how"] == how for entry in types.values()) for how in ("interface", "hooks")}

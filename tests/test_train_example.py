@@ -239,7 +239,7 @@ def test_size_of_an_adapter(sizes: tuple[int, ...], share: float) -> None:
 @pytest.mark.slow
 def test_the_example_in_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "train.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     exec(text.split("```python\n")[1].split("```")[0], names)
     assert any("lora_B" in name and bool(each.abs().sum() > 0) for name, each in names["model"].named_parameters())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the recipes of docs/RESULTS.md, "Composed", that the zoo has not: composed.sh DEV, where DEV is cnsd-sts-dev.txt.
+# Writes the recipes of docs/results/mini.md, "Composed", that the zoo has not: composed.sh DEV, where DEV is cnsd-sts-dev.txt.
 set -euo pipefail
 
 # What filters are fitted on: the dev part's sentences, without their scores.

@@ -22,7 +22,7 @@ from ..modules.decoder import has_adapter
 from ..modules.kinds import KINDS
 from ..modules.poolings import POOLINGS
 from ..modules.stages import Stage
-from ..recipe import About
+from ..recipe import About, Score
 from ..spec import spec_of
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
@@ -141,7 +141,7 @@ def values_of(
         base_model_relation=known and relation,
         datasets=list(dict.fromkeys(str(each["id"]) for each in _data(model) if each.get("id"))) or None,
         model_name=name,
-        eval_results=earlier.eval_results if earlier else None,
+        eval_results=_results(about) or (earlier.eval_results if earlier else None),
     )
     parts = [part for part in (method, *spec.stages) if part.name != "by-hand"]
     title = " + ".join(type(part).__name__ for part in parts) or "a layout of its own"
@@ -268,13 +268,12 @@ def _slug(base: str, spec: Any, rest: Sequence[Any]) -> str:
 
 def _part(part: Any) -> dict[str, Any]:
     """A method or stage: its name, what it is, and its options that are not at their default."""
-    given = {name: _cell(json.dumps(value, ensure_ascii=False)) for name, value in part.to_dict().items()}
     return {
         "name": type(part).__name__,
         "stage": isinstance(part, Stage),
         "about": (type(part).__doc__ or "").split("\n")[0].strip(),
         "source": getattr(part, "source", ""),
-        "options": [(name, given[name], help) for name, _, _, help in part.described() if name in given],
+        "options": [(name, help) for name, _, _, help in part.described() if name in part.to_dict()],
     }
 
 
@@ -339,17 +338,38 @@ def _sections(about: About) -> dict[str, str]:
     """The sections that a recipe gives."""
     found = {"Notes": about.note} if about.note else {}
     measured, printed = (
-        [[each[name] for name in ("task", "metric", "value", "table")] for each in scores]
+        [(each.task, each.metric, _with_interval(each), each.table) for each in map(Score.of, scores)]
         for scores in (about.measured, about.scores)
     )
     if measured:
-        found["Results"] = "Measured with this model.\n\n" + _table(("task", "metric", "value", "on"), measured)
+        head = "Measured with this model; in brackets 95 % intervals.\n\n"
+        found["Results"] = head + _table(("task", "metric", "value", "on"), measured)
     if printed:
         found["The paper's scores"] = (
             "As the paper prints them for this base and method, with its authors' code. They were **not measured with "
             "this model**.\n\n" + _table(("task", "metric", "value", "in the paper"), printed)
         )
     return found
+
+
+def _with_interval(score: Score) -> str:
+    return f"{score.value}" + (" ({}–{})".format(*score.interval) if score.interval else "")
+
+
+def _results(about: About) -> list[Any]:
+    """What was measured, as the Hub's widgets read it (``model-index``)."""
+    from huggingface_hub import EvalResult
+
+    return [
+        EvalResult(
+            task_type="sentence-similarity",
+            dataset_type=re.sub(r"[^\w.-]+", "-", each.task),
+            dataset_name=each.task,
+            metric_type=each.metric,
+            metric_value=each.value,
+        )
+        for each in map(Score.of, about.measured)
+    ]
 
 
 def _data(model: SentenceTransformer) -> list[dict[str, Any]]:

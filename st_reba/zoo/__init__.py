@@ -56,7 +56,7 @@ def load(name: str | os.PathLike[str]) -> Recipe:
     near = get_close_matches(given, names(), n=3, cutoff=0.3)
     raise ValueError(
         f"zoo:{given} is not known: it is no YAML file that is there and no name of the zoo"
-        f"{f' (near: {near})' if near else ''}. All names: st-reba zoo list."
+        f"{f' (near: {near})' if near else ''}. All names: st-reba zoo"
     )
 
 

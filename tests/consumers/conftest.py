@@ -1,4 +1,4 @@
-"""The same saved models for every consumer, and a fresh process for each that reads docs/CONSUMERS.md."""
+"""The same saved models for every consumer, and a fresh process for each that reads docs/how-to/tools.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (block,) = sections()[MODEL]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(places["echo"])
-        exec(compile(block, "CONSUMERS.md", "exec"), names)
+        exec(compile(block, "docs/how-to/tools.md", "exec"), names)
     assert set(GIVEN) <= set(names), "the page's first section defines what the others go on from"
     st_reba.build("mini", "reba", pooling="mean").save_pretrained(str(places["reba"] / "my_model"))
     return places

@@ -1,11 +1,11 @@
-"""docs/CONSUMERS.md, by section."""
+"""docs/how-to/tools.md, by section."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "CONSUMERS.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tools.md"
 MODEL = "The model"
 
 

@@ -1,4 +1,4 @@
-"""A reader of docs/CONSUMERS.md: a process of its own that runs a section's blocks and tells what came of it.
+"""A reader of docs/how-to/tools.md: a process of its own that runs a section's blocks and tells what came of it.
 
     python reader.py JOB
 
@@ -55,7 +55,7 @@ def main(job: dict[str, Any]) -> None:
         os.chdir(place)
         names: dict[str, Any] = {"__name__": "__main__", **job["given"]}
         for block in job["blocks"]:
-            exec(compile(block, f"CONSUMERS.md for {module.__name__}", "exec"), names)
+            exec(compile(block, f"tools.md for {module.__name__}", "exec"), names)
         result[name] = module.told(names)
     # Which code ran: the installed package's, or the copy that the repository carries.
     homes = sorted(name for name in sys.modules if name.endswith(("st_reba.modules.repeat", "st_reba_repeat")))

@@ -1,4 +1,4 @@
-"""Every block of docs/CONSUMERS.md is run by a test here."""
+"""Every block of docs/how-to/tools.md is run by a test here."""
 
 from __future__ import annotations
 

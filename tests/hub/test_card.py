@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "the weights of each e_i divided",
             "text  = (1/n) Σ_i e_i",
             "| length of a vector | not scaled |",
-            "| include_special | `true` | sum over template and special tokens too |",
+            "- `include_special`: sum over template and special tokens too",
         ],
     ),
     "reba-published": ({"variant": "published", "pooling": "mean"}, ["first half of the rows i, those up to t"]),
@@ -229,17 +229,23 @@ def test_a_local_base_brings_its_metadata(base: Callable[..., str], tmp_path: Pa
 
 def test_what_a_recipe_says(tmp_path: Path) -> None:
     score = {"task": "STSB", "metric": "spearman", "value": 0.5, "table": "Table 2"}
+    measured = {**score, "interval": [0.4, 0.6]}
     about = About(
-        language=("de",), licence="llama3.2", paper="reba", scores=(score,), measured=(score,), note="A word."
+        language=("de",), licence="llama3.2", paper="reba", scores=(score,), measured=(measured,), note="A word."
     )
     model = st_reba.build("mini", "echo", device="cpu")
     save(model, tmp_path / "model", about=about, name="mini-echo", golden=False)
     text = text_of(tmp_path / "model")
     data = metadata(text)
-    assert (data["model_name"], data["license"], data["language"]) == ("mini-echo", "llama3.2", ["de"])
+    assert (data["license"], data["language"]) == ("llama3.2", ["de"])
     assert "Built with Llama." in text and "## Notes\n\nA word." in text
-    assert text.count("| STSB | spearman | 0.5 | Table 2 |") == 2 and "**not measured with this model**" in text
-    assert "No benchmark was run" not in text and "model-index" not in data
+    assert "| STSB | spearman | 0.5 | Table 2 |" in text and "**not measured with this model**" in text
+    assert "| STSB | spearman | 0.5 (0.4–0.6) | Table 2 |" in text and "No benchmark was run" not in text
+    # What the Hub's widgets read holds what was measured, and nothing that a paper printed.
+    (index,) = data["model-index"]
+    (result,) = index["results"]
+    assert (index["name"], result["dataset"]["name"]) == ("mini-echo", "STSB")
+    assert [(each["type"], each["value"]) for each in result["metrics"]] == [("spearman", 0.5)]
     # Whoever saves it again keeps all that, unless it is another model by then.
     loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert card_of(loaded, tmp_path / "model") == text

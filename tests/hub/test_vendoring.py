@@ -32,6 +32,8 @@ BUILDS: dict[str, dict[str, Any]] = {
     "gpt2": {"method": "echo", "pooling": "mean", "template": "{text}\n{text}", "stages": [Prepend(1)]},
     "qwen3": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1},
     "gemma2": {"chunk": 7, "repeats": 3, "stages": [LayerPlan(architecture="inter", kind="backward", k=1)]},
+    # It calls no attention interface.
+    "bloom": {},
     "llama": {"method": "prompteol", "stages": [Ensemble(["{text} is", "so {text}"]), ReadLayers(1)]},
 }
 # Loads each folder, tells its vectors, and saves it again under its own name and one letter more.
@@ -134,10 +136,11 @@ def test_a_repository_carries_what_it_runs_and_no_more(models: dict[str, Sentenc
     parts = {name: carried(place / name) for name in models}
     assert {"pooling", "capture"} <= parts["mini"] and {"chunked", "plan"} <= parts["gemma2"]
     assert {"nosink", "plan", "kinds"} <= parts["qwen3"] and {"ensemble", "prompts", "reading"} <= parts["llama"]
-    assert "prepend" in parts["gpt2"]
+    assert "prepend" in parts["gpt2"] and {name for name in parts if "eager" in parts[name]} == {"bloom"}
     for name in ("gpt2", "qwen3"):
         assert not parts[name] & {"pooling", "capture", "chunked", "ensemble", "prompts", "reading", "filter"}, name
     assert not (parts["mini"] | parts["gpt2"]) & {"plan", "kinds", "nosink", "chunked", "adapters"}
+    assert not parts["llama"] & {"pooling", "capture", "attention", "scores", "kernels"}
 
 
 def test_the_files_import_their_siblings_alone(models: dict[str, SentenceTransformer], place: Path) -> None:

@@ -306,8 +306,8 @@ def test_command(traced: Exported, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_page_s_code_runs(export: Callable[[str], Exported], tmp_path: Path) -> None:
-    """docs/ONNX.md, as it stands, on an exported folder."""
-    page = (Path(__file__).parents[3] / "docs" / "ONNX.md").read_text(encoding="utf-8")
+    """docs/how-to/onnx.md, as it stands, on an exported folder."""
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "onnx.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_onnx").symlink_to(export("llama").folder)
     run = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)

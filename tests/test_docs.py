@@ -1,0 +1,106 @@
+"""What README and the site say works as it stands: every block of Python, every command, every link."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from st_reba import cli
+
+ROOT = Path(__file__).parents[1]
+# tools.md, onnx.md and train.md need packages or time of their own: tests of theirs run them. scale.md is about many machines, and
+# the results are records of what was run.
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
+    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "compose", "evaluate", "words")),
+]
+# What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's.
+ELSEWHERE = ("Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    found = re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return [block for block in found if not block.startswith("# Not run here")]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    documents = [("猫在窗台上睡着了。", 2019), ("股票大跌。", 2021), ("今天天气很好。", 2022)]
+    texts = "".join(f"{text}\n" for text, _ in documents)
+    Path("texts.txt").write_text(texts, encoding="utf-8")
+    Path("corpus.txt").write_text(texts, encoding="utf-8")
+    lines = [f'{{"text": "{text}", "lang": "zh", "year": {year}}}\n' for text, year in documents]
+    Path("corpus.jsonl").write_text("".join(lines), encoding="utf-8")
+    Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
+    pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
+    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
+    clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(160)]
+    Path("clicks.jsonl").write_text("".join(clicks))
+    words = [
+        f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)
+    ]
+    Path("SLPWC_v1.csv").write_text("word,sentence1,sentence2,sentence3,sentence4,answer\n" + "".join(words))
+    reviews = [f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}\n" for n in range(60)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(reviews))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_python(page: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if page.startswith("docs/how-to/") or page == "README.md":
+        assert cli.main(["build", "mini", "my_model", "--pooling", "mean"]) == 0
+    commands = [line for block in blocks(page, "sh") for line in re.findall(r"^st-reba .*$", block, re.MULTILINE)]
+    for command in commands:
+        if not any(word in command for word in ELSEWHERE):
+            assert cli.main(shlex.split(command, comments=True)[1:]) == 0, f"{command}\n{capsys.readouterr().err}"
+    names: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), names)
+    assert commands or names
+
+
+def test_the_first_example(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """README's eight lines, in the quick tests too."""
+    (block,) = blocks("README.md", "python")
+    exec(compile(block, "README.md", "exec"), {})
+    assert "1.0000" in capsys.readouterr().out
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub("[`*]", "", heading)).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts),
+    ],
+)
+def test_links(page: str) -> None:
+    """Links within the project lead to a file, and to a heading that it has."""
+    path = ROOT / page
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = Path(os.path.normpath(path.parent / name)) if name else path
+        assert target.is_file(), f"{page}: {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in _anchors(target), f"{page}: {link}; there are {sorted(_anchors(target))}"
