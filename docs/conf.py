@@ -1,5 +1,8 @@
 """The site: ``sphinx-build -W docs docs/_build`` (``scripts/test --docs``)."""
 
+from pathlib import Path
+from typing import Any
+
 from st_reba.version import __version__
 
 project = "st_reba"
@@ -24,3 +27,30 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autosummary_generate = True
 napoleon_numpy_docstring = False
+
+
+def write_commands(app: object) -> None:
+    """Write the page of the command line: the help of every command, as it is printed."""
+    import typer
+    from typer.testing import CliRunner
+
+    from st_reba.cli import app as st_reba
+
+    def pages(command: typer.core.TyperGroup, path: list[str]) -> list[str]:
+        found = []
+        for name, each in command.commands.items():
+            own = [*path, name]
+            shown = CliRunner().invoke(st_reba, [*own, "--help"], prog_name="st-reba", env={"TERMINAL_WIDTH": "96"})
+            text = "\n".join(line.rstrip() for line in shown.output.strip("\n").splitlines())
+            found.append(f"## {' '.join(own)}\n\n```text\n{text}\n```\n")
+            found += pages(each, own) if hasattr(each, "commands") else []
+        return found
+
+    text = "\n".join(
+        ["# Command line\n", "What `st-reba COMMAND --help` prints.\n", *pages(typer.main.get_command(st_reba), [])]
+    )
+    Path(__file__).with_name("reference").joinpath("commands.md").write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    app.connect("builder-inited", write_commands)

@@ -4,7 +4,8 @@
 
 TRAIN and --dev are files (.csv, .tsv, .jsonl, or .txt with || between columns) or names of Hub datasets, with the
 columns query, positive and, where there are hard negatives, negative, negative_2, …; or with two texts and a score or
-label, of which the pairs with the highest scores are positives. docs/how-to/train.md says what it costs and what to expect.
+label, of which the pairs with the highest scores are positives. docs/how-to/train.md says what it costs and what to
+expect.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def table(outcome: dict[str, tuple[Pushed | None, str]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `st-reba zoo list` names them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="recipes, as `st-reba zoo` names them")
     parser.add_argument("--all-ready", action="store_true", help="all recipes that can be built as they are")
     parser.add_argument("--org", help="the user or organization on the Hub")
     parser.add_argument("--private", action="store_true", help="make new repositories private")
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("name recipes, or give --all-ready")
     known = zoo.names()
     if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"no recipes of the zoo: {', '.join(unknown)} (all names: st-reba zoo list)")
+        parser.error(f"no recipes of the zoo: {', '.join(unknown)} (all names: st-reba zoo)")
     names = options.names or [name for name in known if zoo.load(name).about.status == "ready"]
     if not options.dry_run:
         try:

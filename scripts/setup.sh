@@ -4,6 +4,8 @@
 #   prepare_stranger FOLDER FILE                            without it, with what a file of requirements names
 #
 # set PYTHON to the environment's interpreter.
+#
+#   prepare_chromium        sets ST_REBA_CHROMIUM to a browser
 
 prepare_environment() {
     local folder="$1" extra="$2"
@@ -58,4 +60,23 @@ install_cpu_torch() {
         return
     fi
     echo "The package index offers no CPU build of torch: the default build follows." >&2
+}
+
+prepare_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if ST_REBA_CHROMIUM=$(command -v "$name"); then
+            export ST_REBA_CHROMIUM
+            return
+        fi
+    done
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+        echo "The page is tested in Chromium, which was not found. Install it, and a font with Chinese characters; on" \
+            "Debian: sudo apt-get install chromium fonts-noto-cjk" >&2
+        exit 2
+    fi
+    apt-get update -q >&2
+    apt-get install -q --yes --no-install-recommends chromium fonts-noto-cjk >&2
+    ST_REBA_CHROMIUM=$(command -v chromium)
+    export ST_REBA_CHROMIUM
 }

@@ -23,7 +23,7 @@ KEPT = "template.md"
 PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
-Written by `python scripts/zoo_cards.py` from `st_reba/zoo/`. `st-reba zoo show NAME` prints a recipe, and
+Written by `python scripts/zoo_cards.py` from `st_reba/zoo/`. `st-reba zoo NAME` prints a recipe, and
 `st-reba build zoo:NAME FOLDER` builds its model. The cards in this folder are those of the models that were built here;
 any other card is written when its model is saved. Scores are the papers' own and were not measured with these models.
 

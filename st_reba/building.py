@@ -271,5 +271,5 @@ class _Build:
         else:
             mode = getattr(method, "pooling")  # noqa: B009
             modules = [Pooling(width, "lasttoken" if mode == "last" else mode)]
-        modules += [PromptEnsemble(s.summed, s.equal_norms) for s in self.spec.stages if isinstance(s, Ensemble)]
+        modules += [PromptEnsemble() for stage in self.spec.stages if isinstance(stage, Ensemble)]
         return [*modules, Normalize()] if method.normalize else modules

@@ -14,7 +14,7 @@ from .modules import Layout, ReadLayers, ReBA
 from .modules.layout import NO_LIMIT, TokenLayout
 from .modules.methods import ByHand, method_of
 from .modules.plan import LayerPlan
-from .modules.stages import Stage, stages_of
+from .modules.stages import stages_of
 from .spec import Spec
 
 _FIRST = "sentence_bert_config.json"
@@ -92,8 +92,9 @@ def describe(
     # A sentence-transformers model that was converted keeps its own input: the text once.
     layout = Layout.of(first["layout"]) if "layout" in first else Layout(repeats=1)
     method, stages = method_of(first["method"]) if first.get("method") else ByHand(), stages_of(first["stages"])
-    rows = next((rows for stage in stages if (rows := stage.rows()) is not None), None)
-    tokens = TokenLayout(_tokenizer(path, first, revision, trust_remote_code), layout, rows)
+    tokens = TokenLayout(_tokenizer(path, first, revision, trust_remote_code), layout, stages)
+    # Fields may get their values with the text, and are counted as one token.
+    frames = tokens.frames(task="document", **dict.fromkeys(tokens.fields(), layout.instruction or "-"))
     text = backbone.get_text_config()
     depth = int(text.num_hidden_layers)
     read = next((stage.resolve(depth) for stage in stages if isinstance(stage, ReadLayers)), None)
@@ -110,7 +111,7 @@ def describe(
         layers=str(plan.plan.resolve(depth if read is None else read.runs)),
         reads=None if read is None or read.is_plain else str(read),
         max_seq_length=limit,
-        tokens_per_copy=_budget(tokens, stages, limit),
+        tokens_per_copy=None if limit is None else tokens.budget(frames, limit),
         dimension=settings.get("truncate_dim") or _dimension(path, listed, revision),
         dtype=None if backbone.dtype is None else str(backbone.dtype).removeprefix("torch."),
         prompts={name: prompt for name, prompt in (settings.get("prompts") or {}).items() if prompt},
@@ -130,18 +131,6 @@ def _tokenizer(model: str, first: dict[str, Any], revision: str | None, trust_re
     except Exception as error:
         # transformers raises errors of many kinds.
         raise ValueError(f"MODEL={model!r}: {whose} could not be read: {error}{remedy}") from error
-
-
-def _budget(tokens: TokenLayout, stages: tuple[Stage, ...], limit: int | None) -> int | None:
-    """Content tokens that fit a copy; of an ensemble the longest template counts."""
-    if limit is None:
-        return None
-    # Fields may get their values with the text, and are counted as one token.
-    frames = tokens.frames(task="document", **{name: tokens.layout.instruction or "-" for name in tokens.fields()})
-    for stage in stages:
-        frames = tuple(stage.framed(frame, tokens) for frame in frames)
-    budget = min(each.budget(limit) for each in frames)
-    return max(1, budget // 2) if tokens.layout.compute_matched else budget
 
 
 def _dimension(model: str, listed: list[dict[str, Any]], revision: str | None) -> int:

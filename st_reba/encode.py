@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer, quantize_embeddings
 from tqdm.auto import tqdm
 
 from .batches import DEFAULT_BATCH_TOKENS, check_sizes, position_counts, sized_batches, token_batches
 from .files import whole_file
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 Task = Literal["query", "document"]
 
@@ -134,7 +135,11 @@ def encode_texts(
         rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **kwargs))
         done(len(batch))
     vectors = in_order(rows, batches)
-    return vectors if ranged is None else _float32(quantize_embeddings(vectors, precision=ranged))
+    if ranged is None:
+        return vectors
+    from sentence_transformers import quantize_embeddings
+
+    return _float32(quantize_embeddings(vectors, precision=ranged))
 
 
 def planned_batches(
@@ -222,6 +227,8 @@ def _encoded(
 
 def _float32(vectors: Any) -> NDArray[np.float32]:
     """Vectors in any of the forms that the model's methods return."""
+    import torch  # here, as much that needs no model imports this file
+
     if isinstance(vectors, list):
         vectors = torch.stack(vectors)
     if isinstance(vectors, torch.Tensor):

@@ -28,7 +28,7 @@ from .pipelines import copied, rebuilt
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUFFIX = ".safetensors"
 # How much longer a filter may make a difference of two vectors, in parts of their length: rounding stays below 1e-5.
-# Measured, see docs/COMPOSING.md.
+# Measured, see docs/how-to/compose.md.
 MOST_GAIN = 200.0
 
 _FORMAT, _VERSION = "st_reba.postfilter", 1

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, NoReturn, cast
 
 from sentence_transformers.base.modules import Module, Router
@@ -15,8 +15,8 @@ from sentence_transformers.util import import_from_string, load_file_path
 
 from . import modules
 from .modules.decoder import DecoderTransformer
-from .modules.guards import check_config, check_sizes
-from .modules.layout import Layout
+from .modules.guards import check_config, check_passed_on, check_sizes, joined
+from .modules.layout import NO_LIMIT, Layout
 from .modules.options import MOST_CHARACTERS, Options, option, shown
 from .modules.pooling import ReBAPooling
 from .modules.prompts import PromptEnsemble
@@ -33,12 +33,6 @@ _OF_TRAINING = frozenset(("training_args.bin", "optimizer.pt", "scheduler.pt", "
 _OWN = {f"st_reba.{name}" for name in modules.MODULES}
 # Modules without weights, whose configuration says all.
 _CONFIGURED = (ReBAPooling, PromptEnsemble)
-# A limit beyond this is transformers' way of saying that a tokenizer knows none.
-_NO_LIMIT = 10**12
-_KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs", "model_args", "tokenizer_args", "config_args")
-# What a repository may not say to transformers: where else to look, whom to ask, and to open pickles.
-_REACHING = {"adapter_kwargs", "code_revision", "gguf_file", "kernel_config", "offload_folder", "proxies", "state_dict"}
-_REACHING |= {"use_kernels", "use_safetensors", "weights_only"}
 
 
 class RepositoryRefused(ValueError):
@@ -47,8 +41,8 @@ class RepositoryRefused(ValueError):
 
 @dataclass(frozen=True)
 class _Settings(Options):
-    max_seq_length: int | None = option(None, "positions", least=1, most=_NO_LIMIT)
-    model_max_length: int | None = option(None, "positions", least=1, most=_NO_LIMIT)
+    max_seq_length: int | None = option(None, "positions", least=1, most=NO_LIMIT)
+    model_max_length: int | None = option(None, "positions", least=1, most=NO_LIMIT)
     truncate_dim: int | None = option(None, "dimensions that are kept", least=1, most=1 << 24)
     prompt: str | None = option(None, "text in front")
 
@@ -215,7 +209,7 @@ class _Repository:
         transformer = issubclass(kind, Transformer)
         elsewhere = transformer and self.transformer(path, cast("type[Transformer]", kind))
         if issubclass(kind, _CONFIGURED):
-            if (config := self.read(_joined(path, "config.json"))) is None:
+            if (config := self.read(joined(path, "config.json"))) is None:
                 raise ValueError("it is missing. Copy all of the model's files, or build it again.")
             kind(**config)
         if not elsewhere:
@@ -223,9 +217,9 @@ class _Repository:
 
     def router(self, path: str) -> None:
         """The modules inside a Router, which names types and folders of its own."""
-        config = self.read(_joined(path, "router_config.json"))
+        config = self.read(joined(path, "router_config.json"))
         if config is None:
-            config = self.read(_joined(path, "config.json")) or {}
+            config = self.read(joined(path, "config.json")) or {}
         types = config.get("types")
         if not isinstance(types, dict) or len(types) > MOST_MODULES:
             raise ValueError(f"types={shown(types)} must be a mapping of at most {MOST_MODULES} modules.")
@@ -233,30 +227,35 @@ class _Repository:
         for inner, type_ in types.items():
             if not isinstance(type_, str):
                 raise ValueError(f"type={shown(type_)} of a module must be a string.")
-            self.check_path(_joined(path, inner))
+            self.check_path(joined(path, inner))
             kinds[inner] = kind = self.kind(type_)
             if kind is not None and issubclass(kind, Router):
                 raise ValueError("a Router stands inside a Router. Build the model again.")
         for inner, kind in kinds.items():
             if inner:
-                self.module(_joined(path, inner), kind)
+                self.module(joined(path, inner), kind)
 
     def transformer(self, path: str, kind: type[Transformer]) -> bool:
         """A Transformer's settings; whether it takes its weights from a base model."""
-        config = self.read(_joined(path, "sentence_bert_config.json")) or {}
+        config = self.read(joined(path, "sentence_bert_config.json")) or {}
         own = issubclass(kind, DecoderTransformer)
         if own:
             check_config(config, kind.config_keys, here=os.path.isdir(self.path))
             Layout.of(config.get("layout", {}))
         elif not self.trusted:
-            _check_passed_on(config)
+            check_passed_on(self.file, config, own=False)
+            if (elsewhere := config.get("tokenizer_name_or_path")) is not None:
+                raise ValueError(
+                    f"tokenizer_name_or_path={shown(elsewhere)} names a tokenizer elsewhere. Put its files into the "
+                    "repository."
+                )
         processing = config.get("processor_kwargs", config.get("tokenizer_args", {}))
         _check_length("max_seq_length", config.get("max_seq_length"))
         if isinstance(processing, dict):
             _check_length("model_max_length", processing.get("model_max_length"))
-        tokenizer = self.read(_joined(path, "tokenizer_config.json"), finite=False) or {}
+        tokenizer = self.read(joined(path, "tokenizer_config.json"), finite=False) or {}
         _check_length("model_max_length", tokenizer.get("model_max_length"))
-        self.read(_joined(path, "config.json"), finite=False)
+        self.read(joined(path, "config.json"), finite=False)
         return own and bool(config.get("from_base"))
 
     def weights(self, path: str, *, adapters: bool) -> None:
@@ -270,7 +269,7 @@ class _Repository:
         elif safe or any(each in ("onnx", "openvino") or each.endswith(".onnx") for each in names):
             return
         if pickled:
-            self.file = _joined(path, pickled[0])
+            self.file = joined(path, pickled[0])
             raise ValueError(
                 "weights as a pickle, which can run code when it is opened, and none as safetensors. Ask for "
                 "safetensors, or, where you trust the file, convert it: load it with torch.load(…, weights_only=True) "
@@ -278,30 +277,9 @@ class _Repository:
             )
 
 
-def _check_passed_on(config: Mapping[str, Any]) -> None:
-    """What sentence-transformers' own Transformer would hand to transformers."""
-    for name in _KWARGS:
-        given = config.get(name, {})
-        if not isinstance(given, dict):
-            raise ValueError(f"{name}={shown(given)} must be a mapping.")
-        reaching = sorted(_REACHING & set(given))
-        if "/" in str(given.get("attn_implementation")):
-            reaching.append("attn_implementation")
-        if reaching:
-            raise ValueError(
-                f"{name}: {reaching[0]}={shown(given[reaching[0]])} may not come from a repository. Remove it, and "
-                "pass it when loading if it is needed."
-            )
-    if config.get("tokenizer_name_or_path") is not None:
-        raise ValueError(
-            f"tokenizer_name_or_path={shown(config['tokenizer_name_or_path'])} names a tokenizer elsewhere. Put its "
-            "files into the repository."
-        )
-
-
 def _check_length(name: str, value: Any) -> None:
     """A number of positions; transformers writes 1e30 where there is no limit."""
-    if type(value) not in (int, float) or value <= _NO_LIMIT or value != value:
+    if type(value) not in (int, float) or value <= NO_LIMIT or value != value:
         whole: Any = int(value) if type(value) is float and value.is_integer() else value
         _Settings(**{name: whole})
 
@@ -318,10 +296,6 @@ def _inside(root: Path, path: Path) -> bool:
     places = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
     found = path.resolve()
     return any(found.is_relative_to(place) for place in places)
-
-
-def _joined(path: str, name: str) -> str:
-    return str(PurePosixPath(path, name))
 
 
 def _no_number(name: str) -> NoReturn:

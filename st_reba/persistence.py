@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from sentence_transformers import SentenceTransformer
-
-from .bases import EMBEDDED, hub_of, weights_dtype
-from .inspection import RepositoryRefused, check_repository
-from .modules.guards import limited
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
 
 
 def load(
@@ -35,6 +32,13 @@ def load(
         RepositoryRefused: It asks for what it may not have; see :func:`st_reba.inspection.check_repository`.
         ValueError: The folder holds no sentence-transformers model.
     """
+    # Here, as what only keeps a model's place imports this file.
+    from sentence_transformers import SentenceTransformer
+
+    from .bases import EMBEDDED, hub_of, weights_dtype
+    from .inspection import RepositoryRefused, check_repository
+    from .modules.guards import limited
+
     path = os.fspath(model)
     if path in EMBEDDED and not os.path.isdir(path):
         raise ValueError(f"MODEL={path!r} is a base model, not a saved embedder. Run: st-reba build {path} FOLDER")

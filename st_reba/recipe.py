@@ -39,7 +39,9 @@ class Score(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.interval and not (len(self.interval) == 2 and self.interval[0] <= self.value <= self.interval[1]):
-            raise ValueError(f"score: interval={list(self.interval)} must be [low, high] around the value, {self.value}.")
+            raise ValueError(
+                f"score: interval={list(self.interval)} must be [low, high] around the value, {self.value}."
+            )
 
 
 @dataclass(frozen=True)

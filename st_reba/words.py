@@ -149,7 +149,7 @@ def encode_word_layers(
     for batch in sized_batches(lengths, batch_size, batch_tokens):
         numbers_of = [words[texts[place]] for place in batch]
         chosen = {index: placed[index] for mine in numbers_of for index in mine}
-        spans = dict(zip(chosen, _token_spans(transformer, chosen, budget), strict=True))
+        spans = dict(zip(chosen, token_spans(transformer, chosen, budget), strict=True))
         features = transformer.preprocess([texts[place] for place in batch], **laid_out)
         with torch.inference_mode():
             output = transformer(batch_to_device(features, model.device), watch=watch)
@@ -293,7 +293,7 @@ def _located(
         yield tokens, len(ids) if budget is None else min(len(ids), budget), len(ids)
 
 
-def _token_spans(transformer: RepeatTransformer, items: dict[int, _Placed], budget: int | None) -> Tensor:
+def token_spans(transformer: RepeatTransformer, items: dict[int, _Placed], budget: int | None) -> Tensor:
     """Which content tokens belong to each item's word: [B, n] bool."""
     located = list(_located(transformer, list(items.values()), budget))
     spans = torch.zeros(len(items), max([1, *(kept for _, kept, _ in located)]), dtype=torch.bool)

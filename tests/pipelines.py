@@ -110,7 +110,7 @@ def pipeline(
         modules.append(ChunkedReBAPooling(width, given.chunk, given.pooling, given.repeats or 2, *special))
     ensemble: Any = first.stage("ensemble")
     if ensemble is not None:
-        modules.append(PromptEnsemble(ensemble.summed, ensemble.equal_norms))
+        modules.append(PromptEnsemble())
     return SentenceTransformer(modules=[*modules, *([Normalize()] if normalize else [])], device="cpu")
 
 

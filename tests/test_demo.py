@@ -104,7 +104,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_command_with_json(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--json", "--query", "a cat", "--query", "银行", "-k", "2"]) == 0
+    assert cli.main(["demo", "--json", "--query", "a cat", "--query", "银行", "--top", "2"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["documents"] == 12 and report["round_trip"] <= 1e-6
     assert list(report["results"]) == ["a cat", "银行"]
@@ -113,7 +113,7 @@ def test_command_with_json(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["demo", "--keep", str(tmp_path / "new" / "folder"), "--query", "a cat", "-k", "1"]) == 0
+    assert cli.main(["demo", "--keep", str(tmp_path / "new" / "folder"), "--query", "a cat", "--top", "1"]) == 0
     out, err = capfd.readouterr()
     assert out.startswith("1. ") and "a cat" in out and "Traceback" not in err
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["index", "model"]

@@ -12,8 +12,8 @@ import pytest
 from st_reba import cli
 
 ROOT = Path(__file__).parents[1]
-# tools.md, onnx.md and train.md need packages or time of their own: tests of theirs run them. scale.md is about many machines, and
-# the results are records of what was run.
+# tools.md, onnx.md, train.md and explore.md need packages or time of their own: tests of theirs run them. scale.md is
+# about many machines, and the results are records of what was run.
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
@@ -43,7 +43,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
     pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
-    clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(160)]
+    clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(480)]
     Path("clicks.jsonl").write_text("".join(clicks))
     words = [
         f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)

@@ -440,7 +440,7 @@ def test_pickle_beside_safetensors(repository: Copy) -> None:
 def test_pickles_are_not_asked_for(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a repository is not listed, as on the Hub."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("st_reba.persistence.SentenceTransformer", lambda *_, **kwargs: asked.append(kwargs))
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer", lambda *_, **kwargs: asked.append(kwargs))
     load(models["reba"])
     load(models["reba"], model_kwargs={"use_safetensors": False})
     assert [each["model_kwargs"]["use_safetensors"] for each in asked] == [True, False]

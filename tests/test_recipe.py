@@ -144,7 +144,7 @@ def test_a_base_s_own_code(
     for text in ("", "trust_remote_code: true\n", "model_kwargs: {trust_remote_code: true}\n"):
         evil = written(tmp_path, f"base: {base}\n{text}")
         assert cli.main(["build", str(evil), str(tmp_path / "out")]) == 2
-        assert "trust_remote_code" in capsys.readouterr().err or text
+        assert "--trust-remote-code" in capsys.readouterr().err or text
         assert not marker.exists() and not (tmp_path / "out").exists()
     # It does run where the caller says so: the lines above would see it.
     AutoConfig.from_pretrained(base, trust_remote_code=True)

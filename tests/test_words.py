@@ -266,7 +266,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for arguments, message in (
         (["--json", "--word", "shop"], "'shop': in none of the texts"),
         ([], "--out FILE or --json"),
-        (["--out", "x.csv"], "x.csv': give a .npy or .jsonl file"),
+        (["--out", "x.csv"], "x.csv': the name must end in .npy or .jsonl"),
     ):
         assert main(["words", model, str(texts), *arguments]) == 2
         assert message in capsys.readouterr().err

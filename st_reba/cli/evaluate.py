@@ -2,156 +2,125 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .options import add_running, count, new_command, pairs, positive
+from . import places
+from .app import app, command
+from .options import Batches, Output, Running, arg, choice, numbers, opt, pairs, table
 
 if TYPE_CHECKING:
     from ..evaluation.methods import Base
     from ..evaluation.results import Result
 
+_PANEL = "Measure"
+# Written out, so that help needs no library; the tests hold them against the package.
 BUDGETS = ("total", "content")
 LANGUAGES = ("en", "zh")
 METRICS = ("main", "paper", "both")
 METHODS = "classical,echo,reba"
 COMPARED = "classical,prompteol,echo,reba"
 MTEB_SEED = 42
-_FILES = (
-    "Files of your own: .csv, .tsv, .jsonl, .json or .parquet with named columns, id||text||text||score lines,\n"
-    "STSBenchmark, CoNLL. The columns tell what they hold; or say so: KIND=FILE, with one of\n"
-    "  STS PairClassification Triples Classification Clustering Reranking Retrieval NER WordSense\n"
-)
+_FILE = re.compile(r"=|\.(csv|tsv|txt|jsonl?|parquet|ya?ml|gz)$")
+_KEPT = "every result that was found is kept in --out; the same command goes on"
 
 
-def add_evaluate(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "evaluate",
-        "Score methods on tasks. Every result is a file in the folder --out: the same command goes on where it was\n"
-        "stopped, and st-reba report makes tables and figures of one folder or more.\n\n"
-        f"{_FILES}"
-        "Beside files: toy (Echo's structures); with mteb installed also C-MTEB, MTEB-15, MTEB-MINI, MTEB-56, and\n"
-        "mteb's tasks and benchmarks by their names.",
-        "  st-reba evaluate mini --tasks pairs.tsv SLPWC_v1.csv toy\n"
-        "  st-reba evaluate ckiplab/gpt2-base-chinese --tasks C-MTEB --max-tokens 512 --out table3\n"
-        "  st-reba evaluate mini my_model --tasks Reranking=clicks.jsonl --columns document=title",
-        evaluate,
-    )
-    command.add_argument(
-        "models", metavar="MODEL", nargs="*", help="base models ('mini', a folder, a Hub id), or saved ones"
-    )
-    command.add_argument("--tasks", metavar="TASK", nargs="+", default=[], help="files and names, as above")
-    command.add_argument("--list", action="store_true", help="print the papers' sets of tasks, and do nothing else")
-    _add_scoring(command)
-    command.add_argument(
-        "--out", type=Path, default=Path("results"), metavar="FOLDER", help="of results (default: %(default)s)"
-    )
+@dataclass
+class Items:
+    """How files of labelled items are read."""
+
+    panel: ClassVar[str] = "Files of your own"
+    columns: str | None = opt(None, "Where names are not guessed, as text1=asked.", "ROLE=NAME,…")
+    labels: str | None = opt(None, "What labels stand for, as yes=1,no=0.", "LABEL=VALUE,…")
+    train: str | None = opt(None, "What classifiers learn from; without: the other items, by fifths.", "FILE")
+    limit: int | None = opt(None, "Use N items of each file, drawn by the seed.", "N", min=1)
+    seed: int = opt(0, "Of all draws.", "N", min=0)
+    skip_bad_lines: bool = opt(False, "Leave out lines that cannot be read, and name them.")
+    word_separator: str = opt(" ", "NER: between two words ('' in Chinese).", "TEXT")
+    subtoken: str = choice("first", ("first", "last"), "NER: which token stands for a word.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """As ``read_task`` takes it, but for ``train``."""
+        return {
+            "columns": pairs(self.columns, "--columns"),
+            "labels": pairs(self.labels, "--labels"),
+            "limit": self.limit,
+            "seed": self.seed,
+            "bad_lines": "skip" if self.skip_bad_lines else "error",
+            "separator": self.word_separator,
+            "subtoken": self.subtoken,
+        }
 
 
-def add_compare(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "compare",
-        f"Compare methods on files of your own: a table with intervals, which methods differ, and figures.\n\n{_FILES}",
-        "  st-reba compare pairs.tsv\n"
-        "  st-reba compare pairs.tsv --model my_base --methods classical,prompteol,echo,reba",
-        compare,
+@dataclass
+class Scoring(Batches):
+    """How texts are read, and by whom."""
+
+    methods: list[str] | None = opt(
+        None,
+        f"reba, echo-3, classical:pooling=mean, nosink:setting=mask0-bidir,k=4, recipe.yaml; with commas "
+        f"between, or repeated. [default: {METHODS}; of compare {COMPARED}]",
+        "LIST",
     )
-    command.add_argument("tasks", metavar="FILE", nargs="+", help="labelled files")
-    command.add_argument(
-        "--model", dest="models", action="append", metavar="MODEL", help="a base, or a saved model (default: mini)"
+    max_tokens: str | None = opt(None, "Of a text; several, as 16,32,64, make a curve.", "N,…")
+    budget: str = choice(
+        "total",
+        BUDGETS,
+        "What --max-tokens counts. total: positions of all copies together, so that methods cost alike; content: "
+        "tokens of one copy.",
     )
-    _add_scoring(command, COMPARED)
-    command.add_argument(
-        "--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="(default: %(default)s)"
-    )
+    templates: int | None = opt(None, "Score each method with N drawn templates.", "N", min=1)
+    language: str = choice("en", LANGUAGES, "Of these.")
+    prompts: str | None = opt(None, "Instructions before the texts: nosink, echo, none, or a YAML file.", "NAME")
+    layers: str = opt("last", "WordSense: all, last, or numbers as 0,3,6.", "LIST")
+    mteb_seed: int = opt(MTEB_SEED, "Of what mteb draws.", "N", min=0)
+    revision: str | None = opt(None, "Hub revision of the models.", "REF")
+    tokenizer: str | None = opt(None, "Folder or Hub id of a tokenizer, in place of the models' own.", "NAME")
+    stop: bool = opt(False, "Stop at the first task that fails.")
+
+    def base(self, name: str, run: Running) -> Base:
+        from ..evaluation.methods import Base
+
+        return Base(name, self.revision, self.tokenizer, run.dtype, run.device, run.trust_remote_code)
 
 
-def add_report(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "report",
-        "Make tables and figures of folders of results, beside the numbers that the papers print.\n\n"
-        "Without --out the tables are printed as Markdown. With it, report.md and figures/*.png are written there, or\n"
-        "nothing is; an earlier report in that folder is replaced, and a folder with anything else is refused.",
-        "  st-reba evaluate mini --tasks pairs.tsv --out results\n"
-        "  st-reba report results --out report\n"
-        "  st-reba report results-before results-after --metric main",
-        report,
-    )
-    command.add_argument(
-        "results", metavar="RESULTS", nargs="+", help="folders that st-reba evaluate wrote (its --out)"
-    )
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="write report.md and figures there")
-    command.add_argument("--no-figures", action="store_true", help="--out: report.md alone, without matplotlib")
-    command.add_argument(
-        "--metric",
-        choices=METRICS,
-        default="both",
-        help="main: the tasks' own; paper: the papers'; both: a second table where they differ (default: %(default)s)",
-    )
-    command.add_argument("--json", action="store_true", help="print all of it as JSON")
+@command(app, _PANEL, interrupted=_KEPT, names={"models": "--model"})
+def evaluate(
+    *,
+    items: Items,
+    scoring: Scoring,
+    run: Running,
+    out: Output,
+    tasks: list[str] | None = arg("TASK...", "Files and names, see above.", None),
+    model: list[str] | None = opt(None, "A base model, or a saved one; repeatable.", "MODEL"),
+    list_tasks: bool = opt(False, "Print the papers' sets of tasks, and do nothing else.", None, "--list"),
+    to: Path = opt(Path("results"), "The folder of results.", "FOLDER", "--out"),
+) -> int:
+    """Score methods on tasks, and keep every result.
 
+    A TASK is a file with named columns (.csv, .tsv, .jsonl, .json, .parquet), id||text||text||score lines,
+    STSBenchmark, CoNLL or a SLPWC table. The columns tell what it holds; or say so, as KIND=FILE, with one of STS,
+    PairClassification, Triples, Classification, Clustering, Reranking, Retrieval, NER, WordSense.
 
-def _add_scoring(command: argparse.ArgumentParser, default: str = METHODS) -> None:
-    """Methods, data, and how much of a text is read."""
-    command.add_argument(
-        "--methods",
-        metavar="LIST",
-        nargs="+",
-        help="reba, echo-3, classical:pooling=mean, nosink:setting=mask0-bidir,k=4, recipe.yaml; commas or spaces "
-        f"between (default: {default})",
-    )
-    data = command.add_argument_group("files of your own")
-    data.add_argument(
-        "--columns", type=pairs, metavar="ROLE=NAME,…", help="where names are not guessed, as text1=asked"
-    )
-    data.add_argument("--labels", type=pairs, metavar="LABEL=VALUE,…", help="what labels stand for, as yes=1,no=0")
-    data.add_argument(
-        "--train", metavar="FILE", help="what a classifier learns from (default: the other items, by fifths)"
-    )
-    data.add_argument("--limit", type=positive, metavar="N", help="use N items of each file, drawn by the seed")
-    data.add_argument("--seed", type=count, default=0, help="of these draws (default: %(default)s)")
-    data.add_argument(
-        "--skip-bad-lines", action="store_true", help="leave out lines that cannot be read, and name them"
-    )
-    data.add_argument("--word-separator", default=" ", metavar="TEXT", help="NER: between two words ('' in Chinese)")
-    data.add_argument("--subtoken", choices=("first", "last"), default="first", help="NER: token of a word")
-    data.add_argument("--layers", type=layers, default="last", metavar="LIST", help="WordSense: all, last, or as 0,3,6")
-    runs = command.add_argument_group("how texts are read")
-    runs.add_argument("--max-tokens", type=numbers, metavar="N", help="of a text; several (16,32,64) make a curve")
-    runs.add_argument(
-        "--budget",
-        choices=BUDGETS,
-        default="total",
-        help="what N counts: total: positions of all copies together, so that methods cost alike; content: tokens of "
-        "one copy (default: %(default)s)",
-    )
-    runs.add_argument("--templates", type=positive, metavar="N", help="score each method with N drawn templates")
-    runs.add_argument("--language", choices=LANGUAGES, default="en", help="of these (default: %(default)s)")
-    runs.add_argument(
-        "--prompts", metavar="NAME", help="instructions before the texts: nosink, echo, none, or a YAML file"
-    )
-    runs.add_argument("--mteb-seed", type=count, default=MTEB_SEED, help="of what mteb draws (default: %(default)s)")
-    runs.add_argument("--revision", help="Hub revision of the models")
-    runs.add_argument("--tokenizer", help="folder or Hub id whose tokenizer is used instead")
-    size = runs.add_mutually_exclusive_group()
-    size.add_argument("--batch-tokens", metavar="N", type=positive, help="positions a forward pass, padding included")
-    size.add_argument("--batch-size", metavar="N", type=positive, help="texts a forward pass, in place of that")
-    add_running(command)
-    command.add_argument("--stop", action="store_true", help="stop at the first task that fails")
-    command.add_argument("--json", action="store_true", help="print the results as JSON")
+    A TASK is also toy (Echo's structures); and, with mteb installed, C-MTEB, MTEB-15, MTEB-MINI, MTEB-56, or any name
+    that mteb knows.
 
+    Each result is a file in --out: the same command goes on where it was stopped, and st-reba report makes tables and
+    figures of one folder or more.
 
-def evaluate(options: argparse.Namespace) -> int:
-    if options.list:
+    Examples:
+        st-reba evaluate pairs.tsv toy --model mini
+        st-reba evaluate Reranking=clicks.jsonl --columns document=title --model mini
+        st-reba evaluate C-MTEB --model ckiplab/gpt2-base-chinese --max-tokens 512
+    """
+    if list_tasks:
         from ..evaluation.mteb_tasks import suites
 
         for suite in suites().values():
@@ -159,104 +128,114 @@ def evaluate(options: argparse.Namespace) -> int:
             for kind, names in suite.tasks.items():
                 print(f"  {kind}: {', '.join(names)}")
         return 0
-    if not options.models or not options.tasks:
-        raise ValueError("name a model and --tasks, as: st-reba evaluate mini --tasks pairs.tsv")
-    found, failures = _scored(options)
-    if found or options.json:
-        _show(found, options)
+    if not model or not tasks:
+        raise ValueError("Name a TASK and a --model, as: st-reba evaluate pairs.tsv --model mini")
+    found, failures = _scored(tasks, model, scoring.methods, to, items, scoring, run, out)
+    if found or out.json:
+        _show(found, to, out)
     return _failed(failures)
 
 
-def compare(options: argparse.Namespace) -> int:
-    from ..evaluation.report import report_of, write_report
-    from ..evaluation.results import Results
+@command(app, _PANEL, interrupted=_KEPT)
+def compare(
+    *,
+    items: Items,
+    scoring: Scoring,
+    run: Running,
+    out: Output,
+    tasks: list[str] = arg("FILE...", "Labelled files, as for st-reba evaluate."),
+    model: list[str] | None = opt(None, "A base model, or a saved one; repeatable. [default: mini]", "MODEL"),
+    to: Path = opt(Path("comparison"), "Results and report.", "FOLDER", "--out"),
+) -> int:
+    """Compare methods on files of your own: a table with intervals, which methods differ, and figures.
 
-    options.models = options.models or ["mini"]
-    if options.methods is None and not all(_base(options, name).saved for name in options.models):
-        options.methods = [COMPARED]
-    found, failures = _scored(options)
-    if options.json:
-        _show(found, options)
+    Examples:
+        st-reba compare pairs.tsv
+        st-reba compare pairs.tsv --model my_base --methods classical,reba-3
+    """
+    models = model or ["mini"]
+    methods = scoring.methods
+    bases = any(name in places.EMBEDDED or places.kind_of(name) == "a base model" for name in models)
+    if methods is None and (bases or not all(scoring.base(name, run).saved for name in models)):
+        methods = [COMPARED]
+    found, failures = _scored(tasks, models, methods, to, items, scoring, run, out)
+    if out.json:
+        _show(found, to, out)
     elif found:
-        made = report_of(Results(options.out), found, "both")
-        path = write_report(made, options.out / "report")
-        print(f"{made.to_markdown()}\n{path} has it, with figures beside it")
+        from ..evaluation.report import make_report, write_report
+
+        made = make_report([to], "both", only=found)
+        path = write_report(made, to / "report")
+        out.answer(f"{made.to_markdown()}\n{path} has it, with figures beside it")
     return _failed(failures)
 
 
-def _scored(options: argparse.Namespace) -> tuple[Sequence[Result], Sequence[str]]:
+def _scored(
+    tasks: Sequence[str],
+    models: Sequence[str],
+    methods: Sequence[str] | None,
+    to: Path,
+    items: Items,
+    scoring: Scoring,
+    run: Running,
+    out: Output,
+) -> tuple[Sequence[Result], Sequence[str]]:
     """Run an evaluation; what was found, and what failed."""
-    from ..evaluation.run import TasksFailed, tasks_of
-    from ..evaluation.run import evaluate as run
+    layers = scoring.layers if scoring.layers in ("all", "last") else numbers(scoring.layers, "--layers")
+    for name in models:
+        places.expect_base("--model", name)
+    from ..evaluation.data import read_tasks
+    from ..evaluation.methods import read_methods
 
-    if options.verbose:
+    if methods is not None:
+        read_methods(",".join(methods))
+    reading = {"train": items.train, **items.reading}
+    # Files are read now; other names, of which mteb knows thousands, once it is loaded.
+    named = [each for word in tasks for each in (read_tasks([word], **reading) if _FILE.search(word) else [word])]
+    from ..evaluation.run import TasksFailed, tasks_of
+    from ..evaluation.run import evaluate as score
+
+    if out.verbose:
         # So a task that fails is told with its traceback.
         logging.getLogger("st_reba").setLevel(logging.DEBUG)
-    tasks = tasks_of(
-        options.tasks,
-        columns=options.columns,
-        labels=options.labels,
-        train=options.train,
-        limit=options.limit,
-        seed=options.seed,
-        bad_lines="skip" if options.skip_bad_lines else "error",
-        separator=options.word_separator,
-        subtoken=options.subtoken,
-    )
     try:
-        found = run(
-            [_base(options, name) for name in options.models],
-            tasks,
-            None if options.methods is None else ",".join(options.methods),
-            options.out,
-            max_tokens=options.max_tokens,
-            budget=options.budget,
-            templates=options.templates,
-            language=options.language,
-            prompts=options.prompts,
-            layers=options.layers,
-            batch_size=options.batch_size,
-            batch_tokens=options.batch_tokens,
-            seed=options.mteb_seed,
-            stop=options.stop,
+        found = score(
+            [scoring.base(name, run) for name in models],
+            tasks_of(named, **reading),
+            None if methods is None else ",".join(methods),
+            to,
+            max_tokens=numbers(scoring.max_tokens, "--max-tokens"),
+            budget=scoring.budget,  # type: ignore[arg-type]
+            templates=scoring.templates,
+            language=scoring.language,  # type: ignore[arg-type]
+            prompts=scoring.prompts,
+            layers=layers,  # type: ignore[arg-type]
+            **scoring.sizes,
+            seed=scoring.mteb_seed,
+            stop=scoring.stop,
             command=shlex.join(["st-reba", *sys.argv[1:]]),
-            show_progress_bar=False if options.json else None,
-            say=lambda line: print(line, file=sys.stderr),
+            show_progress_bar=out.bar,
+            say=(lambda line: None) if out.quiet else (lambda line: print(line, file=sys.stderr)),
         )
     except TasksFailed as error:
         return error.results, error.failures
     return found, ()
 
 
-def _base(options: argparse.Namespace, name: str) -> Base:
-    from ..evaluation.methods import Base
-
-    return Base(
-        name,
-        revision=options.revision,
-        tokenizer=options.tokenizer,
-        dtype=options.dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-    )
-
-
-def _show(results: Sequence[Result], options: argparse.Namespace) -> None:
+def _show(results: Sequence[Result], to: Path, out: Output) -> None:
     """Print results: a line each, or JSON."""
-    if options.json:
-        print(json.dumps([result.to_json() for result in results], ensure_ascii=False, indent=2))
-        return
     rows = [("task", "model", "method", "metric", "score", "items")]
     rows += [(each.task, each.base, _method(each), each.main, _score(each), str(each.items)) for each in results]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     left_out = {
         (each.task, each.method, reason): names for each in results for reason, names in each.left_out.items() if names
     }
-    for (task, method, reason), names in left_out.items():
-        print(f"{task}, {method}: {len(names)} left out, {reason}: {', '.join(names[:5])}{', …' * (len(names) > 5)}")
-    print(f"\n{options.out}: st-reba report {shlex.quote(str(options.out))} makes tables and figures")
+    lines = [
+        f"{task}, {method}: {len(names)} left out, {reason}: {', '.join(names[:5])}{', …' * (len(names) > 5)}"
+        for (task, method, reason), names in left_out.items()
+    ]
+    out.answer("\n".join([table(rows), *lines]), [result.to_json() for result in results], indent=2)
+    if not out.json:
+        out.report(f"\n{to}: st-reba report {shlex.quote(str(to))} makes tables and figures")
 
 
 def _method(result: Result) -> str:
@@ -283,29 +262,32 @@ def _failed(failures: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
-def report(options: argparse.Namespace) -> None:
-    if options.no_figures and options.out is None:
+@command(app, _PANEL)
+def report(
+    *,
+    results: list[Path] = arg("RESULTS...", "Folders of st-reba evaluate (its --out)."),
+    out: Output,
+    to: Path | None = opt(None, "Write report.md and figures there.", "FOLDER", "--out"),
+    no_figures: bool = opt(False, "With --out: report.md alone, without matplotlib."),
+    metric: str = choice(
+        "both", METRICS, "main: the tasks' own; paper: the papers'; both: a second table where they differ."
+    ),
+) -> None:
+    """Make tables and figures of folders of results, beside the numbers that the papers print.
+
+    Without --out the tables are printed as Markdown. With it, report.md and figures/*.png are written there, or nothing
+    is. An earlier report in that folder is replaced; a folder with anything else is refused.
+
+    Examples:
+        st-reba report results --out report
+        st-reba report results-before results-after --metric main
+    """
+    if no_figures and to is None:
         raise ValueError("--no-figures: without --out no figure is drawn. Drop the option, or give --out FOLDER.")
+    for folder in results:
+        places.expect("RESULTS", folder, "a folder of other files")
     from ..evaluation.report import make_report, write_report
 
-    made = make_report(options.results, options.metric)
-    path = None if options.out is None else write_report(made, options.out, figures=not options.no_figures)
-    if options.json:
-        print(json.dumps(made.to_json(), ensure_ascii=False, indent=2))
-    else:
-        print(made.to_markdown() if path is None else path, end="" if path is None else "\n")
-
-
-def layers(text: str) -> str | list[int]:
-    """``all``, ``last``, or numbers with commas between."""
-    if text in ("all", "last"):
-        return text
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give all, last, or numbers with commas, as 0,3,6") from None
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers from 1 on, with commas between."""
-    return [positive(number) for number in text.split(",")]
+    made = make_report(results, metric)  # type: ignore[arg-type]
+    path = None if to is None else write_report(made, to, figures=not no_figures)
+    out.answer(made.to_markdown().rstrip("\n") if path is None else path, made.to_json(), indent=2)

@@ -1,87 +1,73 @@
-"""The commands of an index: index, search, add, upsert, delete, compact, export."""
+"""The commands of an index: search; and index build, add, upsert, delete, compact, export."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .corpus import counted, opened
+import typer
+
+from . import places
+from .app import app, command, group
 from .options import (
     CORPUS_FILES,
-    add_corpus,
-    add_engine,
-    add_running,
-    corpus_settings,
-    count,
-    engine_settings,
-    load_model,
-    new_command,
-    positive,
+    MODEL,
+    OUT,
+    OVERWRITE,
+    PROMPT,
+    TOP,
+    Engine,
+    Output,
+    Records,
+    Running,
+    arg,
+    choice,
+    dumped,
+    opt,
 )
+from .vectors import counted
 
 if TYPE_CHECKING:
     from ..index import Change
 
-_GOES_ON = (
-    "Searches see the index before the change or after it. A command that is killed goes on where it was when it is "
-    "run again, and adds nothing twice."
+_PANEL = "Search"
+grouped = group("Build an index of texts, change it, export it. st-reba search and st-reba info read it.")
+app.add_typer(grouped, name="index", rich_help_panel=_PANEL)
+INDEX = arg("INDEX", "A folder of st-reba index build.")
+OTHER_MODEL = opt(
+    None, "The model, if it is no longer where the index remembers it.", "MODEL", "--model", rich_help_panel="Options"
 )
+_KEPT = "the index is as it was; the same command goes on"
+_FACTORY = re.compile("Flat|IVF|IMI|HNSW|NSG|OPQ|PQ|SQ|RQ|LSQ|RFlat|Refine|LSH")
 
 
-def add_index(commands: Any) -> None:
-    """Register the commands."""
-    command = new_command(
-        commands,
-        "index",
-        "Write a folder that st-reba search reads, from texts or from an encoded corpus. Killed while it encodes, the\n"
-        "same command goes on.",
-        "  st-reba index my_model corpus.jsonl my_index\n"
-        "  st-reba index my_model my_corpus my_index --factory IVF4096,PQ48,RFlat --recall-aim 0.98",
-        index,
-    )
-    command.add_argument("model", metavar="MODEL", help="a folder that st-reba build wrote, or a Hub id")
-    command.add_argument(
-        "input", metavar="INPUT", help=f"texts: {CORPUS_FILES}; or a folder that st-reba encode-corpus wrote"
-    )
-    command.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
-    kind = command.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--factory",
-        metavar="S",
-        default="Flat",
-        help="a FAISS factory string, as HNSW32, IVF1024,Flat or IVF4096,PQ48,RFlat (default: %(default)s, exact)",
-    )
-    kind.add_argument("--auto", action="store_true", help="choose it by the number of vectors")
-    _add_recipe(command)
-    add_corpus(command)
-    add_engine(command)
-    command.add_argument("--overwrite", action="store_true", help="replace an index that is there")
-    command.add_argument("--json", action="store_true", help="print what was built as JSON")
-    add_running(command)
-    _add_search(commands)
-    _add_addition(
-        commands,
-        "add",
-        "Add documents to an index. An id that is there already with another text is set aside, or an error with "
-        f"--strict; st-reba upsert replaces. {_GOES_ON}",
-        "  st-reba add my_index more.jsonl\n  st-reba add my_index more.csv --text-column abstract --strict",
-    )
-    _add_addition(
-        commands,
-        "upsert",
-        "Add documents to an index, in place of those that have the same ids. Both happen in one step, and documents "
-        f"that have not changed are left as they are, and not encoded. {_GOES_ON}",
-        "  st-reba upsert my_index corrected.jsonl",
-    )
-    _add_delete(commands)
-    _add_compact(commands)
-    _add_export(commands)
+def _factory(value: str | None) -> str | None:
+    """FAISS's names are known by their capitals; whatever else is wrong, FAISS itself says."""
+    for part in (value or "").split(","):
+        known = next((name for name in _FACTORY.pattern.split("|") if part.lower().startswith(name.lower())), None)
+        if known and not _FACTORY.match(part):
+            raise typer.BadParameter(f"{value!r}. Did you mean {known + part[len(known) :]!r} for {part!r}?")
+    return value
+
+
+@dataclass
+class Training:
+    """How a FAISS index is trained."""
+
+    panel: ClassVar[str] = "The FAISS index"
+    parameters: str | None = opt(None, 'Search parameters, as "nprobe=32"; without: found by measuring.', "P")
+    recall_aim: float | None = opt(None, "The recall@10 that they are to reach. [default: 0.95]", "R", min=0, max=1)
+    train_size: int | None = opt(None, "Vectors to train on; without: by the factory.", "N", min=1)
+    seed: int | None = opt(None, "Of that sample. [default: 0]", "N", min=0)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @contextmanager
@@ -98,45 +84,58 @@ def _kept(folder: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"{done}; the same command goes on") from None
 
 
-def _add_recipe(command: argparse.ArgumentParser) -> None:
-    """How a FAISS index is trained."""
-    command.add_argument(
-        "--parameters", metavar="P", help='FAISS search parameters, as "nprobe=32" (default: found by measuring)'
-    )
-    command.add_argument(
-        "--recall-aim", metavar="R", type=float, help="recall@10 that they are to reach (default: 0.95)"
-    )
-    command.add_argument(
-        "--train-size", metavar="N", type=positive, help="vectors to train on (default: by the factory)"
-    )
-    command.add_argument("--seed", metavar="N", type=count, help="of that sample (default: 0)")
+@command(grouped)
+def build(
+    *,
+    model: str = MODEL,
+    input: str = arg("INPUT", f"Texts: {CORPUS_FILES}; -: standard input; or a folder of encode-corpus."),
+    folder: Path = OUT,
+    training: Training,
+    records: Records,
+    engine: Engine,
+    run: Running,
+    out: Output,
+    factory: str = opt(
+        "Flat",
+        "A FAISS factory string, as HNSW32, IVF1024,Flat or IVF4096,PQ48,RFlat; or auto, which goes "
+        "by the number of vectors. Flat is exact.",
+        "S",
+        callback=_factory,
+        rich_help_panel="The FAISS index",
+    ),
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write the folder that st-reba search reads, from texts or from an encoded corpus.
 
+    Killed while it encodes, the same command goes on.
 
-def _recipe(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("parameters", "recall_aim", "train_size", "seed")
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    Examples:
+        st-reba index build my_model corpus.jsonl my_index
+        st-reba index build my_model my_corpus my_ann --factory HNSW32
+    """
+    places.expect_model("MODEL", model)
+    from ..index import Index as Built
+    from ..index.ann import Recipe
+    from ..index.index import check_target
 
-
-def index(options: argparse.Namespace) -> None:
-    from ..corpus.folder import is_corpus
-    from ..index import Index
-
-    settings = {
-        "factory": "auto" if options.auto else options.factory,
-        "overwrite": options.overwrite,
-        "model_source": options.model,
-        **_recipe(options),
+    check_target(Path(folder).resolve(), overwrite=overwrite)
+    Recipe(factory, **training.given)
+    settings: dict[str, Any] = {
+        "factory": factory,
+        "overwrite": overwrite,
+        "model_source": model,
+        "show_progress_bar": out.bar,
     }
-    if is_corpus(options.input):
-        built = Index.from_corpus(options.input, options.out, load_model(options), **settings)
-    else:
-        source = opened(options)
-        given = {**engine_settings(options), **corpus_settings(options)}
-        with _kept(options.out):
-            built = Index.build(load_model(options), source, options.out, **given, **settings)
+    settings |= training.given
+    with _kept(folder):
+        if places.kind_of(input) == "an encoded corpus":
+            built = Built.from_corpus(input, folder, run.load(model), **settings)
+        else:
+            source = records.open(input)
+            built = Built.build(run.load(model), source, folder, **engine.settings, **records.settings, **settings)
     with built:
-        about = built.info() | {"rejected": built.change.rejected, "why": built.change.why} if built.change else {}
-    print(json.dumps(about, ensure_ascii=False) if options.json else _said(about))
+        about = built.info() | ({"rejected": built.change.rejected, "why": built.change.why} if built.change else {})
+    out.report(_said(about), about)
 
 
 def _said(about: dict[str, Any]) -> str:
@@ -156,69 +155,71 @@ def _said(about: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _add_search(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "search",
-        "Search an index for the texts nearest to one or more queries; without a query, ask for one after the other.",
-        "  st-reba search my_index 股票为什么下跌 -k 5\n"
-        "  st-reba search my_index 'why do stocks fall' --where lang=en --where 'year>=2020' --json\n"
-        "  st-reba search my_index --queries questions.txt --ids-only --json",
-        search,
-    )
-    command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument("query", metavar="QUERY", nargs="*", help="what to search for")
-    command.add_argument("--queries", metavar="FILE", help="a file with a query a line; -: standard input")
-    command.add_argument("-k", type=positive, default=10, help="results a query (default: %(default)s)")
-    command.add_argument(
-        "--where",
-        metavar="CONDITION",
-        action="append",
-        default=[],
-        help='on the metadata, as lang=zh, year>=2020, or {"tags": {"has": "a"}}; several must all hold',
-    )
-    command.add_argument("--ids-only", action="store_true", help="print ids and scores, without the texts")
-    command.add_argument("--prompt", help="text in front of the queries, or the template's {instruction}")
-    command.add_argument("--model", help="the model, where it is no longer where the index was built with it")
-    command.add_argument("--json", action="store_true", help="print one JSON object a query (query, results)")
-    add_running(command)
+@command(app, _PANEL, interrupted="what was printed stands", names={"k": "--top"})
+def search(
+    *,
+    folder: Path = INDEX,
+    run: Running,
+    out: Output,
+    query: list[str] | None = arg(
+        "[QUERY]...", "What to search for; without: lines of standard input, or asked for.", None
+    ),
+    queries: str | None = opt(None, "A file with a query a line; -: standard input.", "FILE"),
+    top: int = TOP,
+    where: list[str] | None = opt(
+        None,
+        'On the metadata, as lang=zh, year>=2020 or {"tags": {"has": "a"}}; of several all must hold.',
+        "CONDITION",
+    ),
+    ids_only: bool = opt(False, "Print ids and scores, without the texts."),
+    prompt: str | None = PROMPT,
+    model: str | None = OTHER_MODEL,
+) -> None:
+    """Search an index for the texts nearest to one or more queries.
 
+    Without a query it asks for one after the other. With --json, one object a query (query, results).
 
-def search(options: argparse.Namespace) -> None:
-    from ..index import Index
-    from ..index.where import parse_where
+    Examples:
+        st-reba search my_index 股票为什么下跌 --top 5
+        st-reba search my_index 'why do stocks fall' --where 'year>=20' --json
+        st-reba search my_index --queries questions.txt --ids-only --json
+    """
+    places.expect("INDEX", folder, "an index")
+    if model is not None:
+        places.expect_model("--model", model)
+    from ..index import Index as Opened
+    from ..index.where import conditions, parse_where
 
-    where = parse_where(options.where) if options.where else None
-    queries = _queries(options)
-    with Index.open(options.index) as index:
-        options.model = options.model or index.find_model()
-        settings = {
-            "where": where,
-            "ids_only": options.ids_only,
-            "model": load_model(options),
-            "prompt": options.prompt,
-        }
-        if queries is None:
-            for query in _asked():
-                _show(options, query, index.search(query, options.k, **settings), several=False)
+    chosen = parse_where(where) if where else None
+    conditions(chosen or {})
+    asked = _queries(query or [], queries)
+    with Opened.open(folder) as index:
+        given: dict[str, Any] = {"where": chosen, "ids_only": ids_only, "prompt": prompt}
+        given["model"] = run.load(model or index.find_model())
+        if asked is None:
+            for one in _ask():
+                _show(out, one, index.search(one, top, **given), ids_only=ids_only, several=False)
             return
-        for query, results in zip(queries, index.search(queries, options.k, **settings), strict=True):
-            _show(options, query, results, several=len(queries) > 1)
+        for one, results in zip(asked, index.search(asked, top, **given), strict=True):
+            _show(out, one, results, ids_only=ids_only, several=len(asked) > 1)
 
 
-def _queries(options: argparse.Namespace) -> list[str] | None:
+def _queries(given: list[str], file: str | None) -> list[str] | None:
     """The queries of a command; None: they are asked for."""
-    queries = list(options.query)
-    if options.queries is not None or (not queries and not sys.stdin.isatty()):
-        named = options.queries not in (None, "-")
-        text = Path(options.queries).read_text(encoding="utf-8-sig") if named else sys.stdin.read()
+    queries = list(given)
+    if file is not None or (not queries and not sys.stdin.isatty()):
+        if named := file not in (None, "-"):
+            places.expect("--queries", str(file), "a file")
+        text = Path(str(file)).read_text(encoding="utf-8-sig") if named else sys.stdin.read()
         queries += [line for line in text.splitlines() if line.strip()]
         if not queries:
-            raise ValueError("search needs a query: st-reba search INDEX QUERY ..., or --queries FILE with one a line.")
+            raise ValueError("There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one a line.")
+    if not all(query.strip() for query in queries):
+        raise ValueError("A QUERY is empty: leave it out, or give it a text.")
     return queries or None
 
 
-def _asked() -> Iterator[str]:
+def _ask() -> Iterator[str]:
     print("One query a line; an empty line or Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
@@ -230,11 +231,11 @@ def _asked() -> Iterator[str]:
         yield query
 
 
-def _show(options: argparse.Namespace, query: str, results: list[Any], *, several: bool) -> None:
-    if options.json:
-        kept = ("rank", "score", "id") if options.ids_only else None
+def _show(out: Output, query: str, results: list[Any], *, ids_only: bool, several: bool) -> None:
+    if out.json:
+        kept = ("rank", "score", "id") if ids_only else None
         rows = [{name: value for name, value in asdict(one).items() if not kept or name in kept} for one in results]
-        print(json.dumps({"query": query, "results": rows}, ensure_ascii=False))
+        print(dumped({"query": query, "results": rows}))
         return
     if several:
         print(query)
@@ -242,124 +243,155 @@ def _show(options: argparse.Namespace, query: str, results: list[Any], *, severa
         print(f"{one.rank:>3}. {one.score:.4f}  {one.id}  {one.passage or one.text}".rstrip())
 
 
-def _add_addition(commands: Any, name: str, summary: str, example: str) -> None:
-    command = new_command(commands, name, summary, example, _addition)
-    command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument("input", metavar="INPUT", help=f"the texts: {CORPUS_FILES}")
-    command.add_argument("--model", help="the model, where it is no longer where the index was built with it")
-    add_corpus(command)
-    add_engine(command)
-    command.add_argument("--again", action="store_true", help="add a file once more that the last command added")
-    command.add_argument("--json", action="store_true", help="print what was done as JSON")
-    command.set_defaults(kind=name)
-    add_running(command)
+@dataclass
+class Addition(Records):
+    """What is added to an index."""
+
+    folder: Path = INDEX
+    input: str = arg("INPUT", f"Texts: {CORPUS_FILES}; -: standard input.")
+    again: bool = opt(False, "Add a file once more that the last command added.", rich_help_panel="Options")
+    model: str | None = OTHER_MODEL
 
 
-def _addition(options: argparse.Namespace) -> None:
-    from ..index import Index
+@command(grouped)
+def add(*, what: Addition, engine: Engine, run: Running, out: Output) -> None:
+    """Add documents to an index.
 
-    with Index.open(options.index) as index:
+    An id that is there already with another text is set aside, or an error with --strict; st-reba index upsert
+    replaces. Searches see the index before the change or after it. Killed, the same command goes on, and adds nothing
+    twice.
+
+    Examples:
+        st-reba index add my_index more.jsonl
+        st-reba index add my_index more.csv --text-column abstract --strict
+    """
+    _add("add", what, engine, run, out)
+
+
+@command(grouped)
+def upsert(*, what: Addition, engine: Engine, run: Running, out: Output) -> None:
+    """Add documents to an index, in place of those with the same ids.
+
+    Both happen in one step, and documents that have not changed are not encoded. Searches see the index before the
+    change or after it. Killed, the same command goes on, and adds nothing twice.
+
+    Examples:
+        st-reba index upsert my_index corrected.jsonl
+        st-reba index upsert my_index corrected.csv --id-column key
+    """
+    _add("upsert", what, engine, run, out)
+
+
+def _add(kind: str, what: Addition, engine: Engine, run: Running, out: Output) -> None:
+    places.expect("INDEX", what.folder, "an index")
+    if what.model is not None:
+        places.expect_model("--model", what.model)
+    from ..index import Index as Opened
+
+    with Opened.open(what.folder) as index:
         # The columns are the index's own, unless others are named.
         reading = index.info()["reading"]
-        options.text_column = options.text_column or reading.get("text_column")
-        options.id_column = reading.get("id_column") if options.id_column is None else options.id_column
-        source = opened(options)
-        options.model = options.model or index.find_model()
-        given = {**engine_settings(options), **corpus_settings(options)}
-        with _kept(options.index):
-            change = getattr(index, options.kind)(source, model=load_model(options), again=options.again, **given)
-    _print(options, change)
+        what.text_column = what.text_column or reading.get("text_column")
+        what.id_column = reading.get("id_column") if what.id_column is None else what.id_column
+        source = what.open(what.input)
+        given = {**engine.settings, **what.settings, "again": what.again, "show_progress_bar": out.bar}
+        with _kept(what.folder):
+            change = getattr(index, kind)(source, model=run.load(what.model or index.find_model()), **given)
+    _tell(out, what.folder, change)
 
 
-def _add_delete(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "delete",
-        "Delete documents of an index by id. They are no longer found; st-reba compact removes their texts and vectors "
-        "from the disk.",
-        "  st-reba delete my_index doc-17 doc-18\n  st-reba delete my_index --ids old.txt --missing ignore",
-        _delete,
-    )
-    command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument("id", metavar="ID", nargs="*", help="which documents")
-    command.add_argument("--ids", metavar="FILE", help="a file with an id a line; - : standard input")
-    command.add_argument(
-        "--missing",
-        choices=("error", "ignore"),
-        default="error",
-        help="of an id that is not there: delete nothing and say so, or pass it over (default: %(default)s)",
-    )
-    command.add_argument("--json", action="store_true", help="print what was done as JSON")
+@command(grouped, interrupted=_KEPT)
+def delete(
+    *,
+    folder: Path = INDEX,
+    out: Output,
+    id: list[str] | None = arg("[ID]...", "Which documents.", None),
+    ids: str | None = opt(None, "A file with an id a line; -: standard input.", "FILE"),
+    missing: str = choice(
+        "error", ("error", "ignore"), "Of an id that is not there: error deletes nothing; ignore passes it over."
+    ),
+) -> None:
+    """Delete documents of an index by id.
+
+    They are no longer found; st-reba index compact removes their texts and vectors from the disk.
+
+    Examples:
+        st-reba index delete my_index doc-17 doc-18
+        st-reba index delete my_index --ids old.txt --missing ignore
+    """
+    places.expect("INDEX", folder, "an index")
+    chosen = list(id or [])
+    if ids == "-":
+        chosen += [line.rstrip("\r\n") for line in sys.stdin]
+    elif ids is not None:
+        places.expect("--ids", ids, "a file")
+        chosen += Path(ids).read_text(encoding="utf-8-sig").splitlines()
+    chosen = [one for one in chosen if one]
+    if not chosen:
+        raise ValueError("There is no id: st-reba index delete INDEX ID ..., or --ids FILE with an id a line.")
+    from ..index import Index as Opened
+
+    with Opened.open(folder) as index:
+        _tell(out, folder, index.delete(chosen, missing=missing))  # type: ignore[arg-type]
 
 
-def _delete(options: argparse.Namespace) -> None:
-    from ..index import Index
+@command(grouped, interrupted=_KEPT)
+def compact(
+    *,
+    folder: Path = INDEX,
+    training: Training,
+    out: Output,
+    factory: str | None = opt(
+        None,
+        "Another FAISS index, as Flat, HNSW32 or IVF1024,Flat; or auto.",
+        "S",
+        callback=_factory,
+        rich_help_panel="The FAISS index",
+    ),
+) -> None:
+    """Write the FAISS file of an index anew.
 
-    ids = list(options.id)
-    if options.ids == "-":
-        ids += [line.rstrip("\r\n") for line in sys.stdin]
-    elif options.ids is not None:
-        ids += Path(options.ids).read_text(encoding="utf-8-sig").splitlines()
-    ids = [one for one in ids if one]
-    if not ids:
-        raise ValueError("delete needs ids: st-reba delete INDEX ID ..., or --ids FILE with an id a line.")
-    with Index.open(options.index) as index:
-        _print(options, index.delete(ids, missing=options.missing))
+    What was deleted is gone from the disk, and what was added is part of it. Nothing is encoded again.
 
+    Examples:
+        st-reba index compact my_index
+        st-reba index compact my_index --factory HNSW32
+    """
+    places.expect("INDEX", folder, "an index")
+    from ..index import Index as Opened
 
-def _add_compact(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "compact",
-        "Write the FAISS file of an index anew: what was deleted is gone from the disk, and what was added is part of "
-        "it. Nothing is encoded again.",
-        "  st-reba compact my_index\n  st-reba compact my_index --factory HNSW32",
-        _compact,
-    )
-    command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument("--factory", metavar="F", help="another FAISS index, as Flat, HNSW32 or IVF1024,Flat; or auto")
-    _add_recipe(command)
-    command.add_argument("--json", action="store_true", help="print what was done as JSON")
-
-
-def _compact(options: argparse.Namespace) -> None:
-    from ..index import Index
-
-    with Index.open(options.index) as index:
-        _print(options, index.compact(factory=options.factory, **_recipe(options)))
+    with Opened.open(folder) as index:
+        _tell(out, folder, index.compact(factory=factory, show_progress_bar=out.bar, **training.given))
 
 
-def _add_export(commands: Any) -> None:
-    command = new_command(
-        commands,
-        "export",
-        "Write all documents and vectors of an index for other tools. X.parquet: the columns id, text, metadata "
-        "(JSON), passage and vector. X.faiss: one FAISS file, its ids the keys. Another name: a folder with "
-        "vectors.npy, documents.jsonl (key, id, text, metadata) and index.faiss.",
-        "  st-reba export my_index everything.parquet\n  st-reba export my_index my_export",
-        _export,
-    )
-    command.add_argument("index", metavar="INDEX", type=Path, help="the folder that st-reba index wrote")
-    command.add_argument("out", metavar="OUT", help="X.parquet, X.faiss, or a folder")
-    command.add_argument("--overwrite", action="store_true", help="replace what is there")
-    command.add_argument("--json", action="store_true", help="print what was written as JSON")
+@command(grouped)
+def export(
+    *,
+    folder: Path = INDEX,
+    to: Path = arg("OUT", "X.parquet, X.faiss, or a folder."),
+    out: Output,
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write all documents and vectors of an index for other tools.
+
+    X.parquet: the columns id, text, metadata (JSON), passage and vector. X.faiss: one FAISS file, its ids the keys.
+    Another name: a folder with vectors.npy, documents.jsonl (key, id, text, metadata) and index.faiss.
+
+    Examples:
+        st-reba index export my_index everything.parquet
+        st-reba index export my_index my_export
+    """
+    places.expect("INDEX", folder, "an index")
+    if to.is_file() and not overwrite:
+        raise FileExistsError(f"{to}: already there; give another path, or --overwrite.")
+    from ..index import Index as Opened
+
+    with Opened.open(folder) as index:
+        written = index.export(to, overwrite=overwrite, show_progress_bar=out.bar)
+    out.report(f"{to}: {written:,} vectors", {"path": str(to), "vectors": written})
 
 
-def _export(options: argparse.Namespace) -> None:
-    from ..index import Index
-
-    with Index.open(options.index) as index:
-        written = index.export(options.out, overwrite=options.overwrite)
-    if options.json:
-        print(json.dumps({"path": options.out, "vectors": written}))
-    else:
-        print(f"{options.out}: {written:,} vectors")
-
-
-def _print(options: argparse.Namespace, change: Change) -> None:
-    if options.json:
-        print(json.dumps({"path": str(options.index), **asdict(change)}, ensure_ascii=False))
-        return
+def _tell(out: Output, folder: Path, change: Change) -> None:
     what = [
         f"{number:,} {name}"
         for name, number in (
@@ -372,34 +404,32 @@ def _print(options: argparse.Namespace, change: Change) -> None:
     ]
     if change.rejected:
         taken = "already there" if "id in the index" in change.rejected and change.kind == "add" else ""
-        remedy = "; st-reba upsert replaces documents" if taken else ""
+        remedy = "; st-reba index upsert replaces documents" if taken else ""
         what.append(f"set aside: {counted(change.rejected)} (st-reba info --rejects lists them{remedy})")
-    print(f"{options.index}: {', '.join(what) or 'nothing to do'}; {change.count:,} documents")
+    said = f"{folder}: {', '.join(what) or 'nothing to do'}; {change.count:,} documents"
+    out.report(said, {"path": str(folder), **asdict(change)})
 
 
-def print_info(folder: Path, *, rejects: bool, as_json: bool) -> None:
+def show_index(folder: Path, out: Output, *, rejects: bool) -> None:
     """Print what an index holds, or what it has set aside."""
-    from ..index import Index
+    from ..index import Index as Opened
 
-    with Index.open(folder) as index:
+    with Opened.open(folder) as index:
         if rejects:
             for reject in index.rejects():
-                print(json.dumps(asdict(reject), ensure_ascii=False) if as_json else reject)
+                print(dumped(asdict(reject)) if out.json else reject)
             return
         about = index.info()
-    if as_json:
-        print(json.dumps(about, ensure_ascii=False, indent=2))
-        return
     width = max(map(len, about))
-    for name, value in about.items():
-        if value not in (None, [], {}):
-            print(f"{name:{width}}  {value}")
+    shown = {name: value for name, value in about.items() if value not in (None, [], {})}
+    out.answer("\n".join(f"{name:{width}}  {value}" for name, value in shown.items()), about, indent=2)
 
 
-def verify_index(folder: Path) -> str:
+def verify_index(folder: Path, out: Output) -> None:
     """Read every file of an index and hold it against its digests."""
-    from ..index import Index
+    from ..index import Index as Opened
 
-    with Index.open(folder) as index:
+    with Opened.open(folder) as index:
         about = index.verify()
-    return "{path}: {documents:,} documents and {vectors:,} vectors are as they were written".format(**about)
+    said = "{path}: {documents:,} documents and {vectors:,} vectors are as they were written".format(**about)
+    out.report(said, about)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -148,9 +146,7 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
 class _Maps(AttentionObserver):
     """Keeps each pass through a layer as one map [B, T, T], mean over heads, and which layer it was and what it saw.
 
-    Args:
-        length: Sequence length T, padding included.
-        numbers: Indices of the layers that have attention, from the bottom.
+    ``length`` is T, padding included; ``numbers`` are the indices of the layers that have attention, from the bottom.
     """
 
     def __init__(self, length: int, numbers: Sequence[int]) -> None:
@@ -160,7 +156,6 @@ class _Maps(AttentionObserver):
         self.matrices: list[Tensor] = []
 
     def update(self, probabilities: Tensor, first_query: int) -> None:
-        """Keep one block of a layer; see :meth:`Observer.update`."""
         if len(self.matrices) < self.layers:
             # The layer is known only after it has begun.
             self.calls.append(self._call())
@@ -190,9 +185,6 @@ def _shown(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-# The sink
-
-
 @dataclass(frozen=True)
 class SinkShare:
     """Where the attention of one layer goes: a mean over heads, texts, and the queries behind the sink tokens.
@@ -205,9 +197,8 @@ class SinkShare:
         even: What that would be if every query looked evenly at all tokens that it sees: in a forward layer early
             tokens get more than late ones even then.
         itself: Share on the query's own token.
-        top_position: Position, from 0, of the token that gets the largest share.
+        top_position: Position, from 0, of the token that gets the largest share, ``top_share``.
         top_token: That token; empty where the texts differ there.
-        top_share: Its share.
     """
 
     layer: int
@@ -281,7 +272,7 @@ def _even_and_own(matrix: NDArray[np.float32], m: int) -> tuple[float, float]:
 
 
 def markdown_table(rows: Sequence[SinkShare], m: int = 1) -> str:
-    """The rows of :func:`sink_table` as a Markdown table; shares to three digits, 0 where there is no attention at all.
+    """The rows of :func:`sink_table` in Markdown; shares to three digits, 0 where there is no attention at all.
 
     Example:
         >>> print(markdown_table([SinkShare(3, "forward", 1, 0.5, 0.125, 0.25, 0, "<s>", 0.5)]))
@@ -304,20 +295,14 @@ def code(token: str) -> str:
     return f"`` {escaped} ``" if "`" in token else f"`{escaped}`"
 
 
-# Files
-
-
 def write_attention(maps: Maps, out: str | os.PathLike[str], *, m: int = 1, scale: Scale = "log") -> list[SinkShare]:
     """Draw a text's attention and measure the sink: write ``attention.png`` and ``attention.csv``.
 
     Args:
         maps: From :func:`attention_maps`.
-        out: The folder to write into; made where it is not there. These two files in it are replaced.
-        m: As for :func:`sink_table`.
+        out: The folder, made where it is not there. These two files in it are replaced.
+        m: As for :func:`sink_table`, whose rows it returns.
         scale: As for :func:`draw_attention`.
-
-    Returns:
-        What the table holds.
 
     Raises:
         ValueError: As :func:`sink_table` and :func:`draw_attention`; nothing is written then.
@@ -332,12 +317,9 @@ def write_attention(maps: Maps, out: str | os.PathLike[str], *, m: int = 1, scal
     rows, figure, folder = sink_table([maps], m), draw_attention(maps, scale), Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(figure, folder / "attention.png")
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, [field.name for field in fields(SinkShare)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(asdict, rows))
+    table = required("pandas", "evaluation").DataFrame(map(asdict, rows))
     with whole_file(folder / "attention.csv") as stream:
-        stream.write(lines.getvalue().encode())
+        stream.write(table.to_csv(index=False, lineterminator="\n").encode())
     return rows
 
 

@@ -136,11 +136,15 @@ class Table:
         for kind, roles in self.kinds.items():
             found = {
                 role: self.columns.get(role) or next((name for name in guesses if name in there), None)
-                for role, guesses in {**roles, **self.optional}.items()
+                for role, guesses in roles.items()
             }
             columns = {role: name for role, name in found.items() if name is not None}
-            if set(roles) <= set(columns) and len(set(columns.values())) == len(columns):
-                self.kind, self.names = kind, columns
+            if len(set(columns.values())) == len(roles):
+                # Another record may have what this one lacks.
+                spare = {role: self.columns.get(role, guesses[0]) for role, guesses in self.optional.items()}
+                used = columns.values()
+                self.kind = kind
+                self.names = columns | {role: name for role, name in spare.items() if name not in used}
                 return self
         wanted = " or ".join(f"{', '.join(roles)} ({kind})" for kind, roles in self.kinds.items())
         role = next(iter(next(iter(self.kinds.values()))))

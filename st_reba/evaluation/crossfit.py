@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..filters import MOST_GAIN, least_texts
 from .items import Items, Rows
 from .passes import Encoded
-from .space import NO_FILTER, Arm, Filter, Read, Trial
+from .trials import NO_FILTER, Filter, Read
 
 Array = NDArray[np.float64]
 
@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 # vectors that differ in their last digits, and must not be refused what was chosen.
 _OF_LARGEST = 2e-8
 _OF_LENGTH = 2e-10
+# A recipe's filter is fitted on all items. Fitted on half of them, a wide filter would look worse than it is.
+FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,10 @@ class Fold:
         return items.metrics[items.main](items.evidence(vectors, self.rows, self.learn if items.learns else None))
 
 
-def folds_of(items: Items, scored: int | None = None, parts: int = 2) -> list[Fold]:
+def folds_of(items: Items, scored: int | None = None, parts: int = FOLDS) -> list[Fold]:
     """Items in folds, each of which is scored by what the others teach.
 
-    Args:
-        items: The items.
-        scored: How many of them are scored, from the first on; those behind are what classifiers learn from.
-        parts: Number of folds.
+    The first ``scored`` items are scored (None: all); those behind are what classifiers learn from.
     """
     count = len(items) if scored is None else scored
     found = []
@@ -76,11 +75,9 @@ def folds_of(items: Items, scored: int | None = None, parts: int = 2) -> list[Fo
 
 
 class Sample:
-    """Vectors that filters are fitted on, taken apart once for all filters, and vectors that are filtered.
+    """Vectors [N, d] that filters are fitted on, taken apart once for all filters, and vectors [M, d] to be filtered.
 
-    Args:
-        sample: [N, d] of length 1.
-        vectors: [M, d] of length 1.
+    All are of length 1.
     """
 
     def __init__(self, sample: Array, vectors: Array) -> None:
@@ -108,8 +105,7 @@ class Sample:
     def filtered(self, wanted: Filter) -> Array | None:
         """What the filter that :meth:`PostFilter.fit` gives makes of the vectors, whiten but for a rotation.
 
-        Returns:
-            The filtered vectors; None: the sample is too small for the filter, or too flat.
+        None: the sample is too small for the filter, or too flat.
         """
         if not enough(wanted, self.count, self.width):
             return None
@@ -144,44 +140,6 @@ class Scored:
     read: Read
     filter: Filter
     score: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """An arm on one rung: every reading of one forward pass over its texts.
-
-    Args:
-        arm: The arm.
-        rung: Its number, from 0.
-        items: Items that were scored.
-        tokens: Positions that ran, padding excluded.
-        seconds: What it took.
-        scored: Readings behind filters; none: it failed.
-        error: Why it failed.
-    """
-
-    arm: Arm
-    rung: int
-    items: int
-    tokens: int
-    seconds: float
-    scored: tuple[Scored, ...]
-    error: str | None = None
-
-    def trials(self) -> list[tuple[Trial, float]]:
-        """Whole methods and their scores; some may be another arm's, too, whose conversions reach as far down."""
-        return [(Trial(self.arm, each.read, each.filter).own, each.score) for each in self.scored]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a line of the ledger; rows have no names, so that thousands of them stay small."""
-        scored = [[*asdict(s.read).values(), *asdict(s.filter).values(), s.score] for s in self.scored]
-        return {**vars(self), "arm": self.arm.to_json(), "scored": scored}
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Result:
-        """Read what :meth:`to_json` gave."""
-        scored = tuple(Scored(Read(*row[:5]), Filter(*row[5:9]), row[9]) for row in values["scored"])
-        return cls(**{**values, "arm": Arm.of(values["arm"]), "scored": scored})
 
 
 def score_reads(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
-from .. import build
 from ..files import whole_file
 from ..filters import SUFFIX, PostFilter, postfilter_of, with_postfilter
 from .data import Task, in_parts
 from .items import Items
-from .space import NO_FILTER, Trial
+from .ledger import Result
+from .methods import Base, Method
+from .passes import Costs
 from .statistics import Difference, Evidence, differences, interval
+from .trials import NO_FILTER, Trial
 
 # Below so many items a choice among many methods is one by chance.
 FEWEST = 40
@@ -60,13 +62,7 @@ class Parts:
 
 
 def parts_of(task: Task, test: Task | None, validation: float, seed: int) -> Parts:
-    """The part of a task that chooses, and the part that reports.
-
-    Args:
-        task: The task.
-        test: Other items, which report; None: a part of the task's.
-        validation: Share of the task's items that choose, without ``test``.
-        seed: Of the draw.
+    """The part of a task that chooses (a share, ``validation``), and the part that reports: the rest, or ``test``.
 
     Raises:
         ValueError: The tasks are of two kinds, or there are too few items.
@@ -89,6 +85,27 @@ def parts_of(task: Task, test: Task | None, validation: float, seed: int) -> Par
                 "Use a larger file, or another share (--validation)."
             )
     return made
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ends with.
+
+    Args:
+        results: All arms on all rungs.
+        chosen: The methods that are reported and their validation scores, by name.
+        against: The one that all are compared with.
+        recipes: The recipe's file, by the name of a method that has one; the best method's first.
+        depth: The base's number of layers L.
+        costs: Of methods.
+    """
+
+    results: Sequence[Result]
+    chosen: Mapping[str, tuple[Trial, float]]
+    against: str
+    recipes: Mapping[str, str]
+    depth: int
+    costs: Costs
 
 
 @dataclass(frozen=True)
@@ -115,43 +132,52 @@ class Row:
 
 
 def score_heldout(
-    chosen: Mapping[str, tuple[Trial, float]],
+    found: Found,
     parts: Parts,
-    base: str | os.PathLike[str],
+    base: Base,
     loading: Mapping[str, Any],
-    depth: int,
     folder: Path,
     *,
     seed: int,
     disable: bool | None,
-) -> dict[str, Evidence]:
-    """What each method says on the held-out items, by the very model that its recipe builds.
+) -> tuple[tuple[Row, ...], tuple[Difference, ...]]:
+    """Score what was chosen on the held-out items, each method by the very model that its recipe builds.
 
     Args:
-        chosen: Methods and their validation scores, by name.
+        found: What was chosen.
         parts: The items.
-        base: As for ``build``.
+        base: The base.
         loading: Further arguments of ``build``.
-        depth: The base's number of layers L.
         folder: Where evidence and filters are kept, so that a stopped run goes on.
         seed: Of the filters' record.
         disable: Show no bar; None: on a terminal.
+
+    Returns:
+        The methods, and the differences to the one that all are compared with, all on the same draws.
     """
     folder.mkdir(exist_ok=True)
-    found: dict[Trial, Evidence] = {}
-    for trial in tqdm(dict.fromkeys(trial for trial, _ in chosen.values()), desc="Held-out", disable=disable):
+    evidence: dict[Trial, Evidence] = {}
+    for trial in tqdm(dict.fromkeys(trial for trial, _ in found.chosen.values()), desc="Held-out", disable=disable):
         path = folder / f"{digest(trial)}.npy"
         if not path.exists():
             try:
-                evidence, fitted = _tested(trial, parts, base, loading, depth, seed)
+                model = Method(trial.arguments(found.depth)).build(base, **loading)
+                made, fitted = _tested(trial, parts, model, seed)
             except ValueError as error:
                 raise ValueError(f"held-out, {trial}: {error}") from error
             if fitted is not None:
                 fitted.save(path.with_suffix(SUFFIX))
             with whole_file(path) as stream:
-                np.save(stream, evidence)
-        found[trial] = np.load(path)
-    return {name: found[trial] for name, (trial, _) in chosen.items()}
+                np.save(stream, made)
+        evidence[trial] = np.load(path)
+    items, costs = parts.heldout, found.costs
+    scores = {name: items.metrics[items.main](evidence[trial]) for name, (trial, _) in found.chosen.items()}
+    samples = {name: items.draws(evidence[trial], items.main) for name, (trial, _) in found.chosen.items()}
+    rows = tuple(
+        Row(name, trial, costs.of(trial), costs.tokens(trial.arm), score, scores[name], interval(samples[name]))
+        for name, (trial, score) in found.chosen.items()
+    )
+    return rows, tuple(differences(scores, samples, found.against))
 
 
 def digest(trial: Trial) -> str:
@@ -159,26 +185,7 @@ def digest(trial: Trial) -> str:
     return hashlib.sha256(repr(trial).encode()).hexdigest()[:16]
 
 
-def compared(
-    evidence: Mapping[str, Evidence], items: Items, against: str
-) -> tuple[dict[str, float], dict[str, tuple[float, float]], list[Difference]]:
-    """Scores, their intervals, and the differences to one of the methods, all on the same draws.
-
-    Args:
-        evidence: By method.
-        items: The held-out ones.
-        against: The method that all are compared with.
-    """
-    metric = items.metrics[items.main]
-    scores = {name: metric(each) for name, each in evidence.items()}
-    samples = {name: items.draws(each, items.main) for name, each in evidence.items()}
-    return scores, {name: interval(each) for name, each in samples.items()}, differences(scores, samples, against)
-
-
-def _tested(
-    trial: Trial, parts: Parts, base: str | os.PathLike[str], loading: Mapping[str, Any], depth: int, seed: int
-) -> tuple[Evidence, PostFilter | None]:
-    model = build(base, **trial.arguments(depth), **loading)
+def _tested(trial: Trial, parts: Parts, model: SentenceTransformer, seed: int) -> tuple[Evidence, PostFilter | None]:
     fitted = None
     if trial.filter != NO_FILTER:
         options = trial.filter.options(cast(int, model.get_embedding_dimension()))

@@ -88,8 +88,7 @@ def read_instructions(word: str) -> Instructions:
     """
     if word == NONE:
         return Instructions()
-    named = word in NAMED
-    path = _FOLDER / f"{word}.yaml" if named else Path(word)
+    path = _FOLDER / f"{word}.yaml" if word in NAMED else Path(word)
     if not path.is_file():
         raise FileNotFoundError(
             f"prompts={word!r} is neither one of {[*NAMED, NONE]} nor a file. Give a YAML file of tasks and texts."
@@ -99,11 +98,9 @@ def read_instructions(word: str) -> Instructions:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a YAML file in UTF-8 ({error}).") from None
     whole = _whole(values, str(path))
-    name = word
-    if not named:
-        text = json.dumps(whole, sort_keys=True, ensure_ascii=False)
-        name = f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    return Instructions(name, **whole)
+    text = json.dumps(whole, sort_keys=True, ensure_ascii=False)
+    own = f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return Instructions(word if word in NAMED else own, **whole)
 
 
 def _whole(values: Any, source: str) -> dict[str, Any]:

@@ -10,33 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-from sentence_transformers import SentenceTransformer
-
-from .. import build
-from ..bases import EMBEDDED, is_repository, weights_dtype
 from ..modules.options import unknown
 from ..modules.stages import as_stored
 from ..persistence import load
 from ..recipe import read_recipe
 from ..spec import METHODS, Spec, cut, read_fields
 
-# Arguments of ``build`` that belong to the base, or to where it runs; the others belong to a method.
-_OF_BASE = (
-    "base",
-    "revision",
-    "tokenizer",
-    "dtype",
-    "device",
-    "trust_remote_code",
-    "token",
-    "cache_folder",
-    "local_files_only",
-    "model_kwargs",
-)
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
 # Arguments of ``build`` that change vectors and are no field of a method.
 _BESIDE = ("prompts", "default_prompt_name", "truncate_dim")
 _REPEATING = ("reba", "echo")
@@ -72,6 +56,8 @@ class Base:
     @property
     def saved(self) -> bool:
         """Whether it is an embedder already: it has a method of its own, and takes no other."""
+        from ..bases import EMBEDDED, is_repository  # here, as names of methods are read before torch is loaded
+
         return self.name not in EMBEDDED and is_repository(self.name, {"revision": self.revision})
 
     @property
@@ -88,6 +74,8 @@ class Base:
         Raises:
             OSError: The Hub id is not in the cache, and the Hub cannot be asked.
         """
+        from ..bases import weights_dtype
+
         return {
             "weights": _weights(self.name, self.revision),
             "tokenizer": None if self.tokenizer is None else _weights(self.tokenizer, None),
@@ -111,7 +99,7 @@ class Method:
         label: What tables call it; None: a name made of the arguments.
 
     Raises:
-        ValueError: There is no such method or option, or it belongs to the base.
+        ValueError: There is no such method or option.
 
     Example:
         >>> Method({"method": "reba", "repeats": 3}).name
@@ -122,13 +110,10 @@ class Method:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        for name in self.arguments:
-            if name in _OF_BASE:
-                raise ValueError(f"{name}={self.arguments[name]!r} belongs to the base model, not to a method.")
         if not self.arguments:
             return
         if self.arguments.get("method") not in METHODS:
-            raise ValueError(f"method={self.arguments.get('method')!r} is not known: choose one of {list(METHODS)}.")
+            raise ValueError(unknown("method", self.arguments.get("method"), list(METHODS)))
         spec = Spec.of({name: value for name, value in self.arguments.items() if name not in _BESIDE})
         if self.arguments.get("stages"):
             # Flat fields of nosink stay flat, as they were given.
@@ -143,22 +128,22 @@ class Method:
     @property
     def identity(self) -> dict[str, Any]:
         """What of it scores depend on: a filter by what its file holds, wherever it lies."""
-        return {**self.arguments, "stages": _hashed(self.arguments)}
-
-    def changed(self, **changes: Any) -> Method:
-        """The method with other options, under the name that these make."""
-        return Method({**self.arguments, **changes})
+        stages = []
+        for stage in self.arguments.get("stages") or ():
+            own = dict(stage.get("filter", {}))
+            if own.get("file"):
+                stage = {"filter": {**own, "file": hashlib.sha256(Path(own["file"]).read_bytes()).hexdigest()}}
+            stages.append(stage)
+        return {**self.arguments, "stages": stages}
 
     def build(self, base: Base, **options: Any) -> SentenceTransformer:
-        """Build the embedder.
-
-        Args:
-            base: Of which.
-            **options: Further arguments of ``build``, such as ``max_seq_length``.
+        """Build the embedder; ``options`` are further arguments of ``build``, such as ``max_seq_length``.
 
         Raises:
             ValueError, OSError: As ``build``; or a saved embedder is to be turned into another.
         """
+        from .. import build
+
         running: dict[str, Any] = {
             "device": base.device,
             "dtype": base.dtype,
@@ -202,12 +187,7 @@ class Limit:
             raise ValueError(f"max_tokens={self.tokens!r} must be a whole number from 1 on, or None.")
 
     def build(self, method: Method, base: Base, prompt: str | None = None) -> SentenceTransformer:
-        """Build a method's embedder so that it reads no more.
-
-        Args:
-            method: The method.
-            base: The base model.
-            prompt: The longest that stands before a text.
+        """Build a method's embedder so that it reads no more, whatever stands before a text (``prompt``: the longest).
 
         Example:
             >>> model = Limit(40, "content").build(Method({"method": "echo"}), Base("mini"))
@@ -225,10 +205,7 @@ class Limit:
     def fit(self, model: SentenceTransformer, prompt: str | None = None, task: str | None = None) -> None:
         """Limit a built embedder anew, where each task has a prompt of its own; a total stays as it was built.
 
-        Args:
-            model: As :meth:`Method.build` made it.
-            prompt: What stands before the next texts.
-            task: What they are: ``"query"``, ``"document"`` or None, as ``preprocess`` takes it.
+        ``prompt`` stands before the next texts, and ``task`` is what they are, as ``preprocess`` takes both.
         """
         if self.tokens is not None and self.of == "content":
             _limit_content(model, self.tokens, prompt, (task,))
@@ -257,16 +234,13 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
         >>> [method.name for method in read_methods("classical,reba-3:pooling=mean,nosink:setting=mask0-bidir,k=4")]
         ['classical last', 'reba-3 mean', 'nosink mask0-bidir mean k=4']
     """
-    parts = cut(words, ",") if isinstance(words, str) else list(words)
-    if isinstance(words, str):
-        joined: list[str] = []
-        for part in parts:
-            # A field of the method before it, not another method.
-            if joined and re.match(r"\s*\w+\s*=", part):
-                joined[-1] += f",{part}"
-            else:
-                joined.append(part)
-        parts = joined
+    parts: list[str] = []
+    for part in cut(words, ",") if isinstance(words, str) else words:
+        # A field of the method before it, not another method.
+        if parts and re.match(r"\s*\w+\s*=", part):
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
     methods = tuple(_method(part.strip()) for part in parts if part.strip())
     if not methods:
         raise ValueError(f"methods={words!r}: name one at least, as classical,echo,reba.")
@@ -277,12 +251,8 @@ def read_methods(words: str | Sequence[str]) -> tuple[Method, ...]:
 
 
 def methods_for(base: Base, words: str | Sequence[Any] | None, default: str = "classical,echo,reba") -> list[Method]:
-    """The methods to compare on a base: those asked for, a default, or a saved embedder's own.
-
-    Args:
-        base: The base.
-        words: See :func:`read_methods`; or methods.
-        default: Where nothing is asked for.
+    """The methods to compare on a base: those asked for (methods, or words for :func:`read_methods`), a default, or a
+    saved embedder's own.
 
     Raises:
         ValueError: Methods are asked for, but the base is an embedder already.
@@ -298,9 +268,6 @@ def methods_for(base: Base, words: str | Sequence[Any] | None, default: str = "c
 
 def name_of(arguments: Mapping[str, Any]) -> str:
     """A method's name, by its arguments: as :attr:`Method.name`, of any that a paper leaves open too.
-
-    Args:
-        arguments: As of a :class:`Method`; none: a saved embedder.
 
     Example:
         >>> name_of({"method": "nosink", "setting": "mask0-bidir"})
@@ -324,10 +291,7 @@ def name_of(arguments: Mapping[str, Any]) -> str:
 
 
 def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with the NoSink setting's fields among the method's, however they were given.
-
-    Args:
-        arguments: As of a :class:`Method`.
+    """A method's arguments with the NoSink setting's fields among them, however they were given.
 
     Example:
         >>> flat({"method": "classical", "pooling": "mean", "stages": [{"nosink": {"setting": "mask0-bidir", "k": 4}}]})
@@ -369,7 +333,7 @@ def _limit_content(
 def _method(word: str) -> Method:
     if word.endswith((".yaml", ".yml")):
         recipe = read_recipe(word)
-        beside = {name: value for name, value in recipe.loading.items() if name not in _OF_BASE}
+        beside = {name: value for name, value in recipe.loading.items() if name in _BESIDE}
         # A filter's numbers make no name.
         filtered = any(stage.name == "filter" for stage in recipe.spec.stages)
         return Method({"method": "reba", **beside, **recipe.values}, Path(word).stem if filtered else None)
@@ -389,17 +353,6 @@ def _method(word: str) -> Method:
         return Method(values)
     except ValueError as error:
         raise ValueError(f"methods: {word!r}: {error}") from None
-
-
-def _hashed(arguments: Mapping[str, Any]) -> list[Any]:
-    """Stages by what they do: a filter by what its file holds, wherever it lies."""
-    stages = []
-    for stage in arguments.get("stages") or ():
-        own = dict(stage.get("filter", {}))
-        if own.get("file"):
-            stage = {"filter": {**own, "file": hashlib.sha256(Path(own["file"]).read_bytes()).hexdigest()}}
-        stages.append(stage)
-    return stages
 
 
 def _short(value: Any) -> str:
@@ -425,6 +378,8 @@ def _weights(name: str, revision: str | None) -> str:
 
 def _folder(name: str) -> Path | None:
     """A local folder, or None of a Hub id."""
+    from ..bases import EMBEDDED
+
     folder = Path(EMBEDDED.get(name, name))
     return folder if folder.is_dir() else None
 
@@ -432,6 +387,9 @@ def _folder(name: str) -> Path | None:
 @lru_cache
 def _commit(name: str, revision: str | None) -> str:
     """The commit of a Hub repository that a revision is now; without a network, the one that the cache has."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=["config.json", "modules.json"])).name
     except HFValidationError:

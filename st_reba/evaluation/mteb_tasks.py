@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,21 +18,14 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from ..encode import PROMPT_NAMES, Task
+from ..optional import required
+from .encoding import Progress, Prompts, encoded
 from .instructions import Instructions
-from .items import Progress, Prompts, encoded
 from .methods import Limit
+from .reading import KINDS
 from .results import one_line, slug
 
 _SUITES = Path(__file__).with_name("suites.yaml")
-# ReBA, table 3: accuracy, v_measure, map, cos_sim accuracy, cos_sim pearson, recall_at_1000; by mteb's names today.
-_REBA = {
-    "Classification": "accuracy",
-    "Clustering": "v_measure",
-    "PairClassification": "cosine_accuracy",
-    "Reranking": "map_at_1000",
-    "Retrieval": "recall_at_1000",
-    "STS": "cosine_pearson",
-}
 # As many digits as mteb's files hold, so that a result is the same whether it comes from there or from a run.
 _DIGITS = 6
 # Vectors that are kept for texts that come again within a task: of a large corpus only the first ones.
@@ -66,18 +58,8 @@ class NoData(ValueError):
 
 
 def mteb_module(module: str = "mteb") -> Any:
-    """mteb, or a module of it.
-
-    Raises:
-        ImportError: It is not installed, or does not load; the message has the remedy.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"mteb's own tasks need mteb, which could not be imported ({error}). Run: pip install 'st-reba[mteb]'; "
-            "files of your own do without it."
-        ) from error
+    """mteb, or a module of it or of what it needs."""
+    return required(module, "mteb", "mteb's own tasks need mteb (files of your own do without it)")
 
 
 @dataclass(frozen=True)
@@ -145,7 +127,16 @@ class MtebTask:
     @property
     def parts(self) -> list[Any]:
         """The tasks that are run for it: itself, or those whose scores it averages."""
-        return _parts(self.task)
+
+        def of(task: Any) -> list[Any]:
+            return [part for each in task.metadata.tasks for part in of(each)] if task.is_aggregate else [task]
+
+        return of(self.task)
+
+    @property
+    def names(self) -> list[str]:
+        """By which instructions may name it: those of its parts."""
+        return [part.metadata.name for part in self.parts]
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -224,8 +215,9 @@ class MtebTask:
 
     def paper(self, scores: Mapping[str, float]) -> str | None:
         """The papers' metric where it is not the main score: ReBA's; Echo and NoSink report mteb's own."""
-        reported = any(suite.scores == "mteb" and self.name in suite.names for suite in suites().values())
-        metric = None if reported else _REBA.get(self.kind)
+        mtebs = any(suite.scores == "mteb" and self.name in suite.names for suite in suites().values())
+        kind = None if mtebs else KINDS.get(self.kind)
+        metric = None if kind is None else kind.paper or kind.main
         return metric if metric in scores and metric != self.task.metadata.main_score else None
 
     def _strategy(self, cache: Any, meta: Any) -> str:
@@ -279,23 +271,26 @@ def find_tasks(words: Iterable[Any]) -> list[MtebTask]:
     """
     found: list[MtebTask] = []
     for word in words:
-        if not isinstance(word, str) and not hasattr(word, "metadata"):
+        if isinstance(word, str):
+            found += _named(word)
+        elif hasattr(word, "metadata"):
+            found.append(MtebTask(word))
+        else:
             raise ValueError(f"tasks: {word!r} is neither a name nor one of mteb's tasks.")
-        found += _named(word) if isinstance(word, str) else [MtebTask(word)]
     return list({(each.name, each.prompts): each for each in found}.values())
 
 
 def _named(word: str) -> list[MtebTask]:
-    named = {suite.name.lower(): suite for suite in suites().values()}
     mteb = mteb_module()
-    if suite := named.get(word.lower()):
-        return [
-            MtebTask(
-                mteb.get_task(name, eval_splits=suite.splits.get(name), hf_subsets=suite.subsets.get(name)),
-                suite.prompts,
-            )
-            for name in suite.names
-        ]
+    for suite in suites().values():
+        if suite.name.lower() == word.lower():
+            return [
+                MtebTask(
+                    mteb.get_task(name, eval_splits=suite.splits.get(name), hf_subsets=suite.subsets.get(name)),
+                    suite.prompts,
+                )
+                for name in suite.names
+            ]
     with suppress(KeyError):
         return [MtebTask(mteb.get_task(word))]
     with suppress(KeyError):
@@ -399,40 +394,24 @@ class Encoder:
         return self.model.similarity_pairwise(embeddings1, embeddings2)
 
 
-def model_meta(name: str, revision: str, model: SentenceTransformer | None = None) -> Any:
+def model_meta(name: str, revision: str, model: SentenceTransformer) -> Any:
     """mteb's description of a model, made from what is here: no name is looked up anywhere.
 
     Args:
         name: What it is called; mteb keeps results by name and revision.
         revision: A hash of all that its vectors depend on.
-        model: The embedder; None: it is not built yet.
-
-    Example:
-        >>> model_meta("mini reba-2 last", "00ff").name  # doctest: +SKIP
-        'st-reba/mini-reba-2-last--00ff'
+        model: The embedder.
     """
-    known: dict[str, Any] = {"framework": ["Sentence Transformers", "PyTorch"]}
-    if model is not None:
-        known |= {
-            "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "max_tokens": model.max_seq_length,
-            "embed_dim": model.get_embedding_dimension(),
-            "similarity_fn_name": mteb_module("mteb.models.model_meta").ScoringFunction(model.similarity_fn_name),
-        }
-    known |= {"name": f"st-reba/{slug(name)}--{revision[:8]}", "revision": revision}
+    known = {
+        "name": f"st-reba/{slug(name)}--{revision[:8]}",
+        "revision": revision,
+        "framework": ["Sentence Transformers", "PyTorch"],
+        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "max_tokens": model.max_seq_length,
+        "embed_dim": model.get_embedding_dimension(),
+        "similarity_fn_name": mteb_module("mteb.models.model_meta").ScoringFunction(model.similarity_fn_name),
+    }
     return mteb_module("mteb.models").ModelMeta.create_empty(known)
-
-
-def instructions_for(tasks: Sequence[Any], given: Instructions | None) -> None:
-    """Refuse instructions that concern none of the tasks.
-
-    Raises:
-        ValueError: The message has both.
-    """
-    names = [part.metadata.name for each in tasks if isinstance(each, MtebTask) for part in each.parts]
-    names += [each.name for each in tasks if not isinstance(each, MtebTask)]
-    if given is not None and given.tasks and not {*names, "*"} & set(given.tasks):
-        raise ValueError(f"prompts: {given.name!r} has none of the tasks {names[:20]}, but {sorted(given.tasks)[:20]}.")
 
 
 def _has_roles(model: SentenceTransformer) -> bool:
@@ -442,10 +421,6 @@ def _has_roles(model: SentenceTransformer) -> bool:
         return True
     layout = getattr(model[0], "token_layout", None)
     return layout is not None and any(each["query"] != each["document"] for each in layout.templates)
-
-
-def _parts(task: Any) -> list[Any]:
-    return [part for each in task.metadata.tasks for part in _parts(each)] if task.is_aggregate else [task]
 
 
 def _draw_anew(task: MtebTask, seed: int) -> None:

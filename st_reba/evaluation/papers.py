@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -63,9 +62,7 @@ class PaperScore:
         arguments: Of the method, as for :class:`st_reba.evaluation.methods.Method`.
         task: Of a benchmark, or a set of tasks that was averaged, as the paper calls it.
         metric: As the paper calls it; ``"main_score"``: each task's own; ``"average"``: of the paper's metrics.
-        value: A fraction.
-        printed: As it is printed: a fraction, or percent.
-        positions: The paper's limit of a text.
+        printed: The value as it is printed: a fraction, or percent.
         fine_tuned: Of a model trained further, whose weights no base here has.
         note: What is to be known of it, as that another table contradicts it.
     """
@@ -76,11 +73,19 @@ class PaperScore:
     arguments: Mapping[str, Any] = field(hash=False)
     task: str
     metric: str
-    value: float
     printed: float
-    positions: int | None = None
     fine_tuned: bool = False
     note: str | None = None
+
+    @property
+    def value(self) -> float:
+        """A fraction."""
+        return round(self.printed / _PRINTED[self.paper][0], self.digits)
+
+    @property
+    def positions(self) -> int | None:
+        """The paper's limit of a text."""
+        return self.arguments.get("max_seq_length")
 
     @property
     def digits(self) -> int:
@@ -154,19 +159,27 @@ def paper_rows(base: str, arguments: Mapping[str, Any], settings: Mapping[str, A
     if any(name not in _COMPARABLE for name in settings) or settings.get("budget", "total") != "total":
         return []
     positions = settings.get("max_tokens", arguments.get("max_seq_length"))
-    rows: dict[tuple[str, str, int | None], dict[tuple[str, str], PaperScore]] = {}
-    for each, method in _of_base(base.rpartition("/")[2]):
-        if each.fine_tuned or settings.get("prompts") != _PROMPTS.get(each.task):
+    rows = []
+    for (of, prompts, source, method, limit), scores in _scores_by_row().items():
+        if base not in (of, of.rpartition("/")[2]) or settings.get("prompts") != prompts:
             continue
-        if "/" in base and base != each.base:
+        if None not in (positions, limit) and positions != limit:
             continue
-        if None not in (positions, each.positions) and positions != each.positions:
-            continue
-        if _named(_without_open(arguments, each.arguments)) == method:
-            row = rows.setdefault((each.source, method, each.positions), {})
-            for name in metric_names(each.metric):
-                row[task_name(each.task), name] = each
-    return [PaperRow(*key, scores=scores) for key, scores in rows.items()]
+        if _named(_without_open(arguments, scores[0].arguments)) == method:
+            named = {(task_name(each.task), name): each for each in scores for name in metric_names(each.metric)}
+            rows.append(PaperRow(source, method, limit, named))
+    return rows
+
+
+@cache
+def _scores_by_row() -> dict[tuple[Any, ...], list[PaperScore]]:
+    """Numbers of models that were not trained further: by base, instructions, table, method and limit of positions."""
+    rows: dict[tuple[Any, ...], list[PaperScore]] = {}
+    for each in paper_scores():
+        if not each.fine_tuned:
+            row = (each.base, _PROMPTS.get(each.task), each.source, each.method, each.positions)
+            rows.setdefault(row, []).append(each)
+    return rows
 
 
 def averaged_over(task: str) -> tuple[tuple[str, str | None], ...] | None:
@@ -196,18 +209,7 @@ def _named(arguments: Mapping[str, Any]) -> str:
         pooling = rest.get("pooling") or "mean"
         rest = {name: value for name, value in rest.items() if name not in ("setting", "k", "k0", "m")}
         rest |= {"method": "classical", "pooling": pooling}
-    return _name(json.dumps(rest, sort_keys=True, default=str))
-
-
-@cache
-def _name(arguments: str) -> str:
-    return name_of(json.loads(arguments))
-
-
-@cache
-def _of_base(name: str) -> tuple[tuple[PaperScore, str], ...]:
-    """The numbers of bases whose id ends so, each with its method's name."""
-    return tuple((each, each.method) for each in paper_scores() if each.base.rpartition("/")[2] == name)
+    return name_of(rest)
 
 
 def _without_open(arguments: Mapping[str, Any], of_paper: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,40 +220,24 @@ def _without_open(arguments: Mapping[str, Any], of_paper: Mapping[str, Any]) -> 
 
 
 def _of_recipes() -> Iterator[PaperScore]:
-    for name in zoo.names():
-        recipe = zoo.load(name)
+    for recipe in map(zoo.load, zoo.names()):
+        arguments = {name: value for name, value in recipe.values.items() if name not in _OF_BASE}
         for score in recipe.about.scores:
             assert recipe.about.paper is not None
-            values = {name: score[name] for name in ("task", "metric", "value")}
-            yield _score(recipe.about.paper, score["table"], recipe.values, recipe.base, values)
+            task, metric, printed = score["task"], score["metric"], float(score["value"])
+            yield PaperScore(recipe.about.paper, score["table"], recipe.base, arguments, task, metric, printed)
 
 
 def _of_file() -> Iterator[PaperScore]:
     for row in _file()["rows"]:
         disputed = row.get("disputed", {})
+        where = (row["paper"], row["table"], row["base"], row["arguments"])
         for metric, scores in row["scores"].items():
             for task, value in scores.items():
                 contradicted = f"{task}: {disputed[task]}" if task in disputed else None
                 notes = " ".join(note for note in (row.get("note"), contradicted) if note)
-                values = {"task": task, "metric": metric, "value": value, "note": notes or None}
-                values["fine_tuned"] = row.get("fine_tuned", False)
-                yield _score(row["paper"], row["table"], row["arguments"], row["base"], values)
-
-
-def _score(paper: str, table: str, arguments: Mapping[str, Any], base: str, values: dict[str, Any]) -> PaperScore:
-    printed = float(values.pop("value"))
-    kept = {name: value for name, value in arguments.items() if name not in _OF_BASE}
-    divisor, digits = _PRINTED[paper]
-    return PaperScore(
-        paper=paper,
-        table=table,
-        base=base,
-        arguments=kept,
-        value=round(printed / divisor, digits),
-        printed=printed,
-        positions=kept.get("max_seq_length"),
-        **values,
-    )
+                fine_tuned = row.get("fine_tuned", False)
+                yield PaperScore(*where, task, metric, float(value), fine_tuned, notes or None)
 
 
 @cache

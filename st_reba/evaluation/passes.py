@@ -26,7 +26,7 @@ from ..modules.reading import Reading, ReadingPass
 from ..modules.repeat import RepeatTransformer
 from ..modules.stages import LayerCall, Pass, Place
 from ..pipelines import copied
-from .space import Arm, Read, Trial
+from .trials import Arm, Read, Trial
 
 # Numbers of hidden states, of all layers, that a pass may hold; a longer text runs alone.
 _MOST_NUMBERS = 1 << 28
@@ -68,12 +68,7 @@ class Costs:
 
 
 def costs_of(transformer: RepeatTransformer, arms: Sequence[Arm], texts: Sequence[str]) -> Costs:
-    """Count what arms cost.
-
-    Args:
-        transformer: Whose tokenizer counts.
-        arms: The arms.
-        texts: The texts.
+    """Count what arms cost on texts, by a module's tokenizer.
 
     Raises:
         ValueError: An input does not fit into the model's length.
@@ -104,14 +99,7 @@ def laid_out(transformer: RepeatTransformer, layout: Layout, stages: Sequence[St
 
 
 class Encoded:
-    """Vectors of texts by reading, in files; and the positions that ran, padding excluded (``tokens``).
-
-    Args:
-        folder: Where the files are.
-        reads: The readings.
-        texts: Number of texts.
-        tokens: Positions.
-    """
+    """Vectors of texts by reading, in files of a folder; and the positions that ran, padding excluded (``tokens``)."""
 
     def __init__(self, folder: Path, reads: Sequence[Read], texts: int, tokens: int) -> None:
         self.reads, self.tokens = list(reads), tokens
@@ -200,10 +188,7 @@ def encode_arm(
 class _EveryLayer(ReadingPass):
     """Reads layers before and behind the final norm, and the weights of backward attention as they are after each.
 
-    Args:
-        decoder: The decoder.
-        reading: What is read.
-        summed: [B, T] bool, the positions that weights are summed over; None: no backward attention.
+    ``summed`` [B, T] bool are the positions that weights are summed over; None: no backward attention.
     """
 
     def __init__(self, decoder: DecoderTransformer, reading: Reading, summed: Tensor | None) -> None:

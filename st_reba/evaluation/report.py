@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -9,28 +10,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..folders import new_folder
 from ..optional import required
-from .charts import Chart, bars, curves, heat_map, spread
+from .charts import Chart, charts_of
 from .figures import save_figure
-from .papers import PaperRow, PaperScore, averaged_over, metric_names, paper_rows, task_name
-from .results import Result, Results, read_results, slug
+from .frame import Shown, cut, key_of, label_of, natural, table_of, told
+from .papers import PaperRow, PaperScore, averaged_over, metric_names, task_name
+from .results import Result, read_results, slug
 from .statistics import Evidence, differences
 from .toy import Toy, draw_similarities
 
-Shown = Literal["main", "paper", "both"]
 FILE, FIGURES = "report.md", "figures"
 TITLE = "# Results of st-reba evaluate"
 NOTHING = "–"
-# Settings that make a curve, and what its axis is called.
-SWEPT = {"layer": "layer", "max_tokens": "tokens", "template": "template"}
 _METHODS = ("as saved", "classical", "prompteol", "echo", "reba", "nosink")
-_LONG = 60
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Report:
         seen: Counter[str] = Counter()
         charts = []
         for _, part in self.frame.groupby(["kind", "shown"], sort=False):
-            for each in (*_charts(part), *self._similarities(part)):
+            for each in (*charts_of(part), *self._similarities(part)):
                 seen[each.name] += 1
                 charts.append(replace(each, name=f"{each.name}-{seen[each.name]}") if seen[each.name] > 1 else each)
         return charts
@@ -125,13 +123,13 @@ class Report:
         for task, own in part.groupby("task"):
             if own["data"].nunique() > 1:
                 yield f"**{task}: its rows are not of the same items**, as its file was changed between the runs"
-        if common := _settings_text(_common(part)):
+        if common := told(_common(part)):
             yield f"all: {common}"
         seen: dict[str, None] = {}
         for row in part.itertuples():
             for reason, names in row.result.left_out.items():
                 if names:
-                    shown = "; ".join(_cut(name) for name in names[:5]) + (" …" if len(names) > 5 else "")
+                    shown = "; ".join(cut(name) for name in names[:5]) + (" …" if len(names) > 5 else "")
                     seen[f"{row.task}, {len(names)} left out ({reason}): {shown}"] = None
             for paper, score in _beside(row):
                 if score.note:
@@ -171,19 +169,23 @@ class Report:
             yield f"{task}: {total}" + (f": {shown}" if words else "")
 
 
-def make_report(folders: Sequence[str | os.PathLike[str]], shown: Shown = "both") -> Report:
+def make_report(
+    folders: Sequence[str | os.PathLike[str]], shown: Shown = "both", only: Sequence[Result] | None = None
+) -> Report:
     """Read folders of results, and set them side by side.
 
     Args:
         folders: As ``st-reba evaluate`` writes them.
         shown: ``"main"``: the tasks' own metric; ``"paper"``: the papers'; ``"both"``: a second table where it is
             another.
+        only: These results alone; None: all, of those with the same names the latest.
 
     Raises:
         FileNotFoundError: A folder is not there, or holds no results.
         ValueError: A file is no result.
 
     Example:
+        >>> from st_reba.evaluation import Result, Results
         >>> results = Results("found")
         >>> with results.writing():
         ...     results.add(Result("STS", "pairs", "mini", "echo-2 last", "00ff", {"spearman": 0.5}, "spearman"))
@@ -196,12 +198,34 @@ def make_report(folders: Sequence[str | os.PathLike[str]], shown: Shown = "both"
     if shown not in ("main", "paper", "both"):
         raise ValueError(f"metric={shown!r} is not known: choose main, paper or both (--metric).")
     read = {os.fspath(folder): read_results(folder) for folder in dict.fromkeys(folders)}
-    return _report(read, shown)
-
-
-def report_of(results: Results, found: Sequence[Result], shown: Shown = "main") -> Report:
-    """The report of some results of a folder."""
-    return _report({str(results.folder): results}, shown, {each.identity for each in found})
+    wanted = None if only is None else {each.identity for each in only}
+    notes: list[str] = []
+    entries: list[tuple[str, Result]] = []
+    for folder, results in read.items():
+        found = [each for each in results.all() if wanted is None or each.identity in wanted]
+        latest = {key_of(each): each for each in sorted(found, key=results.written)}
+        if wanted is None and len(latest) < len(found):
+            older = len(found) - len(latest)
+            notes.append(f"{folder}: {older} results are left out, as later ones have the same names")
+        entries += [(folder, result) for result in latest.values()]
+    if not entries:
+        raise FileNotFoundError(f"{', '.join(read)}: there are no results yet. Run: st-reba evaluate … --out FOLDER")
+    every: dict[str, Result] = {}
+    identities: dict[tuple[Any, ...], set[str]] = {}
+    draws, cosines = {}, {}
+    for folder, result in entries:
+        if every.setdefault(result.identity, result).scores != result.scores:
+            notes.append(f"**Conflict**: {folder} has other numbers of {result.base}, {result.method}, {result.task}")
+        identities.setdefault(key_of(result), set()).add(result.identity)
+        for metric, values in read[folder].draws(result).items():
+            draws[result.identity, metric] = values
+        if result.kind == Toy.kind and (evidence := read[folder].evidence(result)) is not None:
+            cosines[result.identity] = evidence
+    # A row of which folders have different results stands there once a folder.
+    split = {key[2:] for key, of_key in identities.items() if len(of_key) > 1}
+    located = [(folder if key_of(result)[2:] in split else "", result) for folder, result in entries]
+    notes += _versions(list(every.values()))
+    return Report(list(every.values()), draws, table_of(located, shown), notes, cosines)
 
 
 def write_report(report: Report, out: str | os.PathLike[str], *, figures: bool = True) -> Path:
@@ -237,67 +261,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, *(_line([str(row.get(name, "")) for name in heads]) for row in rows)]
 
 
-def natural(text: str) -> tuple[Any, ...]:
-    """A key to sort by, in which 10 comes after 9."""
-    parts = re.split(r"(\d+)", text)
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
-
-
 # Making
-
-
-def _report(read: Mapping[str, Results], shown: Shown, only: set[str] | None = None) -> Report:
-    pandas = required("pandas", "evaluation")
-    notes: list[str] = []
-    entries: list[tuple[str, Result]] = []
-    for folder, results in read.items():
-        latest: dict[tuple[Any, ...], Result] = {}
-        for result in sorted(results.all(), key=results.written):
-            if only is None or result.identity in only:
-                latest[_key(result)] = result
-        if older := len(results.all()) - len(latest) if only is None else 0:
-            notes.append(f"{folder}: {older} results are left out, as later ones have the same names")
-        entries += [(folder, result) for result in latest.values()]
-    if not entries:
-        raise FileNotFoundError(f"{', '.join(read)}: there are no results yet. Run: st-reba evaluate … --out FOLDER")
-    every: dict[str, Result] = {}
-    identities: dict[tuple[Any, ...], set[str]] = {}
-    for folder, result in entries:
-        if every.setdefault(result.identity, result).scores != result.scores:
-            notes.append(f"**Conflict**: {folder} has other numbers of {result.base}, {result.method}, {result.task}")
-        identities.setdefault(_key(result), set()).add(result.identity)
-    # A row of which folders have different results stands there once a folder.
-    split = {key[2:] for key, found in identities.items() if len(found) > 1}
-    varying = _varying(list(every.values()))
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    draws, cosines = {}, {}
-    for folder, result in entries:
-        own = folder if _key(result)[2:] in split else ""
-        about = {name: getattr(result, name) for name in ("kind", "task", "base", "method", "identity", "data")}
-        varied = {name: value for name, value in result.settings.items() if (result.kind, name) in varying}
-        about |= {"result": result, "settings": result.settings, "varied": varied, "folder": own}
-        about["label"] = _label(result.method, varied, own)
-        other = result.paper not in (None, result.main)
-        for name, metric in (("main", result.main), ("paper", result.paper or result.main)):
-            if shown in (name, "both") and (name == "main" or other or shown == "paper"):
-                low, high = result.intervals.get(metric, (None, None))
-                more = {"shown": name, "metric": metric, "value": result.scores[metric], "low": low, "high": high}
-                rows.setdefault((own, result.identity, name), {**about, **more})
-        for metric, values in read[folder].draws(result).items():
-            draws[result.identity, metric] = values
-        if result.kind == Toy.kind and (evidence := read[folder].evidence(result)) is not None:
-            cosines[result.identity] = evidence
-    notes += _versions(list(every.values()))
-    frame = pandas.DataFrame(list(rows.values())).sort_values(["kind", "shown"], kind="stable")
-    return Report(list(every.values()), draws, frame, notes, cosines)
-
-
-def _key(result: Result) -> tuple[Any, ...]:
-    return result.kind, result.task, result.base, result.method, _settings_text(result.settings)
-
-
-def _label(method: str, varied: Mapping[str, Any], folder: str) -> str:
-    return method + (f" ({_settings_text(varied)})" if varied else "") + (f" [{folder}]" if folder else "")
 
 
 def _versions(results: Sequence[Result]) -> Iterator[str]:
@@ -312,30 +276,9 @@ def _versions(results: Sequence[Result]) -> Iterator[str]:
         yield f"made with {listed}" + (" (**versions differ**)" if several else "")
 
 
-def _varying(results: Sequence[Result]) -> set[tuple[str, str]]:
-    """Settings, by kind, that differ: the others need not stand in every row."""
-    found = set()
-    for kind in {each.kind for each in results}:
-        own = [each.settings for each in results if each.kind == kind]
-        for name in {name for settings in own for name in settings}:
-            if len({str(settings.get(name)) for settings in own}) > 1:
-                found.add((kind, name))
-    return found
-
-
 def _common(part: Any) -> dict[str, Any]:
     first: dict[str, Any] = part["settings"].iloc[0]
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in part["settings"])}
-
-
-def _settings_text(settings: Mapping[str, Any]) -> str:
-    words = []
-    for name, value in settings.items():
-        if name == "max_tokens":
-            words.append(f"{value} tokens" + (" a copy" if settings.get("budget") == "content" else ""))
-        elif name != "budget" or "max_tokens" not in settings:
-            words.append(f"{name.replace('_', ' ')} {_cut(str(value))}")
-    return ", ".join(words)
 
 
 def _table(part: Any) -> list[dict[str, str]]:
@@ -374,7 +317,7 @@ def _table(part: Any) -> list[dict[str, str]]:
 
 def _beside(row: Any) -> Iterator[tuple[PaperRow, PaperScore]]:
     """The papers' numbers of a row of the frame."""
-    for paper in paper_rows(row.base, row.result.arguments, row.result.settings):
+    for paper in row.papers:
         if score := paper.find(row.task, row.metric, row.result.main):
             yield paper, score
 
@@ -389,7 +332,7 @@ def _order(group: Any) -> tuple[Any, ...]:
 
 def _cell(row: Any, rivals: Any) -> str:
     text = _bold(row.value, rivals)
-    return text if row.low is None or row.low != row.low else f"{text} [{row.low:.4f}, {row.high:.4f}]"
+    return text if math.isnan(row.low) else f"{text} [{row.low:.4f}, {row.high:.4f}]"
 
 
 def _bold(value: float, rivals: Any) -> str:
@@ -406,19 +349,14 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
-
-
 def _averages(frame: Any) -> list[dict[str, str]]:
     """The papers' averages over sets of tasks, where all of these were run."""
     runs: dict[tuple[str, str, PaperScore], tuple[PaperRow, dict[str, list[Result]]]] = {}
     for row in frame.drop_duplicates(["folder", "identity"]).itertuples():
-        for paper in paper_rows(row.base, row.result.arguments, row.result.settings):
+        for paper in row.papers:
             for score in dict.fromkeys(paper.scores.values()):
                 if averaged_over(score.task):
-                    _, tasks = runs.setdefault((row.base, _label(row.method, {}, row.folder), score), (paper, {}))
+                    _, tasks = runs.setdefault((row.base, label_of(row.method, {}, row.folder), score), (paper, {}))
                     tasks.setdefault(task_name(row.task), []).append(row.result)
     rows = []
     for (base, method, score), (paper, tasks) in runs.items():
@@ -455,51 +393,3 @@ def _value_of(results: Sequence[Result], task: str, metric: str, paper: PaperRow
             names = printed or [result.paper or result.main]
         found |= {result.scores[name] for name in names if name in result.scores}
     return found.pop() if len(found) == 1 else None
-
-
-# Figures
-
-
-def _charts(part: Any) -> Iterator[Chart]:
-    """A kind's figures: bars of all methods, and curves over what was swept."""
-    kind, metric = part["kind"].iloc[0], part["metric"].iloc[0]
-    stem = slug(f"{kind}-{metric}")
-    swept = [name for name, values in _swept(part).items() if values.nunique(dropna=False) > 1]
-    plain = part[[not any(name in each for name in swept) for each in part["settings"]]]
-    for base, own in plain.groupby("base"):
-        tasks = sorted(own["task"].unique(), key=natural)
-        name = f"{stem}-{slug(base)}"
-        yield Chart(name, f"{kind}, {base}: {metric}, with 95 % intervals", bars(own, tasks, metric, f"{kind}, {base}"))
-        if len(tasks) > 2 and own["label"].nunique() > 2:
-            yield Chart(f"{name}-map", f"{kind}, {base}: {metric}", heat_map(own, tasks, f"{kind}, {base}"))
-        copies = own.assign(x=own["method"].str.extract(r"^(?:reba|echo)-(\d+)")[0].astype(float))
-        copies = copies.assign(line=copies["label"].str.replace(r"-\d+", "", n=1, regex=True)).dropna(subset="x")
-        copies["tick"] = copies["x"].map("{:g}".format)
-        if copies.groupby(["task", "line"])["x"].nunique().max() > 1:
-            yield Chart(
-                f"{name}-copies",
-                f"{kind}, {base}: {metric} over copies",
-                curves(copies, "copies", metric, f"{kind}, {base}"),
-            )
-    for setting in swept:
-        # Only the last layer stands in no setting.
-        for base, own in part[[setting in each or setting == "layer" for each in part["settings"]]].groupby("base"):
-            name, title = f"{stem}-{setting}-{slug(base)}", f"{kind}, {base}"
-            rest = [{key: value for key, value in each.items() if key != setting} for each in own["varied"]]
-            own = own.assign(line=list(map(_label, own["method"], rest, own["folder"])))
-            if setting == "template":
-                yield Chart(name, f"{title}: spread over templates", spread(own, metric, title))
-                continue
-            last = max(each.get(setting, 0) for each in own["settings"]) + 1
-            points = own.assign(
-                x=[float(each.get(setting, last)) for each in own["settings"]],
-                tick=[str(each.get(setting, "last")) for each in own["settings"]],
-            )
-            yield Chart(name, f"{title}: {metric} over {SWEPT[setting]}", curves(points, SWEPT[setting], metric, title))
-
-
-def _swept(part: Any) -> dict[str, Any]:
-    return {name: part["settings"].map(lambda each, name=name: each.get(name)) for name in SWEPT}
-
-
-__all__ = ["Report", "make_report", "markdown", "report_of", "write_report"]

@@ -8,9 +8,9 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,16 @@ from .statistics import Evidence
 FORMAT = 2
 MARK = "results.json"
 _PACKAGES = ("sentence-transformers", "transformers", "torch", "numpy", "scipy", "scikit-learn", "mteb", "seqeval")
+
+
+@cache
+def package_versions() -> dict[str, str | None]:
+    """Versions of what can move a score by more than rounding; None: not installed."""
+    found: dict[str, str | None] = {"st-reba": __version__, **dict.fromkeys(_PACKAGES)}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,9 +158,7 @@ class Results:
         there = self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
         if there and not (self.folder / MARK).is_file():
             raise FileExistsError(f"{self.folder}: it holds no results of st-reba; give another folder (--out)")
-        self._known: dict[str, tuple[Path, Result]] = {}
-        if self.folder.is_dir():
-            self._known = {result.identity: (path, result) for path, result in _read(self.folder)}
+        self._known = _read(self.folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -166,13 +174,12 @@ class Results:
             if not (self.folder / MARK).is_file():
                 with whole_file(self.folder / MARK) as stream:
                     stream.write(json.dumps({"format": FORMAT, "st-reba": __version__}).encode())
-            self._known = {result.identity: (path, result) for path, result in _read(self.folder)}
+            self._known = _read(self.folder)
             yield
 
     def find(self, identity: str) -> Result | None:
         """A result that was made before."""
-        known = self._known.get(identity)
-        return None if known is None else known[1]
+        return self._known.get(identity)
 
     def add(
         self,
@@ -187,8 +194,7 @@ class Results:
             evidence: What is known of each item, [items, numbers]; None of mteb's own tasks.
             draws: Of each metric, its values on items drawn again and again.
         """
-        name = f"{slug(result.base)}--{slug(result.method)}--{result.identity[:12]}.json"
-        path = self.folder / slug(result.kind) / slug(result.task) / name
+        path = self._path(result)
         path.parent.mkdir(parents=True, exist_ok=True)
         if evidence is not None:
             arrays: dict[str, Any] = {f"draws {metric}": values for metric, values in (draws or {}).items()}
@@ -196,7 +202,7 @@ class Results:
                 np.savez_compressed(stream, evidence=evidence, **arrays)
         with whole_file(path) as stream:
             stream.write(json.dumps(result.to_json(), ensure_ascii=False, indent=1).encode())
-        self._known[result.identity] = (path, result)
+        self._known[result.identity] = result
 
     def evidence(self, result: Result) -> Evidence | None:
         """What is known of each item; None: nothing was kept, as of mteb's own tasks."""
@@ -205,14 +211,22 @@ class Results:
     def draws(self, result: Result) -> dict[str, NDArray[np.float64]]:
         """Of each metric, its values on items drawn again and again, by which results of the same data compare."""
         arrays = self._arrays(result)
-        return {name.removeprefix("draws "): each for name, each in arrays.items() if name.startswith("draws ")}
+        return {name.removeprefix("draws "): each for name, each in arrays.items() if name != "evidence"}
 
     def written(self, result: Result) -> float:
         """When a result was written, to sort by."""
-        return self._known[result.identity][0].stat().st_mtime
+        return self._path(result).stat().st_mtime
+
+    def all(self) -> list[Result]:
+        """All results, in the order of their files' names."""
+        return sorted(self._known.values(), key=self._path)
+
+    def _path(self, result: Result) -> Path:
+        name = f"{slug(result.base)}--{slug(result.method)}--{result.identity[:12]}.json"
+        return self.folder / slug(result.kind) / slug(result.task) / name
 
     def _arrays(self, result: Result) -> dict[str, NDArray[np.float64]]:
-        path = self._known[result.identity][0].with_suffix(".npz")
+        path = self._path(result).with_suffix(".npz")
         if not path.is_file():
             return {}
         try:
@@ -221,10 +235,6 @@ class Results:
         except (ValueError, OSError, EOFError, BadZipFile, KeyError) as error:
             told = one_line(error)
             raise ValueError(f"{path}: cannot be read ({told}). Delete it and its .json, and run it again.") from None
-
-    def all(self) -> list[Result]:
-        """All results, in the order of their files' names."""
-        return [result for _, result in sorted(self._known.values(), key=lambda each: each[0])]
 
 
 def read_results(folder: str | os.PathLike[str]) -> Results:
@@ -240,16 +250,6 @@ def read_results(folder: str | os.PathLike[str]) -> Results:
     return Results(root)
 
 
-def package_versions() -> dict[str, str | None]:
-    """Versions of what can move a score by more than rounding; None: not installed."""
-    return dict(_versions())
-
-
-@lru_cache
-def _versions() -> tuple[tuple[str, str | None], ...]:
-    return (("st-reba", __version__), *((package, _version(package)) for package in _PACKAGES))
-
-
 def slug(text: str) -> str:
     """A text as part of a file's name, at most 80 bytes of it; Chinese characters stay."""
     return re.sub(r"[^\w.=+-]+", "-", text).strip("-.").encode()[:80].decode(errors="ignore") or "unnamed"
@@ -260,17 +260,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-def _read(folder: Path) -> Iterator[tuple[Path, Result]]:
+def _read(folder: Path) -> dict[str, Result]:
+    """The results of a folder, by identity."""
+    found = {}
     for path in sorted(folder.glob("*/*/*--*--*.json")):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: not JSON ({error}). Delete the file, and run it again.") from None
-        yield path, Result.from_json(values, str(path))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        result = Result.from_json(values, str(path))
+        found[result.identity] = result
+    return found

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,11 @@ from ..encode import Task as Role
 from ..fingerprint import PROBES, encoding_rate
 from ..layers import Layers, layer_numbers
 from .data import Task, read_tasks
+from .encoding import Prompts, encoded
 from .instructions import NONE, Instructions, read_instructions
-from .items import Prompts, Ranking, Tags, Vectors, encoded, scored
+from .items import Ranking, Vectors
 from .methods import Base, Limit, Method, methods_for
-from .mteb_tasks import Encoder, MtebTask, NoData, find_tasks, instructions_for, model_meta, suites
+from .mteb_tasks import Encoder, MtebTask, NoData, find_tasks, model_meta, suites
 from .results import Result, Results, identity, one_line
 from .statistics import Evidence, interval
 from .templates import drawn_templates
@@ -87,8 +88,7 @@ def tasks_of(words: Sequence[Any], **options: Any) -> list[Task | MtebTask]:
         raise ValueError(f"limit={options['limit']} (--limit): mteb's own tasks are scored whole. Drop the option.")
     found: dict[tuple[str, str | None], Task | MtebTask] = {}
     for each in named:
-        first = found.setdefault((each.name, each.prompts if isinstance(each, MtebTask) else None), each)
-        if first.fingerprint != each.fingerprint:
+        if found.setdefault((each.name, each.prompts), each).fingerprint != each.fingerprint:
             raise ValueError(
                 f"two tasks are called {each.name!r}, with other data, splits or subsets, so that tables could not "
                 "tell them apart. Rename a file, or run them one after the other, each with an --out of its own."
@@ -118,39 +118,13 @@ def _is_file(word: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A method on a base, and how much it reads of a text.
-
-    Args:
-        base: The base model, or a saved embedder.
-        method: The method.
-        limit: How much of a text is read.
-        settings: What tells it from other variants of the method.
-    """
+class _Variant:
+    """A method on a base, how much it reads of a text, and what tells it from other variants of the method."""
 
     base: Base
     method: Method
     limit: Limit
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How tasks are scored, whatever the method.
-
-    Args:
-        instructions: What stands before texts; None: what belongs to a set of tasks.
-        layers: Of WordSense: whose hidden states stand for the words, all out of one run.
-        sizes: ``batch_size`` or ``batch_tokens``.
-        seed: Of what mteb draws.
-        command: What runs it again.
-    """
-
-    instructions: Instructions | None = None
-    layers: Layers = "last"
-    sizes: Mapping[str, int | None] = field(default_factory=dict)
-    seed: int = MTEB_SEED
-    command: str = ""
+    settings: Mapping[str, Any]
 
 
 def evaluate(
@@ -219,28 +193,30 @@ def evaluate(
     if given is not None:
         # A task that two sets bring with instructions of their own now stands there twice.
         jobs = list({each.name: each for each in jobs}.values())
-    instructions_for(jobs, given)
-    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    options = Options(given, layers, sizes, seed, command)
-    budgets = [max_tokens] if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
-    bases = [each if isinstance(each, Base) else Base(str(each)) for each in _listed(models)]
+        names = [name for each in jobs for name in each.names]
+        if given.tasks and not {*names, "*"} & set(given.tasks):
+            raise ValueError(
+                f"prompts: {given.name!r} has none of the tasks {names[:20]}, but {sorted(given.tasks)[:20]}."
+            )
+    named = [models] if isinstance(models, (str, PathLike, Base)) else list(models)
+    bases = [each if isinstance(each, Base) else Base(str(each)) for each in named]
     for base in bases:
         base.identity  # noqa: B018  # what is not there, is told before work begins
     # Beside base models, a saved embedder stands as it is.
     mixed = not all(base.saved for base in bases)
-    pairs = [
-        (base, method) for base in bases for method in methods_for(base, None if base.saved and mixed else methods)
-    ]
+    budgets = [max_tokens] if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
     variants = [
-        Variant(base, each, Limit(tokens, budget), about)
+        _Variant(base, each, Limit(tokens, budget), settings)
         for tokens in budgets
-        for base, method in pairs
-        for each, about in _with_templates(method, templates, language)
+        for base in bases
+        for method in methods_for(base, None if base.saved and mixed else methods)
+        for each, settings in _with_templates(method, templates, language)
     ]
     results = out if isinstance(out, Results) else Results(out)
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
     disable = None if show_progress_bar is None else not show_progress_bar
     with results.writing(), tqdm(total=len(variants) * len(jobs), unit=" tasks", disable=disable) as bar:
-        run = _Run(results, jobs, options, variants, stop, bar, say)
+        run = _Run(results, jobs, variants, given, layers, sizes, seed, command, stop, bar, say)
         for variant in variants:
             run.variant(variant)
     if run.failures:
@@ -249,48 +225,43 @@ def evaluate(
 
 
 class _Meter:
-    """Counts what was encoded."""
+    """Counts what was encoded: texts, and positions, all copies included; None: these are not counted."""
 
-    def __init__(self, bar: Any = None) -> None:
-        self.texts, self.positions, self._bar = 0, 0, bar
-        self._counted = True
+    def __init__(self, bar: Any) -> None:
+        self.texts = 0
+        self.positions: int | None = 0
+        self._bar = bar
 
     def __call__(self, texts: int, positions: int | None = None) -> None:
         self.texts += texts
-        self._counted &= positions is not None or not texts
-        self.positions += positions or 0
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self.texts:,} texts", refresh=False)
-            self._bar.update(0)
-
-    @property
-    def tokens(self) -> int | None:
-        """Positions, all copies included; None: not counted."""
-        return self.positions if self._counted else None
+        if texts:
+            self.positions = None if self.positions is None or positions is None else self.positions + positions
+        self._bar.set_postfix_str(f"{self.texts:,} texts", refresh=False)
+        self._bar.update(0)
 
 
+@dataclass
 class _Run:
-    """All methods on all tasks."""
+    """All methods on all tasks; see :func:`evaluate`."""
 
-    def __init__(
-        self,
-        results: Results,
-        jobs: Sequence[Task | MtebTask],
-        options: Options,
-        variants: Sequence[Variant],
-        stop: bool,
-        bar: Any,
-        say: Callable[[str], object],
-    ) -> None:
-        self.results, self.jobs, self.options, self.variants = results, jobs, options, variants
-        self.stop, self.bar, self.say = stop, bar, say
-        self.found: list[Result] = []
-        self.failures: list[str] = []
-        # Data that one method could not load, no other can.
-        self._missing: set[str] = set()
-        self._told = False
+    results: Results
+    jobs: Sequence[Task | MtebTask]
+    variants: Sequence[_Variant]
+    instructions: Instructions | None
+    layers: Layers
+    sizes: Mapping[str, int | None]
+    seed: int
+    command: str
+    stop: bool
+    bar: Any
+    say: Callable[[str], object]
+    found: list[Result] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    # Data that one method could not load, no other can.
+    missing: set[str] = field(default_factory=set)
+    told: bool = False
 
-    def variant(self, variant: Variant) -> None:
+    def variant(self, variant: _Variant) -> None:
         """Score a method on all tasks; its model is built for the first that is not there yet."""
         method = variant.method
         built: list[SentenceTransformer] = []
@@ -305,11 +276,11 @@ class _Run:
 
         for job in self.jobs:
             self.bar.set_description_str(f"{method.name}, {job.name}")
-            if job.name not in self._missing:
+            if job.name not in self.missing:
                 try:
                     self.found += self._results(variant, job, model)
                 except NoData as error:
-                    self._missing.add(job.name)
+                    self.missing.add(job.name)
                     self._fail(f"{job.name}: {error}", error)
                 except Exception as error:
                     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -327,69 +298,64 @@ class _Run:
             torch.cuda.empty_cache()
 
     def _results(
-        self, variant: Variant, job: Task | MtebTask, model: Callable[[], SentenceTransformer]
+        self, variant: _Variant, job: Task | MtebTask, model: Callable[[], SentenceTransformer]
     ) -> list[Result]:
-        method, instructions = variant.method, self._instructions(job)
-        found = self._keys(variant, job, self._layers(job, model))
-        known = [each for key, _ in found if (each := self.results.find(key)) is not None]
-        if len(known) == len(found):
+        """A method's results on a task, one a layer: those that are there, or all of them made now."""
+        keys = self._keys(variant, job, self._layers(job, model))
+        known = [each for key in keys if (each := self.results.find(key)) is not None]
+        if len(known) == len(keys):
             return known
         meter = _Meter(self.bar)
         began = time.monotonic()
-        about: dict[str, Any] = {"base": variant.base.label, "method": method.name, "command": self.options.command}
-        about |= {"arguments": dict(method.arguments), "kind": job.kind, "task": job.name}
-        made: list[tuple[Result, Evidence | None, Any]] = []
         if isinstance(job, MtebTask):
-            ((key, wanted),) = found
-            own = {**about, "settings": wanted, "identity": key}
-            made.append((self._of_mteb(job, model(), variant, instructions, meter, own), None, None))
+            made: list[Any] = [(self._of_mteb(job, model(), variant, meter), None, None)]
         else:
-            for (key, wanted), vectors in zip(found, self._vectors(job, model(), variant, meter, found), strict=True):
-                made.append(_of_items(job, vectors, {**about, "settings": wanted, "identity": key}))
-        seconds = round(time.monotonic() - began, 3)
-        for result, evidence, draws in made:
-            result = replace(result, seconds=seconds, texts=meter.texts, tokens=meter.tokens)
-            self.results.add(result, evidence, draws)
-        return [each for key, _ in found if (each := self.results.find(key)) is not None]
+            layers = [settings.get("layer", -1) for settings in keys.values()]
+            made = [_of_items(job, vectors) for vectors in self._vectors(job, model(), variant, meter, layers)]
+        about: dict[str, Any] = {"kind": job.kind, "task": job.name, "base": variant.base.label}
+        about |= {"method": variant.method.name, "arguments": dict(variant.method.arguments), "command": self.command}
+        about |= {"texts": meter.texts, "tokens": meter.positions, "seconds": round(time.monotonic() - began, 3)}
+        for (key, settings), (scores, evidence, draws) in zip(keys.items(), made, strict=True):
+            self.results.add(Result(identity=key, settings=settings, **about, **scores), evidence, draws)
+        return [each for key in keys if (each := self.results.find(key)) is not None]
 
-    def _keys(self, variant: Variant, job: Task | MtebTask, layers: Sequence[Any]) -> list[tuple[str, dict[str, Any]]]:
-        """The identity and the settings of each layer's result."""
+    def _keys(
+        self, variant: _Variant, job: Task | MtebTask, layers: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """The settings of each layer's result, by its identity."""
         instructions = self._instructions(job)
-        names = [part.metadata.name for part in job.parts] if isinstance(job, MtebTask) else [job.name]
         shared = {**variant.settings, **variant.limit.settings}
-        whole: dict[str, Any] = {"data": job.fingerprint, "prompts": instructions.concerning(names)}
+        whole: dict[str, Any] = {"data": job.fingerprint, "prompts": instructions.concerning(job.names)}
         if whole["prompts"]:
             shared["prompts"] = instructions.name
         if isinstance(job, MtebTask):
-            whole["seed"] = self.options.seed
-            if self.options.seed != MTEB_SEED:
-                shared["seed"] = self.options.seed
-        wanted = [{**shared, **settings} for settings in layers]
-        return [(identity(variant.base, variant.method, **whole, settings=each), each) for each in wanted]
+            whole["seed"] = self.seed
+            if self.seed != MTEB_SEED:
+                shared["seed"] = self.seed
+        wanted = [{**shared, **layer} for layer in layers]
+        return {identity(variant.base, variant.method, **whole, settings=each): each for each in wanted}
 
     def _instructions(self, job: Task | MtebTask) -> Instructions:
-        named = job.prompts if isinstance(job, MtebTask) else None
-        return self.options.instructions or read_instructions(named or NONE)
+        return self.instructions or read_instructions(job.prompts or NONE)
 
     def _layers(self, job: Task | MtebTask, model: Callable[[], SentenceTransformer]) -> list[dict[str, Any]]:
         """What the layers add to the settings; the last one adds nothing."""
-        if not (isinstance(job, Task) and isinstance(job.items, Questions)) or self.options.layers == "last":
+        if not (isinstance(job, Task) and isinstance(job.items, Questions)) or self.layers == "last":
             return [{}]
         transformer: Any = model()[0]
-        numbers = layer_numbers(self.options.layers, transformer.depth)
+        numbers = layer_numbers(self.layers, transformer.depth)
         return [{} if number == transformer.depth else {"layer": number} for number in numbers]
 
     def _vectors(
-        self, job: Task, model: SentenceTransformer, variant: Variant, meter: _Meter, found: Sequence[Any]
+        self, job: Task, model: SentenceTransformer, variant: _Variant, meter: _Meter, layers: Sequence[int]
     ) -> Iterator[Vectors]:
-        instructions, limit = self._instructions(job), variant.limit
-        items = job.items if job.train is None else job.train.joined(job.items)
+        """The vectors of a task's texts, by each of the layers; only WordSense has several."""
+        instructions, limit, items = self._instructions(job), variant.limit, job.whole
         roles: tuple[Role | None, Role] = ("query" if isinstance(items, Ranking) else None, "document")
         prompts = Prompts(*(instructions.before(job.name, role, model) for role in roles))
-        options: dict[str, Any] = {"progress": meter, "prompts": prompts, **self.options.sizes}
+        options: dict[str, Any] = {"progress": meter, "prompts": prompts, **self.sizes}
         limit.fit(model, prompts.query)
         if isinstance(items, Questions):
-            layers = [settings.get("layer", -1) for _, settings in found]
             yield from items.layers(model, "last" if layers == [-1] else layers, **options)
         elif isinstance(items, Ranking) and limit.of == "content":
             # Queries and documents have templates and prompts of their own, which leave them unlike room.
@@ -401,49 +367,37 @@ class _Run:
         else:
             yield items.vectors(model, **options)
 
-    def _of_mteb(
-        self,
-        job: MtebTask,
-        model: SentenceTransformer,
-        variant: Variant,
-        instructions: Instructions,
-        meter: _Meter,
-        about: dict[str, Any],
-    ) -> Result:
-        options, base, method, limit = self.options, variant.base, variant.method, variant.limit
+    def _of_mteb(self, job: MtebTask, model: SentenceTransformer, variant: _Variant, meter: _Meter) -> dict[str, Any]:
+        """What a result has of a task of mteb."""
+        base, method, limit, instructions = variant.base, variant.method, variant.limit, self._instructions(job)
         # mteb keeps what it finds by name and revision: both hold all but the task.
         whole = instructions.concerning(list(instructions.tasks))
-        revision = identity(base, method, prompts=whole, seed=options.seed, limit=limit.settings)
+        revision = identity(base, method, prompts=whole, seed=self.seed, limit=limit.settings)
         label = f"{base.label}--{method.name}" + (f"--{instructions.name}" if whole else "")
         meta = model_meta(label, revision, model)
-        encoder = Encoder(model, meta, instructions, limit=limit, progress=meter, **options.sizes)
-        scores = job.scores(encoder, self.results.folder / "mteb", options.seed)
-        pairs = job.kind in ("STS", "PairClassification")
-        return Result(
-            scores=scores,
-            main=job.task.metadata.main_score,
-            paper=job.paper(scores),
-            items=encoder.scored // 2 if pairs else encoder.scored,
-            **about,
-        )
+        encoder = Encoder(model, meta, instructions, limit=limit, progress=meter, **self.sizes)
+        scores = job.scores(encoder, self.results.folder / "mteb", self.seed)
+        items = encoder.scored // 2 if job.kind in ("STS", "PairClassification") else encoder.scored
+        main = job.task.metadata.main_score
+        return {"scores": scores, "main": main, "paper": job.paper(scores), "items": items}
 
     def _estimate(self, model: SentenceTransformer) -> None:
         """Say once how long it will take, as far as short texts tell."""
-        if self._told:
+        if self.told:
             return
-        self._told = True
+        self.told = True
         characters = sum(self._left(variant, job) for variant in self.variants for job in self.jobs)
         seconds = characters / (sum(map(len, PROBES)) / len(PROBES)) / encoding_rate(model) if characters else 0.0
         if seconds > SAID_FROM:
             shown = f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
             self.say(f"{characters:,} characters are to be encoded, copies not counted: about {shown}")
 
-    def _left(self, variant: Variant, job: Task | MtebTask) -> int:
+    def _left(self, variant: _Variant, job: Task | MtebTask) -> int:
         """How many characters of one's own texts are still to be encoded; how many mteb has, nobody knows yet."""
         if isinstance(job, MtebTask):
             return 0
         with suppress(Exception):  # of another base, which will fail in its turn
-            if all(self.results.find(key) for key, _ in self._keys(variant, job, [{}])):
+            if all(self.results.find(key) for key in self._keys(variant, job, [{}])):
                 return 0
         return sum(len(text) for part in (job.items, job.train) if part is not None for text in part.texts)
 
@@ -454,29 +408,21 @@ class _Run:
         logger.warning(f"{line} (the other tasks are run)", exc_info=logger.isEnabledFor(logging.DEBUG))
 
 
-def _of_items(job: Task, vectors: Vectors, about: dict[str, Any]) -> tuple[Result, Evidence, Any]:
-    """The result of a task of one's own, its evidence, and its metrics' draws."""
-    items = judge = job.items
-    if job.train is None:
-        evidence, own = scored(items, vectors), vectors
-    else:
-        judge, first = job.train.joined(items), len(job.train)
-        evidence = judge.evidence(vectors, np.arange(first, len(judge)), np.arange(first))
-        # Of words there is a row each, and those of the items come last.
-        own = vectors[-sum(len(item[1]) for item in items.items) :] if isinstance(items, Tags) else vectors
-    unseen = items.unseen(own)
+def _of_items(job: Task, vectors: Vectors) -> tuple[dict[str, Any], Evidence, Any]:
+    """What a result has of a task of one's own, its evidence, and its metrics' draws."""
+    items, judge, evidence = job.items, job.whole, job.evidence(vectors)
     draws = {name: judge.draws(evidence, name) for name in (items.main, items.paper) if name is not None}
-    result = Result(
-        scores={name: metric(evidence) for name, metric in judge.metrics.items()},
-        main=items.main,
-        paper=items.paper,
-        data=job.fingerprint,
-        intervals={name: interval(values) for name, values in draws.items()},
-        items=len(items),
-        left_out={**job.left_out, **({UNSEEN: unseen} if unseen else {})},
-        **about,
-    )
-    return result, evidence, draws
+    unseen = items.unseen(vectors)
+    found = {
+        "scores": {name: metric(evidence) for name, metric in judge.metrics.items()},
+        "main": items.main,
+        "paper": items.paper,
+        "data": job.fingerprint,
+        "intervals": {name: interval(values) for name, values in draws.items()},
+        "items": len(items),
+        "left_out": {**job.left_out, **({UNSEEN: unseen} if unseen else {})},
+    }
+    return found, evidence, draws
 
 
 def _with_templates(method: Method, count: int | None, language: str) -> list[tuple[Method, dict[str, Any]]]:
@@ -493,7 +439,3 @@ def _with_templates(method: Method, count: int | None, language: str) -> list[tu
         (Method({**arguments, "template": template}, label=method.name), {"template": number, "language": language})
         for number, template in enumerate(drawn, 1)
     ]
-
-
-def _listed(models: Any) -> list[Any]:
-    return [models] if isinstance(models, (str, PathLike, Base)) else list(models)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import yaml
 from ..files import whole_file
 from ..filters import SUFFIX
 from ..optional import required
-from .crossfit import Result
 from .figures import STYLES, new_figure, save_figure
-from .heldout import Row, digest
-from .passes import Costs
-from .space import NO_FILTER, Trial
+from .heldout import Found, Parts, Row, digest
+from .methods import Base
+from .report import markdown
 from .statistics import Difference
+from .trials import NO_FILTER
 
 _NAMES = {"echo": "Echo", "prompteol": "PromptEOL", "reba": "ReBA", "nosink": "NoSink", "fast": "composed, fast"}
 
@@ -29,33 +29,28 @@ class Report:
 
     Args:
         base: The base model.
-        task: The items, described.
-        metric: What a score is.
-        depth: Number of the base's layers L.
+        parts: The items.
+        found: What the search ended with.
         rows: The methods that are reported.
-        against: The one that all are compared with.
-        differences: Of the held-out scores to that one's.
-        recipes: The recipe's file, by the name of a method that has one; the best method's first.
-        results: All arms on all rungs.
-        costs: Of methods.
-        options: Of ``build``, but for the method's.
+        differences: Of their held-out scores to that of the method that all are compared with.
+        loading: Further arguments of ``build``, such as ``max_seq_length``.
         command: What runs it all again; may be empty.
         folder: Where the files are.
     """
 
-    base: str
-    task: str
-    metric: str
-    depth: int
+    base: Base
+    parts: Parts
+    found: Found
     rows: tuple[Row, ...]
-    against: str
     differences: tuple[Difference, ...]
-    recipes: Mapping[str, str]
-    results: tuple[Result, ...]
-    costs: Costs
-    options: Mapping[str, Any]
+    loading: Mapping[str, Any]
     command: str
     folder: Path
+
+    @property
+    def metric(self) -> str:
+        """What a score is."""
+        return self.parts.heldout.main
 
     def row(self, name: str) -> Row:
         """A reported method."""
@@ -64,7 +59,7 @@ class Report:
     @property
     def best(self) -> Row:
         """The method that validation likes best."""
-        return self.row(next(iter(self.recipes)))
+        return self.row(next(iter(self.found.recipes)))
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -74,45 +69,66 @@ class Report:
     def recipe_of(self, name: str) -> dict[str, Any]:
         """Keyword arguments of :func:`st_reba.build` for a reported method; a filter's file lies beside the recipe."""
         trial = self.row(name).trial
-        postfilter = self.filter_of(name) if trial.filter != NO_FILTER and name in self.recipes else None
-        return {"base": self.base, **trial.arguments(self.depth, postfilter), **self.options}
+        filtered = trial.filter != NO_FILTER and name in self.found.recipes
+        arguments = trial.arguments(self.found.depth, self.filter_of(name) if filtered else None)
+        loading = {**self.loading, "revision": self.base.revision, "tokenizer": self.base.tokenizer}
+        return {
+            "base": self.base.name,
+            **arguments,
+            **{name: each for name, each in loading.items() if each is not None},
+        }
 
     def filter_of(self, name: str) -> str:
         """The file of a method's post-filter."""
-        return self.recipes[name].replace("recipe", "postfilter").replace(".yaml", SUFFIX)
-
-    def trials(self) -> list[tuple[Result, Trial, float]]:
-        """Every method that was scored, once a rung: arms that differ in layers that do not run give one method."""
-        every = [(result, *each) for result in self.results for each in result.trials()]
-        return list({(result.rung, trial): (result, trial, score) for result, trial, score in every}.values())
+        return self.found.recipes[name].replace("recipe", "postfilter").replace(".yaml", SUFFIX)
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the single results, as values that JSON can hold."""
-        names = ("base", "task", "metric", "depth", "against")
         return {
-            **{name: getattr(self, name) for name in names},
+            "base": self.base.name,
+            "task": str(self.parts),
+            "metric": self.metric,
+            "depth": self.found.depth,
+            "against": self.found.against,
             "rows": [{**asdict(row), "method": str(row.trial)} for row in self.rows],
             "differences": [{**asdict(each), "certain": each.certain} for each in self.differences],
-            "recipes": {name: self.recipe_of(name) for name in self.recipes},
+            "recipes": {name: self.recipe_of(name) for name in self.found.recipes},
             "folder": str(self.folder),
         }
+
+    def table(self) -> list[dict[str, str]]:
+        """The reported methods, a row each."""
+        apart = {each.first: each for each in self.differences}
+        rows = []
+        for row in self.rows:
+            gain, (low, high) = apart.get(row.name), row.interval
+            told = "—" if gain is None else f"{gain.value:+.4f} ({gain.corrected[0]:+.4f} to {gain.corrected[1]:+.4f})"
+            rows.append(
+                {
+                    "": _name(row.name),
+                    "cost": f"{row.cost:.2f}",
+                    "validation": f"{row.validation:.4f}",
+                    "held-out": f"{row.heldout:.4f} ({low:.4f}–{high:.4f})",
+                    f"over {_name(self.found.against)}": told,
+                    "positions": f"{row.tokens:.1f}",
+                    "layers": str(row.trial.layers(self.found.depth)),
+                    "method": str(row.trial),
+                }
+            )
+        return rows
 
     def sentence(self) -> str:
         """Who is certain to be better or worse than the method that all are compared with."""
         words = []
         for word, sign in (("better", 1), ("worse", -1)):
             names = [_name(each.first) for each in self.differences if each.certain and each.value * sign > 0]
-            words.append(f"certain to be {word} than {_name(self.against)}: {', '.join(names) or 'none'}")
+            words.append(f"certain to be {word} than {_name(self.found.against)}: {', '.join(names) or 'none'}")
         return f"Held-out, with 95 % for all comparisons together, {'; '.join(words)}."
 
     def __str__(self) -> str:
-        lines = [f"{'':22}{'cost':>6}  {'validation':>10}  {'held-out':>8}  {'95 % interval':>15}  method"]
-        for row in self.rows:
-            low, high = row.interval
-            numbers = f"{row.cost:6.2f}  {row.validation:10.4f}  {row.heldout:8.4f}  {low:7.4f}–{high:.4f}"
-            lines.append(f"{_name(row.name) + ('*' if row.name == self.against else ''):22}{numbers}  {row.trial}")
-        build = f"Build it: st-reba build {self.folder / self.recipes[self.best.name]} OUT"
-        return "\n".join([*lines, f"* the others are compared with it. {self.sentence()}", build])
+        table = required("pandas", "evaluation").DataFrame(self.table()).to_string(index=False)
+        build = f"Build it: st-reba build {self.folder / self.found.recipes[self.best.name]} OUT"
+        return f"{table}\n{self.sentence()}\n{build}"
 
 
 def write_report(report: Report, filters: Path) -> None:
@@ -122,11 +138,11 @@ def write_report(report: Report, filters: Path) -> None:
         report: What was found.
         filters: The folder of the fitted filters.
     """
-    frame = frame_of(report)
+    frame = _frame(report)
     _write(report.folder / "trials.csv", frame.to_csv(index=False, lineterminator="\n"))
     _write(report.folder / "report.md", _markdown(report, frame))
     save_figure(_figure(report, frame), report.folder / "costs.png")
-    for name, file in report.recipes.items():
+    for name, file in report.found.recipes.items():
         trial = report.row(name).trial
         if trial.filter != NO_FILTER:
             fitted = filters / f"{digest(trial)}{SUFFIX}"
@@ -135,40 +151,29 @@ def write_report(report: Report, filters: Path) -> None:
         _write(report.folder / file, _recipe(report, name))
 
 
-def frame_of(report: Report) -> Any:
-    """A pandas table of every method that was scored, a row a method and rung."""
+def _frame(report: Report) -> Any:
+    """Every method that was scored, a row a method and rung: arms that differ in layers that do not run are one."""
+    costs, depth = report.found.costs, report.found.depth
+    every = ((result, *each) for result in report.found.results for each in result.trials())
+    once = {(result.rung, trial): (result, trial, score) for result, trial, score in every}
     rows = [
         {
             "rung": result.rung,
             "items": result.items,
             "score": score,
-            "cost": round(report.costs.of(trial), 4),
-            "tokens": round(report.costs.tokens(trial.arm), 2),
-            "layers": trial.layers(report.depth),
-            "method": trial.paper(report.depth),
+            "cost": round(costs.of(trial), 4),
+            "tokens": round(costs.tokens(trial.arm), 2),
+            "layers": trial.layers(depth),
+            "method": trial.paper(depth),
             "setting": "" if trial.arm.nosink is None else trial.arm.nosink.setting.upper(),
             "k": "" if trial.arm.nosink is None else trial.arm.nosink.k or 0,
             "arm": str(trial.arm),
             "read": str(trial.read),
             "filter": str(trial.filter),
         }
-        for result, trial, score in report.trials()
+        for result, trial, score in once.values()
     ]
     return required("pandas", "evaluation").DataFrame(rows)
-
-
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of rows by their columns' names.
-
-    Example:
-        >>> print(markdown([{"method": "a|b", "score": "0.5"}]))
-        | method | score |
-        |---|---|
-        | a\\|b | 0.5 |
-    """
-    table = [list(rows[0]), *([" ".join(str(cell).split()) for cell in row.values()] for row in rows)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
 
 
 def _name(name: str) -> str:
@@ -181,14 +186,14 @@ def _write(path: Path, text: str) -> None:
 
 
 def _recipe(report: Report, name: str) -> str:
-    row, other = report.row(name), report.row(report.against)
+    row, other = report.row(name), report.row(report.found.against)
     low, high = row.interval
     lines = [
         str(row.trial),
-        report.task,
+        str(report.parts),
         f"{report.metric}: validation {row.validation:.4f}, held-out {row.heldout:.4f} ({low:.4f} to {high:.4f}); "
         f"{_name(other.name)} {other.validation:.4f}, {other.heldout:.4f}",
-        f"Work: {row.cost:.2f} of the base's, which runs a text once through all {report.depth} layers",
+        f"Work: {row.cost:.2f} of the base's, which runs a text once through all {report.found.depth} layers",
         *([f"Found by: {report.command}"] if report.command else []),
     ]
     header = "".join(f"# {' '.join(line.split())}\n" for line in lines)
@@ -196,43 +201,29 @@ def _recipe(report: Report, name: str) -> str:
 
 
 def _markdown(report: Report, frame: Any) -> str:
-    apart = {each.first: each for each in report.differences}
-    rows = []
-    for row in report.rows:
-        gain, (low, high) = apart.get(row.name), row.interval
-        told = "—" if gain is None else f"{gain.value:+.4f} ({gain.corrected[0]:+.4f} to {gain.corrected[1]:+.4f})"
-        rows.append(
-            {
-                "": f"**{_name(row.name)}**" if row.name in report.recipes else _name(row.name),
-                "method": row.trial,
-                "positions": f"{row.tokens:.1f}",
-                "layers": row.trial.layers(report.depth),
-                "cost": f"{row.cost:.2f}",
-                f"{report.metric}, validation": f"{row.validation:.4f}",
-                "held-out": f"{row.heldout:.4f} ({low:.4f}–{high:.4f})",
-                f"over {_name(report.against)}": told,
-            }
-        )
-    tokens, seconds = (sum(getattr(each, name) for each in report.results) for name in ("tokens", "seconds"))
+    results, depth = report.found.results, report.found.depth
+    bold = {_name(name): f"**{_name(name)}**" for name in report.found.recipes}
+    rows = [{**row, "": bold.get(row[""], row[""])} for row in report.table()]
+    tokens, seconds = (sum(getattr(each, name) for each in results) for name in ("tokens", "seconds"))
     last = frame[frame.rung == frame.rung.max()]
     best = last.sort_values("score", ascending=False, kind="stable").head(20)
     parts = [
-        f"# {report.base}: {report.metric}",
-        f"{report.task}. {report.depth} layers.",
+        f"# {report.base.name}: {report.metric}",
+        f"{report.parts}. {depth} layers.",
         f"```\n{report.command}\n```" if report.command else "",
-        f"{len(report.results)} arms and rungs, {tokens:,} positions, {seconds / 60:.1f} minutes. Held-out items chose "
+        f"{len(results)} arms and rungs, {tokens:,} positions, {seconds / 60:.1f} minutes. Held-out items chose "
         "nothing. Cost: positions times layers, as a share of the unconverted base's over the text once. In brackets: "
         "95 % intervals by the bootstrap, of differences those that hold for all together. Bold: has a recipe.",
-        markdown(rows),
+        "\n".join(markdown(rows)),
         report.sentence(),
         "![Cost and quality](costs.png)",
         "The twenty best on the validation part:",
-        markdown(best.round({"score": 4})[["score", "cost", "arm", "read", "filter"]].to_dict("records")),
+        "\n".join(markdown(best.round({"score": 4})[["score", "cost", "arm", "read", "filter"]].to_dict("records"))),
     ]
     if (last.setting != "").any():
         pivot = last[last.k != 0].pivot_table(index="setting", columns="k", values="score", aggfunc="max", sort=False)
-        parts += ["Validation scores by k:", markdown(_pivoted(pivot))]
-    if failed := sorted({f"- Failed: {result.arm}: {result.error}" for result in report.results if result.error}):
+        parts += ["Validation scores by k:", "\n".join(markdown(_pivoted(pivot)))]
+    if failed := sorted({f"- Failed: {result.arm}: {result.error}" for result in results if result.error}):
         parts.append("\n".join(" ".join(each.split()) for each in failed))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -274,5 +265,5 @@ def _figure(report: Report, frame: Any) -> Any:
     axes.set_ylabel(f"{report.metric} (validation)", parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-    axes.set_title(f"{report.base}, {report.task.partition(':')[0]}", fontsize=10, parse_math=False)
+    axes.set_title(f"{report.base.name}, {report.parts.task.name}", fontsize=10, parse_math=False)
     return figure

@@ -12,17 +12,19 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from ..optional import required
 from ..words import encode_word_layers
-from .data import Task, shuffled
+from .data import Task
+from .encoding import Prompts, check_usable
 from .figures import new_figure
-from .items import Progress, Prompts, Rows, Triples, Vectors, check_usable
+from .items import Rows, Triples, Vectors
+from .reading import shuffled
 from .statistics import Evidence
 
 Part = Literal["whole", "early", "late"]
+Words = Mapping[str, str]
 
 LANGUAGES = ("zh", "en")
 # q = [A, B] always; what stands at A and at B in s+ and in s-.
@@ -39,13 +41,7 @@ _STYLES = (("cos(q, s+)", "#0072B2", ""), ("cos(q, s-)", "#D55E00", "///"))
 
 
 class Sentence(NamedTuple):
-    """A sentence in two parts.
-
-    Args:
-        early: A, with the comma that ends it.
-        late: B.
-        joiner: What stands between them.
-    """
+    """A sentence in two parts: A, with the comma that ends it, and B, with ``joiner`` between them."""
 
     early: str
     late: str
@@ -53,7 +49,6 @@ class Sentence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The whole sentence."""
         return self.early + self.joiner + self.late
 
     def span(self, part: Part) -> tuple[int, int]:
@@ -65,10 +60,7 @@ class Sentence(NamedTuple):
 class Triple(NamedTuple):
     """A query q, a sentence s+ that means the same, and a sentence s- that does not.
 
-    Args:
-        id: Its name, as ``"S2-en-07-1"``.
-        topic: Triples of one topic share their wording, except for the person and the time.
-        sentences: q, s+, s-.
+    Triples of one ``topic`` share their wording, except for the person and the time; an ``id`` is as ``"S2-en-07-1"``.
     """
 
     id: str
@@ -85,33 +77,18 @@ class Toy(Triples):
 
     kind: ClassVar[str] = "Toy structures"
 
-    def vectors(
-        self,
-        model: SentenceTransformer,
-        *,
-        progress: Progress | None = None,
-        prompts: Prompts | None = None,
-        **sizes: Any,
-    ) -> Vectors:
+    def vectors(self, model: SentenceTransformer, *, prompts: Prompts | None = None, **options: Any) -> Vectors:
         spans = {place: span for item in self.items for place, span in zip(item[:3], item[3:], strict=False)}
         if not spans:
-            return super().vectors(model, progress=progress, prompts=prompts, **sizes)
+            return super().vectors(model, prompts=prompts, **options)
         words = [(text, spans[place]) for place, text in enumerate(self.texts)]
         prompt = None if prompts is None else prompts.of(None)
-        found: NDArray[np.float32] = encode_word_layers(
-            model, words, "last", prompt=prompt, progress=progress, **sizes
-        )[0]
+        found: Vectors = encode_word_layers(model, words, "last", prompt=prompt, **options)[0]
         check_usable(found, self.texts)
         return found
 
     def evidence(self, vectors: Vectors, rows: Rows | None = None, learn: Rows | None = None) -> Evidence:
         return Triples(self.texts, tuple(item[:3] for item in self.items)).evidence(vectors, rows)
-
-    def texts_of(self, item: tuple[Any, ...]) -> Sequence[int]:
-        return item[:3]
-
-    def moved(self, item: tuple[Any, ...], places: Mapping[int, int]) -> tuple[Any, ...]:
-        return (*(places[place] for place in item[:3]), *item[3:])
 
 
 def toy_tasks(
@@ -167,21 +144,18 @@ def toy_tasks(
         if limit is not None:
             made = [made[row] for row in sorted(shuffled(range(len(made)), seed, "sample")[:limit])]
         place = {text: n for n, text in enumerate(dict.fromkeys(one.text for each in made for one in each.sentences))}
-        items = tuple(
-            (
-                *(place[one.text] for one in each.sentences),
-                *(one.span(part) for one in each.sentences if part != "whole"),
-            )
-            for each in made
-        )
-        toy = Toy(tuple(place), items, tuple(each.id for each in made), tuple(each.topic for each in made))
+        items = []
+        for each in made:
+            spans = () if part == "whole" else tuple(one.span(part) for one in each.sentences)
+            items.append((*(place[one.text] for one in each.sentences), *spans))
+        toy = Toy(tuple(place), tuple(items), tuple(each.id for each in made), tuple(each.topic for each in made))
         name = f"{structure} {language}" + (f" {part}" if part != "whole" else "")
         tasks.append(Task(name, toy, how=STRUCTURES[structure]))
     return tasks
 
 
 def triples(structure: str, language: str, *, seed: int = 0) -> list[Triple]:
-    """The 120 triples of a structure, four of each topic; arguments as of :func:`toy_tasks`.
+    """The 120 triples of a structure, four of each topic.
 
     Example:
         >>> q, same, other = triples("S3", "en")[0].sentences
@@ -266,24 +240,20 @@ def _words(language: str) -> dict[str, Any]:
     return words
 
 
-def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Mapping[str, str], Mapping[str, str]]]:
+def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Words, Words]]:
     """People and times of a topic, the same in every structure; no person twice."""
 
-    def rank(pair: tuple[Mapping[str, str], Mapping[str, str]]) -> bytes:
+    def rank(pair: Any) -> bytes:
         return hashlib.sha256(f"{seed}:{topic}:{pair[0]['is']}:{pair[1]['is']}".encode()).digest()
 
-    chosen: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
+    chosen: dict[str, tuple[Words, Words]] = {}
     for who, when in sorted(product(words["who"], words["when"]), key=rank):
         chosen.setdefault(who["is"], (who, when))
     return list(chosen.values())[:DRAWS]
 
 
 def _sentences(
-    structure: str,
-    words: Mapping[str, Any],
-    topic: Mapping[str, str],
-    who: Mapping[str, str],
-    when: Mapping[str, str],
+    structure: str, words: Mapping[str, Any], topic: Words, who: Words, when: Words
 ) -> tuple[Sentence, Sentence, Sentence]:
     """q, s+ and s-."""
     last = structure == "S1"

@@ -9,21 +9,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
 
-from ..layers import Layers
 from ..tables import csv_rows
-from ..words import Item, encode_word_layers, unseen_words
 from .columns import content, suffix
-from .items import Items, Prompts, Rows, Vectors, _every, _mean
+from .encoding import Prompts
+from .items import Items, Rows, Vectors, chosen
+from .metrics import means
 from .statistics import Evidence, Metric
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from ..layers import Layers
+    from ..words import Item
 
 # Sums of distances that differ by less than this share of the largest are tied: that is rounding.
 TIE = 1e-9
@@ -51,6 +55,7 @@ class Questions(Items):
     main: ClassVar[str] = "accuracy cosine"
     paper: ClassVar[str | None] = "accuracy euclidean"
     fewest: ClassVar[int] = 1
+    metrics: ClassVar[Mapping[str, Metric]] = means("accuracy cosine", "accuracy euclidean")
 
     @classmethod
     def of(cls, questions: Iterable[tuple[str, Sequence[str], int]], names: Sequence[str] = ()) -> Questions:
@@ -58,21 +63,17 @@ class Questions(Items):
         place: dict[str, int] = {}
         items = []
         for word, sentences, answer in questions:
-            spans = [word_span(word, sentence) for sentence in sentences]
-            if None in spans:
-                raise ValueError(f"the word {word!r} does not stand in {sentences[spans.index(None)]!r:.80}")
-            if len(spans) != len(_OPTIONS) or answer not in range(len(_OPTIONS)):
-                raise ValueError(f"{word!r}: {len(spans)} sentences, answer {answer!r}; four are needed, and 0 to 3.")
-            places = tuple(
-                (place.setdefault(sentence, len(place)), *(span or ()))
-                for sentence, span in zip(sentences, spans, strict=True)
-            )
-            items.append((word, places, answer))
+            if len(sentences) != len(_OPTIONS) or answer not in range(len(_OPTIONS)):
+                raise ValueError(
+                    f"{word!r}: {len(sentences)} sentences, answer {answer!r}; four are needed, and 0 to 3."
+                )
+            places = []
+            for sentence in sentences:
+                if (span := word_span(word, sentence)) is None:
+                    raise ValueError(f"the word {word!r} does not stand in {sentence!r:.80}")
+                places.append((place.setdefault(sentence, len(place)), *span))
+            items.append((word, tuple(places), answer))
         return cls(tuple(place), tuple(items), tuple(names) or tuple(word for word, *_ in items))
-
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"accuracy cosine": partial(_mean, column=0), "accuracy euclidean": partial(_mean, column=1)}
 
     @property
     def words(self) -> list[Item]:
@@ -86,6 +87,8 @@ class Questions(Items):
         self, model: SentenceTransformer, layers: Layers, *, prompts: Prompts | None = None, **options: Any
     ) -> NDArray[np.float32]:
         """The vectors by the hidden states of several layers, all from one run: [layers, rows, d]."""
+        from ..words import encode_word_layers, unseen_words  # here, as files are read before torch is loaded
+
         prompt = None if prompts is None else prompts.of(None)
         place = {item: row for row, item in enumerate(dict.fromkeys(self.words))}
         unseen = unseen_words(model, list(place), prompt=prompt)
@@ -98,9 +101,9 @@ class Questions(Items):
         return np.asarray(every[:, [place[item] for item in self.words]])
 
     def evidence(self, vectors: Vectors, rows: Rows | None = None, learn: Rows | None = None) -> Evidence:
-        chosen = list(_every(self.items, rows))
-        fours = vectors.reshape(len(self), len(_OPTIONS), -1)[chosen]
-        answers = np.array([self.items[row][2] for row in chosen])
+        fours = vectors.reshape(len(self), len(_OPTIONS), -1)
+        fours = fours if rows is None else fours[rows]
+        answers = np.array([answer for *_, answer in chosen(self.items, rows)])
         seen = np.asarray(np.isfinite(fours).all(axis=(1, 2)))
         odd = odd_one_out(np.where(seen[:, None, None], fours, 0.0))
         return np.stack([(odd[name] == answers) & seen for name in ("cosine", "euclidean")], axis=1).astype(np.float64)
@@ -141,12 +144,10 @@ def odd_one_out(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp]]:
         scale = lengths[:, first] * lengths[:, second]
         dots = np.sum(one * other, axis=1)
         cosine = np.divide(dots, scale, out=np.zeros_like(dots), where=scale > 0)
-        for name, distance in (
-            ("euclidean", np.linalg.norm(one - other, axis=1)),
-            ("cosine", np.clip(1 - cosine, 0, 2)),
-        ):
-            sums[name][:, first] += distance
-            sums[name][:, second] += distance
+        apart = {"euclidean": np.linalg.norm(one - other, axis=1), "cosine": np.clip(1 - cosine, 0, 2)}
+        for name, distance in apart.items():
+            for place in (first, second):
+                sums[name][:, place] += distance
     return {name: np.argmax(each >= each.max(axis=1, keepdims=True) * (1 - TIE), axis=1) for name, each in sums.items()}
 
 
@@ -209,12 +210,6 @@ def word_span(word: str, sentence: str) -> tuple[int, int] | None:
 _Question = tuple[str, list[str], int]
 
 
-def _checked(word: str, sentences: list[str], answer: int) -> _Question | str:
-    if not all(word_span(word, sentence) for sentence in sentences):
-        return "the word is not in a sentence"
-    return word, sentences, answer
-
-
 def _rows(path: Path, text: str) -> Iterator[tuple[str, _Question | str]]:
     """Each row's name, and its question or why there is none."""
     for line, header, row in csv_rows(io.StringIO(text, newline=""), path, "\t" if suffix(path) == ".tsv" else ","):
@@ -236,8 +231,10 @@ def _rows(path: Path, text: str) -> Iterator[tuple[str, _Question | str]]:
             yield name, "a sentence is missing"
         elif len(letter) != 1 or letter not in _OPTIONS:
             yield name, f"the answer is none of {', '.join(_OPTIONS)}"
+        elif not all(word_span(word, sentence) for sentence in sentences):
+            yield name, "the word is not in a sentence"
         else:
-            yield name, _checked(word, sentences, _OPTIONS.index(letter))
+            yield name, (word, sentences, _OPTIONS.index(letter))
 
 
 def _quoted(question: str) -> str:
@@ -254,14 +251,14 @@ def _senses(path: Path, text: str, seed: int) -> Iterator[tuple[str, _Question |
     if not isinstance(words, dict):
         raise ValueError(f"{path}: it does not hold {_SHAPE}.")
     for word, senses in words.items():
-        if not word or not isinstance(senses, dict) or not all(map(_sentences, senses.values())):
+        if not word or not isinstance(senses, dict) or not all(map(_are_texts, senses.values())):
             raise ValueError(f"{path}: at {word!r:.60} it does not hold {_SHAPE}.")
         held = {sense: [one for one in sentences if word_span(word, one)] for sense, sentences in senses.items()}
         found = draw(word, held, seed)
         yield word, found if isinstance(found, str) else (word, *found)
 
 
-def _sentences(value: object) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
@@ -294,21 +291,20 @@ def draw(word: str, senses: Mapping[str, Iterable[str]], seed: int) -> tuple[lis
     large = [sense for sense in there if len(usable[sense]) >= ALIKE]
     if not large:
         return f"no sense with {ALIKE} sentences that hold the word"
-    common = in_order(large, seed, word, "sense")[0]
-    other = in_order([sense for sense in there if sense != common], seed, word, "other sense")[0]
-    odd = in_order(usable[other], seed, word, "odd one")[0]
-    four = in_order(usable[common], seed, word, "alike")[:ALIKE] + [odd]
-    four = in_order(four, seed, word, "order")
+
+    def drawn(values: Iterable[str], purpose: str) -> list[str]:
+        """In an order that no other values and no library's version change."""
+
+        def place(value: str) -> bytes:
+            return hashlib.sha256(json.dumps([seed, word, purpose, value]).encode()).digest()
+
+        return sorted(values, key=place)
+
+    common = drawn(large, "sense")[0]
+    other = drawn((sense for sense in there if sense != common), "other sense")[0]
+    odd = drawn(usable[other], "odd one")[0]
+    four = drawn([*drawn(usable[common], "alike")[:ALIKE], odd], "order")
     return four, four.index(odd)
-
-
-def in_order(values: Iterable[str], seed: int, *purpose: str) -> list[str]:
-    """An order that depends on the seed, the purpose and the values alone, not on theirs or a library's version."""
-
-    def place(value: str) -> bytes:
-        return hashlib.sha256(json.dumps([seed, *purpose, value]).encode()).digest()
-
-    return sorted(values, key=place)
 
 
 def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def push(
     ``say`` is told what will be sent and removed. Only files of an earlier push are ever removed.
 
     Args:
-        folder: A folder that ``st-reba build`` or ``st-reba export-onnx`` wrote.
+        folder: A folder that ``st-reba build`` or ``st-reba onnx`` wrote.
         repo_id: ``ORG/NAME``.
         private: Make a new repository private; one that is there must be private already.
         revision: The branch to write to, made from ``main`` where it is missing; None: ``main``.
@@ -262,7 +262,7 @@ def _contents(folder: Path, repo_id: str) -> tuple[dict[str, Path | bytes], list
     exported = not (folder / CODE).is_file() and (folder / "onnx").is_dir()
     for name in ("modules.json", CARD, GOLDEN, *((GRAPH, "tokenizer.json") if exported else (CODE,))):
         if not (folder / name).is_file():
-            remedy = "st-reba export-onnx MODEL FOLDER" if exported else "st-reba build BASE FOLDER"
+            remedy = "st-reba onnx MODEL FOLDER" if exported else "st-reba build BASE FOLDER"
             raise ValueError(f"{given} holds no {name}, so it is not complete; make it again: {remedy}")
     if (read_golden(folder / GOLDEN).get("graph") is not None) is not exported:
         # A graph beside a model would vouch for weights that nobody has run.

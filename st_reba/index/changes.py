@@ -347,7 +347,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
 
 def no_index(folder: Path) -> str:
     """What is said where there is none."""
-    return f"{folder}: no index is there; st-reba index builds one"
+    return f"{folder}: no index is there; st-reba index build makes one"
 
 
 def _readable(tx: sqlite3.Connection, path: Path) -> State | None:

@@ -150,7 +150,7 @@ class Index:
         reading, given, work = _options(options)
         folder = Path(os.path.realpath(path))
         source = open_source(texts, reading, given).begun()
-        _check_target(folder, overwrite=overwrite)
+        check_target(folder, overwrite=overwrite)
         model, model_source = loaded(model, model_source)
         mark = fingerprint(model)
         recipe.check(mark.dimension, source.total)
@@ -210,7 +210,7 @@ class Index:
         if not corpora:
             raise ValueError("there is no corpus; give one, or a list of them")
         folder = Path(os.path.realpath(path))
-        _check_target(folder, overwrite=overwrite)
+        check_target(folder, overwrite=overwrite)
         first = corpora[0].header()
         mark = ModelFingerprint.from_json(first["model"])
         for one in corpora:
@@ -731,7 +731,7 @@ def _metric(similarity: str | None) -> str:
     return similarity
 
 
-def _check_target(folder: Path, *, overwrite: bool) -> None:
+def check_target(folder: Path, *, overwrite: bool) -> None:
     """Refuse to build where something else is than an index, or what a build leaves that was killed."""
     if not folder.exists():
         return

@@ -6,13 +6,14 @@ Options are light; the module classes, which need torch and sentence-transformer
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any
 
 from .ensemble import Ensemble
 from .filter import Filter
 from .layout import Layout
 from .methods import Classical, Echo, Method, PromptEOL, ReBA
-from .own_attention import OwnAttention
+from .options import Options
 from .plan import LayerPlan, NoSink
 from .prepend import Prepend
 from .reading import ReadLayers
@@ -38,13 +39,23 @@ __all__ = [
     "LayerPlan",
     "Method",
     "NoSink",
-    "OwnAttention",
     "Prepend",
     "PromptEOL",
     "ReBA",
     "ReadLayers",
     "Stage",
 ]
+
+
+def _documented(kind: type[Options]) -> str:
+    """A class's docstring with what its fields say of themselves."""
+    told = [f"    {name}: {help} ({may}; default: {default!r})" for name, may, default, help in kind.described()]
+    return "\n".join([cleandoc(kind.__doc__ or ""), "", "Args:", *told])
+
+
+_KINDS: list[type[Options]] = [Layout, *Method.registry.values(), *Stage.registry.values()]
+for _kind in _KINDS:
+    _kind.__doc__ = _documented(_kind)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from .layout import MOST_COPIES, Frame
 from .options import Options, option
 from .pooling import ReBAPooling, column, token_counts
 from .poolings import POOLINGS, Rows
+from .repeat import padded
 from .stages import Place
 from .vendoring import published
 
@@ -205,27 +206,19 @@ class ChunkedReBAPooling(ReBAPooling):
 
     def _repeated(self, features: dict[str, Any], pieces: list[tuple[int, int, int]]) -> dict[str, Any]:
         """Pieces (a row, the first token, their number) laid out as RepeatTransformer lays a text out."""
-        # Of positions in the text's own row, in place of ids.
+        ids: Tensor = features["input_ids"]
         placed = []
         for row, start, size in pieces:
             first, count, length = features["places"][row]
             around = tuple(range(first)), tuple(range(first + count, length))
             frame = Frame((around[0], *[None] * self.repeats, around[1]))
             placed.append(frame.place(range(first + start, first + start + size)))
-        longest = max(place[2] for _, _, place in placed)
-        ids: Tensor = features["input_ids"]
-
-        def moved(numbers: list[list[int]]) -> Tensor:
-            return torch.tensor(numbers).to(ids.device, non_blocking=True)
-
-        # Padding is masked, so any of the text's own ids will do.
-        index = moved([each + [each[0]] * (longest - len(each)) for each, _, _ in placed])
-        return {
-            "input_ids": ids[moved([[row] for row, _, _ in pieces]), index],
-            "copy_ids": moved([copies + [0] * (longest - len(copies)) for _, copies, _ in placed]),
-            "attention_mask": moved([[1] * len(each) + [0] * (longest - len(each)) for each, _, _ in placed]),
-            "places": [place for _, _, place in placed],
-        }
+        laid_out = padded(placed)
+        for name in ("input_ids", "attention_mask", "copy_ids"):
+            laid_out[name] = laid_out[name].to(ids.device, non_blocking=True)
+        # Until here, positions in the text's own row stand in place of ids.
+        laid_out["input_ids"] = ids[column([row for row, _, _ in pieces], ids.device), laid_out["input_ids"]]
+        return laid_out
 
 
 def cuts(count: int, chunk: int) -> list[int]:

@@ -120,8 +120,8 @@ class DecoderTransformer(Transformer):
             if model is not None:
                 self._modules["model"] = model
             self.backbone = Backbone(self.model)
-            if self.backbone.capped and not any(stage.name == "attention" for stage in stages):
-                stages = stages_of([*stages, Stage.registry["attention"]()])
+            if self.backbone.capped:
+                extra("attention").switch_on(self.model)
             self.stages = stages
             self.bound: list[Bound] = []
             for stage in stages:
@@ -286,9 +286,10 @@ class DecoderTransformer(Transformer):
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> DecoderTransformer:
         """Load a saved module; an error where files are missing, or the weights do not fill the configuration."""
         hub = {k: kwargs[k] for k in ("token", "cache_folder", "revision", "local_files_only") if k in kwargs}
-        check_complete(model_name_or_path, **hub)
         guards, limit = extra("guards", needed=False), nullcontext()
-        if guards is not None:
+        if guards is None:
+            check_complete(model_name_or_path, **hub)
+        else:
             limit = guards.limited(guards.check_sizes(model_name_or_path, kwargs.get("subfolder") or "", **hub))
         with limit:
             loaded: DecoderTransformer = super().load(model_name_or_path, **kwargs)
@@ -320,6 +321,7 @@ class DecoderTransformer(Transformer):
         sinks = self.stack is not None and any(hasattr(module, "sinks") for module in self.model.modules())
         # What others load by name: only captures import the kernels, but attention sinks are faster with them.
         also = {"at_base": self.left_at is not None, "adapters": has_adapter(self.model), "kernels": sinks}
+        also["attention"] = self.backbone.capped
         leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in also if also[name]])
 
     def get_config_dict(self) -> dict[str, Any]:

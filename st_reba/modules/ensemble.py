@@ -10,7 +10,7 @@ from .layout import TextTemplate, task_templates
 from .options import option, shown, unknown
 from .stages import Stage
 
-MOST_PROMPTS = 64
+MOST_TEMPLATES = 64
 # MetaEOL asks for one word from several sides; a contrastive ensemble asks for what is to be taken away. The wording is
 # this project's own.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
@@ -48,12 +48,6 @@ class Ensemble(Stage):
     Equal weights are MetaEOL, the average over prompts that ask for different things; a negative weight is
     contrastive: what a text's vector has in common with that in an auxiliary prompt is taken away.
 
-    Args:
-        templates: The name of an ensemble, or a list of 2 to 64 templates (each as a method's ``template``) with as
-            many ``{text}`` slots each.
-        weights: One a template; None: those of the named ensemble, else the same for all, 1 together.
-        equal_norms: Divide each template's vector by its length before, so that no prompt outweighs the others.
-
     Source:
         MetaEOL (Lei et al., 2024: meta-task prompting, average). Contrastive prompting, here on the finished vectors:
         the published one subtracts inside a layer's attention.
@@ -66,20 +60,25 @@ class Ensemble(Stage):
     name: ClassVar[str] = "ensemble"
     order: ClassVar[int] = 5
 
-    templates: str | tuple[str | Mapping[str, str], ...] = option("metaeol", "a named ensemble, or a list of templates")
+    templates: str | tuple[str | Mapping[str, str], ...] = option(
+        "metaeol", "a named ensemble, or from 2 to 64 templates with as many {text} slots each"
+    )
     weights: tuple[float, ...] | None = option(None, "one a template; None: the named ensemble's, or the average")
-    equal_norms: bool = option(True, "divide each template's vector by its length first")
+    equal_norms: bool = option(True, "divide each vector by its length first, so that no template outweighs others")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.templates, str) and self.templates not in ENSEMBLES:
             raise ValueError(unknown("ensemble: templates", self.templates, sorted(ENSEMBLES), self.templates))
         given = f"ensemble: templates={shown(self.templates)}"
-        if not 2 <= len(self.listed) <= MOST_PROMPTS:
-            raise ValueError(f"{given} are {len(self.listed)}: give from 2 to {MOST_PROMPTS}.")
+        if not 2 <= len(self.listed) <= MOST_TEMPLATES:
+            raise ValueError(f"{given} are {len(self.listed)}: give from 2 to {MOST_TEMPLATES}.")
         if len(copies := {each["document"].copies for each in self.rows()}) > 1:
             raise ValueError(f"{given} have {sorted(copies)} {{text}} slots, but need as many, for their one pooling.")
-        check_weights(self.summed)
+        if not any(self.summed):
+            raise ValueError(
+                f"ensemble: weights={shown(self.weights)} are all 0, so every vector would be. Change one."
+            )
         if len(self.summed) != len(self.listed):
             counts = f"{len(self.summed)}, for {len(self.listed)} templates"
             raise ValueError(f"ensemble: weights={shown(self.weights)} are {counts}. Give one each.")
@@ -100,9 +99,3 @@ class Ensemble(Stage):
     def rows(self) -> tuple[dict[str, TextTemplate], ...]:
         """Each task's template, once for each row that a text makes."""
         return tuple(task_templates(each) for each in self.listed)
-
-
-def check_weights(weights: tuple[float, ...]) -> None:
-    """Raise unless some weight is not zero."""
-    if not any(weights):
-        raise ValueError(f"ensemble: weights={shown(weights)} are all 0, so every vector would be. Change one.")

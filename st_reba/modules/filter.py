@@ -26,14 +26,6 @@ class Filter(Stage):
     A saved model holds the filter itself as sentence-transformers' own ``Dense`` behind the pooling, and this as its
     record. A recipe names the filter's file instead.
 
-    Args:
-        kind: What is filtered, see :class:`st_reba.PostFilter`; None: as ``file`` says.
-        r: Principal directions that abtt or whiten takes away; None: 3 of abtt, none of whiten.
-        dimensions: Of whiten: how many are kept; None: all.
-        power: Of whiten: of the standard deviations that are divided by, above 0.
-        texts, seed, sha256: Of the texts that it was fitted on: their number, their draw's seed, their hash.
-        file: The file that ``PostFilter.save`` wrote; it says all else.
-
     Example:
         >>> Filter("whiten", dimensions=48, texts=2000).to_dict()
         {'kind': 'whiten', 'dimensions': 48, 'texts': 2000}
@@ -42,9 +34,11 @@ class Filter(Stage):
     name: ClassVar[str] = "filter"
     order: ClassVar[int] = 90
 
-    kind: Kind | None = option(None, "what is filtered; None: as the file says")
-    r: int | None = option(None, "principal directions that are taken away", least=0, most=_MOST_DIMENSIONS)
-    dimensions: int | None = option(None, "dimensions that whitening keeps", least=1, most=_MOST_DIMENSIONS)
+    kind: Kind | None = option(None, "what is filtered, see PostFilter; None: as the file says")
+    r: int | None = option(
+        None, "principal directions that abtt (None: 3) or whiten takes away", least=0, most=_MOST_DIMENSIONS
+    )
+    dimensions: int | None = option(None, "dimensions that whitening keeps; None: all", least=1, most=_MOST_DIMENSIONS)
     power: float = option(1.0, "of the standard deviations that whitening divides by", least=0, most=1)
     texts: int = option(0, "number of texts that it was fitted on", least=0, most=1 << 48)
     seed: int = option(0, "by which these texts were drawn", least=0, most=1 << 192)

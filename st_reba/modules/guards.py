@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sentence_transformers.util import load_file_path
@@ -23,13 +23,15 @@ from .options import MOST_LAYERS, shown, unknown
 from .stages import stages_of
 from .stored import check_complete, check_whole
 
-# What a saved module may say to transformers, with the old names; anything else was not written by a save, and could
-# name files, servers or code.
+# What a module of st_reba may say to transformers, with the old names: no save writes anything else.
 _PASSED_ON = {
     **dict.fromkeys(("model_kwargs", "model_args"), {"dtype", "torch_dtype", "attn_implementation"}),
     **dict.fromkeys(("processor_kwargs", "tokenizer_args"), {"model_max_length", "padding_side", "truncation_side"}),
     **dict.fromkeys(("config_kwargs", "config_args"), set[str]()),
 }
+# What no module may say to transformers: where else to look, whom to ask, and to open pickles.
+_REACHING = {"adapter_kwargs", "code_revision", "gguf_file", "kernel_config", "offload_folder", "proxies", "state_dict"}
+_REACHING |= {"use_kernels", "use_safetensors", "weights_only"}
 _REMEDY = "Copy all of the model's files, or build it again."
 _HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 # A branch, tag or commit.
@@ -44,18 +46,23 @@ def check_config(config: Mapping[str, Any], known: list[str], *, here: bool) -> 
     if extra := sorted(set(config) - set(known)):
         raise ValueError(unknown(f"{file}: {extra[0]}", extra[0], known, config[extra[0]]))
     stages_of(config["stages"])
-    for name, allowed in _PASSED_ON.items():
-        given = config.get(name, {})
-        if not isinstance(given, dict):
-            raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
-        if extra := sorted(set(given) - allowed):
-            option = f"{shown(extra[0])}={shown(given[extra[0]])}"
-            raise ValueError(f"{file}: {name}: {option} may not be stored. Remove it, and pass it when loading.")
-    _check_backbone(file, config)
+    check_passed_on(file, config, own=True)
     if not isinstance(config.get("from_base", False), bool):
         raise ValueError(f"{file}: from_base={shown(config['from_base'])} must be true or false.")
     if config.get("from_base"):
         check_base(config.get("base_model"), config.get("base_revision"), here=here)
+
+
+def check_passed_on(file: str, config: Mapping[str, Any], *, own: bool) -> None:
+    """Raise for what a stored configuration may not hand to transformers; ``own``: it is of a module of st_reba."""
+    for name, allowed in _PASSED_ON.items():
+        given = config.get(name, {})
+        if not isinstance(given, dict):
+            raise ValueError(f"{file}: {name}={shown(given)} must be a mapping. Save the model again.")
+        if wrong := sorted(set(given) - allowed if own else set(given) & _REACHING):
+            option = f"{shown(wrong[0])}={shown(given[wrong[0]])}"
+            raise ValueError(f"{file}: {name}: {option} may not be stored. Remove it, and pass it when loading.")
+    _check_backbone(file, config)
 
 
 def check_base(base: object, revision: object, *, here: bool) -> None:
@@ -99,7 +106,7 @@ def check_sizes(repository: str, folder: str = "", **hub: Any) -> int | None:
                 f"{path}/config.json: in_features={shown(asked[0])} and out_features={shown(asked[1])} do not fit "
                 f"{held:,} weights. {_REMEDY}"
             )
-    name = _joined(folder, "config.json")
+    name = joined(folder, "config.json")
     _check_backbone(name, read(name))
     return _held(repository, folder, hub)
 
@@ -147,7 +154,7 @@ def _held(repository: str, folder: str, hub: Mapping[str, Any]) -> int | None:
     """How many numbers a module's weights hold; None: it has none as safetensors."""
 
     def found(name: str) -> str | None:
-        return load_file_path(repository, _joined(folder, name), **hub)
+        return load_file_path(repository, joined(folder, name), **hub)
 
     files = [found("model.safetensors")]
     if files == [None] and (index := found("model.safetensors.index.json")) is not None:
@@ -156,8 +163,9 @@ def _held(repository: str, folder: str, hub: Mapping[str, Any]) -> int | None:
     return None if None in files else sum(_numbers(file) for file in files if file is not None)
 
 
-def _joined(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder not in ("", ".") else name
+def joined(folder: str, name: str) -> str:
+    """A file's path in a repository."""
+    return str(PurePosixPath(folder, name))
 
 
 def _numbers(file: str) -> int:

@@ -124,7 +124,7 @@ KINDS: dict[str, Kind] = {
         hides_sink=True,
     ),
     "rerouted": Kind(
-        "the tokens up to i, and the very last one.",
+        "the tokens up to i and, past any window, the very last one (end token included).",
         # No kernel shows a later column to earlier rows by itself.
         lambda own, place, last, m: own | (place == last),
     ),

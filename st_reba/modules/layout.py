@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .options import MOST_CHARACTERS, Options, option, shown
-from .stages import Place
+from .stages import Place, Stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,6 +21,7 @@ Template = str | Mapping[str, str] | None
 MOST_COPIES = 64
 # The help of options that methods have too.
 TEMPLATE = "text with a {text} slot for each copy, a template's name, or a mapping with query and document"
+REPEATS = "copies of the text; None: the template's slots, else 2"
 INSTRUCTION = "value of the template's {instruction} where no prompt is given"
 SPAN = "positions that are pooled; last_copy: the last copy's content"
 TASKS = ("query", "document")
@@ -54,14 +55,16 @@ NO_LIMIT = 10**12
 
 @dataclass(frozen=True)
 class Layout(Options):
-    """Where the copies of a text stand, and which positions are pooled."""
+    """Where the copies of a text stand, and which positions are pooled.
+
+    These are the content of the ``last_copy``, of copies 2 .. k (``repeats``), of the last copy with the special tokens
+    after it (``last_copy_and_end``), the very last position (``end``), or every real one (``all``).
+    """
 
     name: ClassVar[str] = "layout"
 
     template: Template = option(None, TEMPLATE)
-    repeats: int | None = option(
-        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
-    )
+    repeats: int | None = option(None, REPEATS, least=1, most=MOST_COPIES)
     instruction: str = option("", INSTRUCTION)
     span: Span = option("last_copy", SPAN)
     compute_matched: bool = option(False, "halve the tokens that a copy may hold, so that two cost what one did")
@@ -197,18 +200,23 @@ class Frame:
 
 
 class TokenLayout:
-    """A tokenizer's part of a layout; ``templates``: those of each task, for every row that a text makes."""
+    """A layout in a tokenizer's ids, with what ``stages`` add: rows of templates of their own, further tokens."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        layout: Layout,
-        templates: Sequence[Mapping[str, TextTemplate]] | None = None,
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, layout: Layout, stages: Sequence[Stage] = ()) -> None:
         self.tokenizer = tokenizer
         self.layout = layout
-        self.templates = templates or (task_templates(layout.template, layout.repeats),)
+        self.stages = stages
         self._special: tuple[object, tuple[tuple[int, ...], tuple[int, ...]]] | None = None
+        own = next((found for stage in stages if (found := stage.rows()) is not None), None)
+        # Those of each task, for every row that a text makes.
+        self.templates = (task_templates(layout.template, layout.repeats),) if own is None else own
+        if own is not None and layout.template not in (None, "prompteol"):
+            raise ValueError(f"template={shown(layout.template)} and the templates of an ensemble exclude each other.")
+        if layout.repeats not in (None, self.copies):
+            raise ValueError(
+                f"repeats={layout.repeats} does not fit the ensemble's templates, which have {self.copies} slots. "
+                "Write as many slots, or use a method that repeats the text so often."
+            )
 
     @property
     def copies(self) -> int:
@@ -256,8 +264,16 @@ class TokenLayout:
         for each in (templates[task] for templates in self.templates):
             literals = each.fill(values, "" if "instruction" in each.fields else prompt or "")
             pieces = [x if x is None else tuple(self._tokenize([x], special=True)["input_ids"][0]) for x in literals]
-            frames.append(Frame((before, *pieces, after)))
+            frame = Frame((before, *pieces, after))
+            for stage in self.stages:
+                frame = stage.framed(frame, self)
+            frames.append(frame)
         return tuple(frames)
+
+    def budget(self, frames: Sequence[Frame], limit: int) -> int:
+        """How many content tokens a copy may hold, in all frames alike; ``limit`` is M."""
+        budget = min(frame.budget(limit) for frame in frames)
+        return max(1, budget // 2) if self.layout.compute_matched else budget
 
     def _task(self, prompt: str | None, fields: Mapping[str, str]) -> str:
         # Plain encode knows no task: whoever gives a prompt or a field that only queries take means a query.

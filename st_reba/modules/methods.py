@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from .layout import INSTRUCTION, MOST_COPIES, SPAN, TEMPLATE, Layout, Span, Template
+from .layout import INSTRUCTION, MOST_COPIES, REPEATS, SPAN, TEMPLATE, Layout, Span, Template
 from .options import Options, option, shown, unknown
 from .poolings import POOLINGS, rows_of
 
@@ -54,9 +54,7 @@ class ReBA(Method):
     pooling: str = option(
         "last", "sentence vector; last: e_n of the last token, mean: the mean of all e_i", choices=POOLINGS
     )
-    repeats: int | None = option(
-        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
-    )
+    repeats: int | None = option(None, REPEATS, least=1, most=MOST_COPIES)
     template: Template = option(None, TEMPLATE)
     variant: Literal["paper", "published"] = option("paper", "the paper's formulas, or what the authors' code computes")
     include_special: bool = option(False, "sum over template and special tokens too")
@@ -94,9 +92,7 @@ class Echo(Method):
     source: ClassVar[str] = "Echo, section 3"
 
     pooling: Literal["last", "mean"] = option("last", "sentence vector: the last token's, or the mean")
-    repeats: int | None = option(
-        None, "copies of the text; None: the template's slots, else 2", least=1, most=MOST_COPIES
-    )
+    repeats: int | None = option(None, REPEATS, least=1, most=MOST_COPIES)
     template: Template = option(None, TEMPLATE)
     span: Span = option("last_copy", SPAN)
     compute_matched: bool = option(False, "halve the tokens that a copy may hold")

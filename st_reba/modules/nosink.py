@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from .plan import NoSink, PlanVariant
+from .plan import NoSink
 from .repeat import RepeatTransformer
 from .stages import Stage, stages_of
 from .vendoring import published
@@ -19,10 +19,10 @@ class NoSinkTransformer(RepeatTransformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
-        setting: See :class:`NoSink`, as are k, k0, m and variant. A stored configuration has it among its stages.
-        repeats: Number of copies; None: 1, unless a template or layout says so.
+        setting: The paper's setting. A stored configuration has it among its stages.
         stages: Further stages.
-        **kwargs: All else that :class:`RepeatTransformer` takes.
+        **kwargs: The other fields of :class:`NoSink`, as ``k=2``; and all that :class:`RepeatTransformer` takes, but
+            that the text stands once where nothing else is said.
 
     Source:
         NoSink, section 3.
@@ -39,17 +39,15 @@ class NoSinkTransformer(RepeatTransformer):
         model_name_or_path: str,
         setting: str | None = None,
         *,
-        k: int | Literal["all"] | None = None,
-        k0: int | None = None,
-        m: int = 1,
-        variant: PlanVariant = "paper",
-        repeats: int | None = None,
         stages: Sequence[Stage | Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
-        given = stages_of(stages) if setting is None else (NoSink(setting, k, k0, m, variant), *stages_of(stages))
+        fields = {name: kwargs.pop(name) for name in NoSink.names() if name in kwargs}
+        if setting is not None:
+            fields["setting"] = setting
+        given = stages_of([*([NoSink.of(fields)] if fields else []), *stages_of(stages)])
         if not any(isinstance(stage, NoSink) for stage in given):
             raise ValueError("NoSinkTransformer needs setting=…, as setting='mask0-bidir', k=2.")
-        if repeats is None and kwargs.get("template") is None and kwargs.get("layout") is None:
-            repeats = 1
-        super().__init__(model_name_or_path, repeats=repeats, stages=given, **kwargs)
+        if all(kwargs.get(name) is None for name in ("repeats", "template", "layout")):
+            kwargs["repeats"] = 1
+        super().__init__(model_name_or_path, stages=given, **kwargs)

@@ -93,10 +93,13 @@ class Options:
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
     """The message for a name that does not exist, with the nearest that does."""
-    near = get_close_matches(str(name), known, n=1, cutoff=0.5)
     given = "" if value is None else f" (={shown(value)})"
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{title}{given} is not known: choose from {list(known)}.{meant}"
+    return f"{title}{given} is not known: choose from {list(known)}.{_meant(str(name), known)}"
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def allowed(hint: Any, each: Field[Any]) -> str:
@@ -131,9 +134,7 @@ def _checked(title: str, value: Any, hint: Any, each: Field[Any]) -> Any:
     if value == () == each.default:
         return value
     names = [v for kind in alternatives(hint) if get_origin(kind) is Literal for v in get_args(kind)]
-    names += choices or ()
-    near = get_close_matches(value, names, n=1, cutoff=0.5) if isinstance(value, str) else []
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    meant = _meant(value, [*names, *(choices or ())]) if isinstance(value, str) else ""
     raise ValueError(f"{title}={shown(value)} is not allowed: give {allowed(hint, each)}.{meant}")
 
 

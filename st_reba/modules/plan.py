@@ -94,23 +94,13 @@ def _runs(names: Iterable[str]) -> str:
 class LayerPlan(Stage):
     """How a decoder's layers are converted, without training, into an encoder's.
 
-    Args:
-        architecture: ``"inplace"``: converted layers replace forward ones. ``"inter"``: each converted layer runs
-            twice, forward and converted. ``"extra"``: a second stack of the converted layers runs on the
-            embeddings. ``"extend"``: k further passes through the last layer, converted, on top.
-        kind: What converted layers see. ``"backward"``: token i sees t ≥ i. ``"bidirectional"``: all t.
-            ``"nosink-forward"``, ``"nosink-bidirectional"``: all but the first ``m`` tokens, of t ≤ i and of all t.
-            ``"rerouted"``: t ≤ i and, past any window, the text's very last token (end token included).
-        k: Number of converted layers, from the top, at most 1024; ``"all"``: all that run.
-        k0: The topmost of these that are nosink-bidirectional (with kind="bidirectional").
-        m: Sink tokens that nosink kinds hide, at most 1024. These tokens themselves see what the kind without nosink
-            shows them, so that no token is left without a key.
-        others: What the other layers see: ``"forward"``, or ``"nosink-forward"``.
-        layers: Instead of k, k0 and kind: the converted layers by kind, as ``{"backward": [-1, -2]}``; negative
-            indices count from the top.
-        variant: ``"paper"``: INTER sums both passes in every converted layer; EXTRA sums the outputs of both stacks,
-            each after the final norm. ``"published"``: from the first converted layer on INTER keeps two streams,
-            one of them forward; INTER and EXTRA sum both before the final norm.
+    ``inplace``: converted layers replace forward ones. ``inter``: each converted layer runs twice, forward and
+    converted. ``extra``: a second stack of the converted layers runs on the embeddings. ``extend``: k further passes
+    through the last layer, converted, on top. What each kind of layer sees: :data:`KINDS`.
+
+    By the paper, INTER sums both passes in every converted layer, and EXTRA the outputs of both stacks, each after the
+    final norm. By its published code, INTER keeps two streams from the first converted layer on, one of them forward;
+    INTER and EXTRA sum both before the final norm.
 
     Raises:
         ValueError: A value that is not known or contradicts another.
@@ -130,10 +120,12 @@ class LayerPlan(Stage):
     architecture: Architecture = option("inplace", "how converted layers are joined to the others")
     kind: str = option("bidirectional", "what converted layers see", choices=KINDS)
     k: int | Literal["all"] = option(0, "converted layers, from the top", least=0, most=MOST_LAYERS)
-    k0: int = option(0, "the topmost of them that hide the sink too", least=0, most=MOST_LAYERS)
+    k0: int = option(0, "the topmost of them that are nosink-bidirectional", least=0, most=MOST_LAYERS)
     m: int = option(1, "sink tokens that are hidden", least=0, most=MOST_LAYERS)
     others: Literal["forward", "nosink-forward"] = option("forward", "what the other layers see")
-    layers: Mapping[str, Any] | None = option(None, "in place of k and kind: layer indices by kind")
+    layers: Mapping[str, Any] | None = option(
+        None, "in place of k, k0 and kind: layers by kind, as {'backward': [-1, -2]}; -1 is the topmost"
+    )
     variant: PlanVariant = option("paper", "reading of inter and extra: the paper's, or its published code's")
 
     def __post_init__(self) -> None:
@@ -233,16 +225,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class NoSink(Stage):
     """One of the NoSink paper's settings of the layers.
 
-    Args:
-        setting: In any case: ``"baseline"``; ``"inplace-back"`` to ``"extend-bidir"``; ``"mask0-for"``,
-            ``"mask0-bidir"``, ``"mask0-all"``; ``"mask0&bidir"`` and its cases ``"mask0-1"``, ``"mask0-2"``,
-            ``"mask0-3"`` (k0 = 1, 2, 3), ``"mask0-last"`` (k0 = the best k of MASK0-BIDIR) and ``"mask0-mid"`` (half of
-            that, at least 1).
-        k: Converted layers, from the top, or ``"all"``.
-        k0: For ``mask0&bidir``, the nosink-bidirectional ones among them; for ``mask0-last`` and ``mask0-mid`` the
-            best k of MASK0-BIDIR.
-        m: Sink tokens that are hidden: 1 in the paper's settings, more in its variants.
-        variant: Reading of INTER and EXTRA, see :class:`LayerPlan`.
+    ``mask0-1``, ``mask0-2`` and ``mask0-3`` are ``mask0&bidir`` with k0 = 1, 2, 3. ``mask0-last`` and ``mask0-mid``
+    take as k0 the best k of MASK0-BIDIR, and use it or half of it, at least 1.
 
     Raises:
         ValueError: An unknown setting, or a number that is missing or that the setting does not take.
@@ -258,7 +242,7 @@ class NoSink(Stage):
     name: ClassVar[str] = "nosink"
     order: ClassVar[int] = LayerPlan.order
 
-    setting: str = option("baseline", "the paper's setting of the layers", choices=SETTINGS)
+    setting: str = option("baseline", "the paper's setting of the layers, in any case", choices=SETTINGS)
     k: int | Literal["all"] | None = option(None, "converted layers, from the top", least=0, most=MOST_LAYERS)
     k0: int | None = option(None, "the topmost of them that hide the sink", least=0, most=MOST_LAYERS)
     m: int = option(1, "sink tokens that are hidden", least=0, most=MOST_LAYERS)

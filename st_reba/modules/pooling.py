@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,65 +10,17 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from .capture import Capture, show
+from .lazy import TOKENS, LazyFeatures
 from .options import Options, option
 from .poolings import POOLINGS, rows_of
 from .repeat import RepeatTransformer
 from .vendoring import leave_code, published
 
 MOST_DIMENSIONS = 1 << 20
-_TOKENS = "token_embeddings"
 _TOGETHER = (
     "put st_reba.RepeatTransformer there and hand both to SentenceTransformer(modules=[…]) together (a module appended "
     "to a ready model asks for nothing)."
 )
-
-
-class LazyFeatures(dict[str, Any]):
-    """Features that compute ``token_embeddings``, for which all rows of A^new are needed, when they are asked for.
-
-    While gradients are wanted, listing does not compute them: mixed precision copies a model's output. ``compute`` is
-    None in copies that others make, which hold what had been computed; ``listed``: they are among the keys.
-    """
-
-    def __init__(
-        self, features: Any = (), compute: Callable[[], Tensor] | None = None, *, listed: bool = False
-    ) -> None:
-        super().__init__(features)
-        self._compute = compute
-        self._listed = listed
-
-    def __missing__(self, key: str) -> Any:
-        if key != _TOKENS or self._compute is None:
-            raise KeyError(key)
-        self[key] = self._compute()
-        return self[key]
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or (key == _TOKENS and self._listed)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        # Not dict's own get, which knows of nothing that is computed.
-        return self[key] if key in self else default  # noqa: SIM401
-
-    def _whole(self) -> None:
-        if self._listed and not torch.is_grad_enabled():
-            self[_TOKENS]
-
-    def __iter__(self) -> Iterator[str]:
-        self._whole()
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self._whole()
-        return super().keys()
-
-    def items(self) -> Any:
-        self._whole()
-        return super().items()
-
-    def values(self) -> Any:
-        self._whole()
-        return super().values()
 
 
 @dataclass(frozen=True)
@@ -175,14 +126,14 @@ class ReBAPooling(Module):
         Raises:
             ValueError: The module in front did not capture what is needed.
         """
-        width = features[_TOKENS].shape[-1]
+        width = features[TOKENS].shape[-1]
         if width != self.embedding_dimension:
             raise ValueError(
                 f"embedding_dimension={self.embedding_dimension}, but the hidden states have {width} dimensions. Give "
                 f"{type(self).__name__} the latter."
             )
         pooled = LazyFeatures(features, lambda: self.token_vectors(features), listed=True)
-        del pooled[_TOKENS]
+        del pooled[TOKENS]
         pooled["sentence_embedding"] = self.sentence(features)
         tokens, counts = token_counts(features)
         pooled["attention_mask"] = (tokens < counts).long()
@@ -204,7 +155,7 @@ class ReBAPooling(Module):
             # Weights are restricted rather than rows, of which that would make a second matrix.
             rows = self._rows(features, True) if self.normalize_weights else rows
             weights = POOLINGS[self.pooling].weights(rows, token_counts(features)[1]) * self._summed(features)
-        return weighted_sum(weights[:, None], features[_TOKENS]).squeeze(1)
+        return weighted_sum(weights[:, None], features[TOKENS]).squeeze(1)
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans.
@@ -227,7 +178,7 @@ class ReBAPooling(Module):
             combined = normalized(rows.sum(dim=1))
         else:
             combined = rows.sum(dim=1) / spans.sum(dim=1, keepdim=True)
-        return weighted_sum(combined[:, None], features[_TOKENS]).squeeze(1)
+        return weighted_sum(combined[:, None], features[TOKENS]).squeeze(1)
 
     def token_vectors(self, features: dict[str, Any]) -> Tensor:
         """The e_i, [B, n, d]; one more forward pass where the sentence vector needed fewer rows."""
@@ -237,7 +188,7 @@ class ReBAPooling(Module):
         weights = self._rows(features, self.normalize_weights)
         if self.variant == "published":
             weights = normalized(weights)
-        return weighted_sum(weights, features[_TOKENS])
+        return weighted_sum(weights, features[TOKENS])
 
     def get_embedding_dimension(self) -> int:
         """Dimension of the vectors."""
@@ -246,7 +197,8 @@ class ReBAPooling(Module):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save the configuration and the code; there are no weights."""
         self.save_config(output_path)
-        leave_code(output_path, type(self))
+        hooked = bool(self._source) and self.source.backbone.attention == "eager"
+        leave_code(output_path, type(self), files=["eager"] if hooked else [])
 
     def _summed(self, features: dict[str, Any]) -> Tensor:
         """The positions that are summed over, [B, T] bool."""

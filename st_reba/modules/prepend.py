@@ -24,9 +24,6 @@ class Prepend(Stage):
 
     The placeholder is the token that stands for an empty text; it is not pooled.
 
-    Args:
-        layers: Behind so many layers, from the bottom, it is replaced.
-
     Source:
         Token Prepending (Fu et al., 2024).
 

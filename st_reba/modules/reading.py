@@ -21,11 +21,7 @@ _TINY = 1e-30
 class ReadLayers(Stage):
     """Read the hidden states of an inner layer, or of several; layers above are not run.
 
-    Args:
-        layers: A layer's number from 0 (embeddings) to L, or from -1 (L) downwards; or the first and the last of
-            several, as ``[2, 4]``, each token's vectors of each scaled to length 1.
-        join: How several make one: their ``"mean"``, or side by side in more dimensions, ``"concat"``.
-        final_norm: Read them behind the backbone's final norm, each by itself, or before it.
+    Of several, each token's vectors are scaled to length 1 before they are joined.
 
     Example:
         >>> print(ReadLayers([1, -4]).resolve(6))
@@ -36,10 +32,13 @@ class ReadLayers(Stage):
     order: ClassVar[int] = 30
 
     layers: int | tuple[int, ...] = option(
-        -1, "layer to read, or the first and the last of several", least=-MOST_LAYERS, most=MOST_LAYERS
+        -1,
+        "layer to read, 0 (embeddings) to L, or -1 (L) downwards; or the first and the last of several",
+        least=-MOST_LAYERS,
+        most=MOST_LAYERS,
     )
-    join: Literal["mean", "concat"] = option("mean", "how several layers make one vector")
-    final_norm: bool = option(True, "read behind the backbone's final norm")
+    join: Literal["mean", "concat"] = option("mean", "of several layers: their mean, or side by side")
+    final_norm: bool = option(True, "read behind the backbone's final norm, each layer by itself; else before it")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .decoder import DecoderTransformer
-from .layout import TASKS, Frame, Layout, Span, Template, TokenLayout
+from .layout import TASKS, Frame, Layout, TokenLayout
 from .options import shown
 from .stages import Bound, Place, Stage, stages_of
 from .vendoring import published
@@ -27,16 +27,8 @@ class RepeatTransformer(DecoderTransformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the backbone.
-        template: Text with ``{text}`` slots, one a copy; a name of ``TEMPLATES``; or a mapping with ``query`` and
-            ``document``. None: ``repeats`` copies in a row.
-        repeats: Number of copies k, at most 64; None: the template's slots, or 2 without a template.
-        instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        span: What a following ``Pooling`` sees through ``attention_mask``: the content of the ``"last_copy"``, of
-            copies 2 .. k (``"repeats"``), of the last copy with the special tokens after it
-            (``"last_copy_and_end"``), the very last position (``"end"``), or every real one (``"all"``).
-        compute_matched: Halve the content budget, so that two copies cost what one did.
-        layout: All of these at once: a :class:`Layout`, or a mapping of its fields.
-        **kwargs: All that :class:`DecoderTransformer` takes.
+        layout: Where the copies stand, and which positions a following ``Pooling`` sees through ``attention_mask``.
+        **kwargs: In place of ``layout`` its fields, as ``repeats=3``; and all that :class:`DecoderTransformer` takes.
 
     Source:
         ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
@@ -54,40 +46,22 @@ class RepeatTransformer(DecoderTransformer):
         self,
         model_name_or_path: str,
         *,
-        template: Template = None,
-        repeats: int | None = None,
-        instruction: str = "",
-        span: Span = "last_copy",
-        compute_matched: bool = False,
         layout: Layout | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        given = Layout(template, repeats, instruction, span, compute_matched)
-        if layout is not None and given != Layout():
-            raise ValueError(
-                f"layout={shown(layout)} says how texts are laid out, so {given} must not be given beside it."
-            )
-        self.__dict__["layout"] = (
-            given if layout is None else layout if isinstance(layout, Layout) else Layout.of(layout)
-        )
+        fields = {name: kwargs.pop(name) for name in Layout.names() if name in kwargs}
+        if layout is not None and fields:
+            raise ValueError(f"layout={shown(layout)} and {shown(fields)} exclude each other. Drop one of both.")
+        if not isinstance(layout, Layout):
+            layout = Layout.of(fields if layout is None else layout)
+        self.__dict__["layout"] = layout
         super().__init__(model_name_or_path, **kwargs)
 
     def rebind(self, stages: Sequence[Stage], model: Any = None) -> None:
         """As :meth:`DecoderTransformer.rebind`; stages may have templates of their own, or add to the layout."""
-        stages = stages_of(stages)
-        own = next((found for stage in stages if (found := stage.rows()) is not None), None)
-        if own is not None and self.layout.template not in (None, "prompteol"):
-            raise ValueError(
-                f"template={shown(self.layout.template)} and the templates of an ensemble exclude each other."
-            )
-        copies = None if own is None else own[0]["document"].copies
-        if copies is not None and self.layout.repeats not in (None, copies):
-            raise ValueError(
-                f"repeats={self.layout.repeats} does not fit the ensemble's templates, which have {copies} slots. "
-                "Write as many slots, or use a method that repeats the text so often."
-            )
+        token_layout = TokenLayout(self.text_tokenizer, self.layout, stages_of(stages))
         super().rebind(stages, model)
-        self.token_layout = TokenLayout(self.text_tokenizer, self.layout, own)
+        self.token_layout = token_layout
         self._warned_of_cut = False
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -122,10 +96,7 @@ class RepeatTransformer(DecoderTransformer):
                 the prompt or a field.
             **fields: Values of the templates' fields; each template takes those that it has.
         """
-        frames = self.token_layout.frames(prompt, task, **fields)
-        for stage in self.stages:
-            frames = tuple(stage.framed(frame, self.token_layout) for frame in frames)
-        return frames
+        return self.token_layout.frames(prompt, task, **fields)
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """How many content tokens a copy may hold (None: no limit), in all templates of an ensemble alike."""
@@ -138,10 +109,7 @@ class RepeatTransformer(DecoderTransformer):
             raise ValueError(
                 f"max_seq_length={limit} is more than the backbone's {positions} positions. Set it to at most that."
             )
-        if limit is None:
-            return None
-        budget = min(each.budget(limit) for each in frames)
-        return max(1, budget // 2) if self.layout.compute_matched else budget
+        return None if limit is None else self.token_layout.budget(frames, limit)
 
     def check_single(self) -> None:
         """Refuse what needs one sequence a text, where there are several templates."""
@@ -206,20 +174,7 @@ class RepeatTransformer(DecoderTransformer):
     def place(self, contents: Sequence[Sequence[int]], *frames: Frame) -> dict[str, Any]:
         """Place the copies of tokenized texts, which fit the budget, in one frame, or in all of an ensemble's."""
         # A text's rows stand together, so that whoever splits a batch can keep texts whole.
-        rows = [frame.place(ids) for ids in contents for frame in frames]
-        places: list[Place] = [place for _, _, place in rows]
-        length = max((place[2] for place in places), default=0)
-        # Padding is masked, so any id will do, and many tokenizers have none for it. One of the row's own cannot bring
-        # in an embedding that is not finite.
-        ids = [ids + [ids[0]] * (length - len(ids)) for ids, _, _ in rows]
-        copies = [copies + [0] * (length - len(copies)) for _, copies, _ in rows]
-        position, last = torch.arange(length), torch.tensor([[place[2]] for place in places], dtype=torch.long)
-        return {
-            "input_ids": torch.tensor(ids, dtype=torch.long),
-            "attention_mask": (position < last).long(),
-            "copy_ids": torch.tensor(copies, dtype=torch.long),
-            "places": places,
-        }
+        return padded([frame.place(ids) for ids in contents for frame in frames])
 
     def forward(
         self, features: dict[str, Any], *, watch: Sequence[Bound] | None = None, **kwargs: Any
@@ -267,3 +222,20 @@ class RepeatTransformer(DecoderTransformer):
                 f"max_seq_length={self.token_layout.limit()} holds no more, with repeats={self.repeats}. Longer texts "
                 "are cut alike from here on, without a further warning."
             )
+
+
+def padded(rows: Sequence[tuple[list[int], list[int], Place]]) -> dict[str, Any]:
+    """Rows as :meth:`Frame.place` gives them, as features [B, T] padded on the right."""
+    places = [place for _, _, place in rows]
+    length = max((place[2] for place in places), default=0)
+    # Padding is masked, so any id will do, and many tokenizers have none for it. One of the row's own cannot bring in
+    # an embedding that is not finite.
+    ids = [ids + [ids[0]] * (length - len(ids)) for ids, _, _ in rows]
+    copies = [copies + [0] * (length - len(copies)) for _, copies, _ in rows]
+    position, last = torch.arange(length), torch.tensor([[place[2]] for place in places], dtype=torch.long)
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.long),
+        "attention_mask": (position < last).long(),
+        "copy_ids": torch.tensor(copies, dtype=torch.long),
+        "places": places,
+    }

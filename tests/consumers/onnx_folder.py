@@ -14,9 +14,9 @@ VARIABLE = "ST_REBA_ONNX"
 
 
 def folder() -> Path:
-    """The folder that ``st-reba export-onnx`` wrote; without one the test module is skipped."""
+    """The folder that ``st-reba onnx`` wrote; without one the test module is skipped."""
     if VARIABLE not in os.environ:
-        pytest.skip(f"set {VARIABLE} to a folder that st-reba export-onnx wrote", allow_module_level=True)
+        pytest.skip(f"set {VARIABLE} to a folder that st-reba onnx wrote", allow_module_level=True)
     return Path(os.environ[VARIABLE]).resolve()
 
 

@@ -49,8 +49,7 @@ def write(folder: Path, *results: Result, draws: Any = None) -> Path:
         for number, each in enumerate(results):
             kept.add(each, *(draws or {}).get(each.identity, ()))
             # One after the other, whatever the file system's clock tells apart.
-            path, _ = kept._known[each.identity]
-            os.utime(path, (number, number))
+            os.utime(kept._path(each), (number, number))
     return folder
 
 

@@ -13,6 +13,7 @@ SENTENCES: list[dict[str, str]] = [
     for line in (files("st_reba") / "demo" / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 TEXTS = [row["text"] for row in SENTENCES]
+WITH_THE = [text for text in TEXTS if " the " in text]
 
 
 def rows_of(kind: str, count: int) -> list[tuple[Any, ...]]:
@@ -27,13 +28,15 @@ def rows_of(kind: str, count: int) -> list[tuple[Any, ...]]:
             made.append((text, second["text"], alike + n % 5 / 10))
         elif kind == "PairClassification":
             made.append((text, near["text"] if n % 2 else other["text"], n % 2))
-        elif kind == "Classification":
+        elif kind in ("Classification", "Clustering"):
             made.append((text, row["topic"]))
         elif kind == "Triples":
             made.append((text, near["text"], other["text"]))
         elif kind == "Reranking":
             for place, step in enumerate((1, 2, 5, 40, 90)):
                 made.append((text, SENTENCES[(n + step) % len(SENTENCES)]["text"], max(0, 2 - place)))
+        elif kind == "WordSense":
+            made.append(("the", *(WITH_THE[(n + step) % len(WITH_THE)] for step in (0, 1, 5, 9)), n % 4))
         else:
             # The English ones, whose words stand apart.
             words = SENTENCES[n + len(SENTENCES) // 2]["text"].rstrip(".").split()

@@ -17,22 +17,30 @@ import pandas
 import pytest
 import yaml
 from marks import slow_but
+from scipy.spatial.distance import cdist
 from scipy.stats import spearmanr
-from searched import rows_of, task_of
+from searched import TEXTS, rows_of, task_of
 from sklearn.linear_model import LogisticRegression
 
 import st_reba
 from st_reba import NoSink
 from st_reba.cli import main
-from st_reba.evaluation import heldout, make_task, search
+from st_reba.evaluation import halving as module
+from st_reba.evaluation import heldout, make_task, rungs, search
+from st_reba.evaluation.choice import Choice, Chosen
 from st_reba.evaluation.crossfit import Scored
+from st_reba.evaluation.halving import Compose, Halving, reported
 from st_reba.evaluation.heldout import Parts, parts_of
 from st_reba.evaluation.items import Items
+from st_reba.evaluation.ledger import Ledger, Result
+from st_reba.evaluation.methods import Base
 from st_reba.evaluation.passes import Costs
-from st_reba.evaluation.search import Ledger, Result, Search, chosen_nosink, compose, reported, rung_sizes
+from st_reba.evaluation.rungs import Search, rung_sizes
+from st_reba.evaluation.search import compose
 from st_reba.evaluation.search_report import Report
-from st_reba.evaluation.space import NO_FILTER, PAPERS, Arm, Filter, Read, Space, Trial, read_space, write_space
+from st_reba.evaluation.space import Space, read_space, write_space
 from st_reba.evaluation.statistics import bootstrap
+from st_reba.evaluation.trials import NO_FILTER, PAPERS, Arm, Filter, Read, Trial
 
 LAST = Read(6, 6, True, "mean")
 SMALL = Space(
@@ -41,7 +49,7 @@ SMALL = Space(
     sinks=False,
     layers=((1, 1, "mean"), (0, 2, "mean")),
     pooled=("mean", "reba mean"),
-    filters=(Filter("center"), Filter("abtt", 1)),
+    filters=("center", {"kind": "abtt", "r": 1}),
 )
 
 
@@ -67,37 +75,47 @@ def drawn() -> None:
     "space",
     [
         Space(),
-        Space(layers=((3, 3, "mean"), (0, 2, "concat")), filters=(Filter("abtt", 2), Filter("whiten", 1, 0.5, 0.9))),
-        Space(templates=(None, "总结：{text}"), separators=("", "\n"), kinds=(), norms=(False, True), sinks=False),
+        Space(
+            layers=((3, 3, "mean"), (0, 2, "concat")),
+            filters=({"kind": "abtt", "r": 2}, {"kind": "whiten", "r": 1, "share": 0.5, "power": 0.9}),
+        ),
+        Space(
+            templates=(None, "总结：{text}"),
+            separators=("", "\n"),
+            kinds=("forward",),
+            norms=(False, True),
+            sinks=False,
+        ),
     ],
 )
 def test_a_space_is_read_as_it_was_written(space: Space, tmp_path: Path) -> None:
     path = tmp_path / "space.yaml"
     path.write_text(write_space(space), encoding="utf-8")
-    assert read_space(path) == space and Filter() in space.filters
+    assert read_space(path) == space and Filter() in space.postfilters
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "is no mapping of"),
-        ("repeat: [1]", "'repeat' is not known; a space has .*'repeats'"),
-        ("repeats: 2", "repeats=2 must be a list"),
-        ("repeats: [true]", "repeats: True must be a whole number from 1 on"),
-        ("repeats: []", "repeats is empty"),
-        ("templates: [metaeol]", "templates: 'metaeol' must be one template's name or text"),
-        ("templates: [ecko]", "templates: .*ecko"),
+        ("[1]", r"space: \[1\] must be a mapping of"),
+        ("repeat: [1]", "space: repeat .* is not known: choose from .*'repeats'.* Did you mean 'repeats'"),
+        ("repeats: 2", "space: repeats=2 is not allowed: give a list of whole numbers from 1"),
+        ("repeats: [true]", r"space: repeats=\(True,\) is not allowed"),
+        ("repeats: []", r"space: repeats=\(\) is not allowed"),
+        ("templates: [metaeol]", "space: templates: 'metaeol' must be one template's name or text"),
+        ("templates: [ecko]", "space: templates: .*ecko"),
         ("templates: [echo-instruct]", "for all texts alike"),
-        ("kinds: [forward]", "kinds: 'forward' must be one of"),
-        ("sinks: 1", "sinks=1 must be true or false"),
-        ("pooled: [max]", "pooled: 'max' must be one of .*'reba mean'"),
-        ("layers: [-1]", r"layers: \(-1, -1, 'mean'\) must be a layer from 0"),
-        ("layers: [[3, 1]]", r"layers: \(3, 1, 'mean'\) must be"),
-        ("filters: [centre]", "filters: kind='centre' is not known"),
-        ("filters: [{r: 1}]", "is no filter; write a name"),
+        ("kinds: [foward]", "kind .*'foward'.* is not known: choose from .* Did you mean 'forward'"),
+        ("sinks: 1", "space: sinks=1 is not allowed: give True or False"),
+        ("pooled: [max]", r"space: pooled=\('max',\) is not allowed"),
+        ("layers: [-1]", "space: layers: -1 must be a layer from 0"),
+        ("layers: [[3, 1]]", r"space: layers: \[3, 1\] must be"),
+        ("filters: [centre]", "filters: kind='centre' is not allowed: .* Did you mean 'center'"),
+        ("filters: [{r: 1}]", "filters: r=1 does not belong to kind='none'"),
         ("filters: [{kind: abtt}]", "filters: r=0 of abtt must be a whole number from 1 on"),
         ("filters: [{kind: center, r: 1}]", "filters: r=1 does not belong to kind='center'"),
-        ("filters: [{kind: whiten, share: 0}]", "filters: share=0 must be a number above 0, and at most 1"),
+        ("filters: [{kind: whiten, share: 0}]", "filters: share=0 is not allowed: give a number from 0.001 to 1"),
+        ("filters: [{kind: whiten, power: 2}]", "filters: power=2 is not allowed"),
     ],
 )
 def test_a_wrong_space_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -113,7 +131,9 @@ def test_arms_are_different_passes_and_the_papers_are_among_them() -> None:
     # One input: unconverted, 6 + 6 conversions, and 15 that hide the sink above another layer.
     assert len(plans) == len(arms) == 4 * (1 + 12 + 15) and all(Arm.of(arm.to_json()) == arm for arm in arms)
     # However narrow a space is.
-    narrow = Space(templates=("总：{text}",), kinds=(), layers=((1, 1, "mean"),), pooled=("mean",), filters=())
+    narrow = Space(
+        templates=("总：{text}",), kinds=("forward",), layers=((1, 1, "mean"),), pooled=("mean",), filters=("none",)
+    )
     found: dict[str, set[Trial]] = {}
     for arm in narrow.arms(6):
         for read in narrow.reads(arm, 6):
@@ -157,7 +177,7 @@ def test_a_papers_name_is_for_its_published_form(trial: Trial, paper: str) -> No
 # Halving, on scripted scores
 
 HALVED = Space(
-    layers=((6, 6, "mean"), (2, 2, "mean"), (1, 5, "mean")), pooled=("mean", "end", "reba mean"), filters=(NO_FILTER,)
+    layers=((6, 6, "mean"), (2, 2, "mean"), (1, 5, "mean")), pooled=("mean", "end", "reba mean"), filters=("none",)
 )
 ARMS = HALVED.arms(6)
 PAIRS = make_task("STS", [(f"a{n}", f"b{n}", float(n % 6)) for n in range(900)])
@@ -166,27 +186,33 @@ Value = Callable[[Trial], float]
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Search]:
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """A search whose arms cost what they cost, and score what a function of the whole method says."""
 
-    def get(value: Value, space: Space = HALVED, **options: Any) -> Search:
-        def scored(self: Search, arm: Arm, rung: int) -> tuple[int, list[Scored]]:
-            if arm.nosink is not None:
-                return self.cost(arm, rung), [Scored(LAST, NO_FILTER, value(Trial(arm, LAST)))]
+    def get(value: Value, kind: type[Search] = Halving, *, seed: int = 0, **options: Any) -> Any:
+        def halved(self: Halving, arm: Arm, rung: int) -> tuple[int, list[Scored]]:
             reads = self.space.reads(arm, 6)
-            made = [Scored(read, each, value(Trial(arm, read, each))) for read in reads for each in space.filters]
+            made = [
+                Scored(read, each, value(Trial(arm, read, each))) for read in reads for each in self.space.postfilters
+            ]
             return COSTS.total(arm, self.items[rung].texts), made
 
-        monkeypatch.setattr(Search, "_scored", scored)
-        monkeypatch.setattr(search, "costs_of", lambda *given: COSTS)
+        def chosen(self: Chosen, arm: Arm, rung: int) -> tuple[int, list[Scored]]:
+            return self.cost(arm, rung), [Scored(LAST, NO_FILTER, value(Trial(arm, LAST)))]
+
+        monkeypatch.setattr(Halving, "scored", halved)
+        monkeypatch.setattr(Chosen, "scored", chosen)
+        for place in (rungs, module):
+            monkeypatch.setattr(place, "costs_of", lambda *given: COSTS)
         monkeypatch.setattr(
             Ledger, "add", lambda self, result: self.results.update({(result.arm, result.rung): result})
         )
         said: list[str] = []
         model: Any = [SimpleNamespace(depth=6)]
         parts = Parts(PAIRS, PAIRS.items, PAIRS.items)
-        made = Search(Ledger(tmp_path), lambda: model, parts, space, disable=True, say=said.append, **options)
-        made.said = said  # type: ignore[attr-defined]
+        settings = Compose(HALVED.to_dict(), **options) if kind is Halving else Choice(**options)
+        made: Any = kind(Ledger(tmp_path), model, parts, settings, seed=seed, disable=True, say=said.append)
+        made.said = said
         return made
 
     return get
@@ -211,7 +237,7 @@ def ranked(made: list[Result], wanted: Callable[[Trial], bool]) -> list[Arm]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_goes_on(scripted: Callable[..., Search], seed: int) -> None:
+def test_who_goes_on(scripted: Callable[..., Any], seed: int) -> None:
     halving = scripted(drawn_scores(seed))
     made = halving.rungs(ARMS)
     sizes = [sum(result.rung == rung for result in made) for rung in range(3)]
@@ -232,14 +258,14 @@ def test_who_goes_on(scripted: Callable[..., Search], seed: int) -> None:
     assert texts[0] < texts[1] < texts[2] == set(PAIRS.items.texts)
 
 
-def test_single_papers_are_kept_though_they_are_the_worst(scripted: Callable[..., Search]) -> None:
+def test_single_papers_are_kept_though_they_are_the_worst(scripted: Callable[..., Any]) -> None:
     halving = scripted(lambda trial: 0.9 if trial.paper(6) == "composed" else 0.1)
-    found = halving.halved(None, None)
+    found = halving.found()
     assert set(found.chosen) == {*PAPERS, "fast", "composed"} and found.against in PAPERS
     assert all(found.chosen[paper][0].paper(6) == paper and found.chosen[paper][1] == 0.1 for paper in PAPERS)
     assert found.chosen["fast"][1] == found.chosen["composed"][1] == 0.9
     assert COSTS.of(found.chosen["fast"][0]) <= 0.5
-    assert halving.said[0].startswith(f"{len(ARMS)} of {len(ARMS)} arms; ")  # type: ignore[attr-defined]
+    assert halving.said[0].startswith(f"{len(ARMS)} of {len(ARMS)} arms; ")
 
 
 def test_ties_go_to_the_cheaper_then_the_plainer_then_the_earlier() -> None:
@@ -253,7 +279,7 @@ def test_ties_go_to_the_cheaper_then_the_plainer_then_the_earlier() -> None:
 
 
 @pytest.mark.parametrize("share", slow_but([0.02, 0.6, 3.0], 0.6))
-def test_no_more_runs_than_the_budget_allows(scripted: Callable[..., Search], share: float) -> None:
+def test_no_more_runs_than_the_budget_allows(scripted: Callable[..., Any], share: float) -> None:
     whole = scripted(drawn_scores(0)).rungs(ARMS)
     budget = share * sum(result.tokens for result in whole)
     for seed in range(2):
@@ -275,28 +301,29 @@ def test_no_more_runs_than_the_budget_allows(scripted: Callable[..., Search], sh
         assert share < 3 or arms == ARMS
 
 
-def test_minutes_are_measured_on_the_papers_methods(scripted: Callable[..., Search]) -> None:
+def test_minutes_are_measured_on_the_papers_methods(scripted: Callable[..., Any]) -> None:
     halving = scripted(drawn_scores(0))
     make = halving._made
-    halving._made = lambda arm, rung: replace(made := make(arm, rung), seconds=made.tokens / 50)  # type: ignore[method-assign]
+    halving._made = lambda arm, rung: replace(made := make(arm, rung), seconds=made.tokens / 50)
     tokens = sum(halving.cost(arm, 0) for arm in halving.always(ARMS))
-    found = halving.halved(2 * tokens / 60 / 50, None)
+    halving.options = Compose(HALVED.to_dict(), minutes=2 * tokens / 60 / 50)
+    found = halving.found()
     assert sum(result.tokens for result in found.results) < 7 * tokens
     assert {result.arm for result in found.results} < set(ARMS)
-    assert " arms; about " in halving.said[0]  # type: ignore[attr-defined]
+    assert " arms; about " in halving.said[0]
 
 
-def test_an_arm_that_cannot_run_ends_alone(scripted: Callable[..., Search], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_cannot_run_ends_alone(scripted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     halving = scripted(drawn_scores(0))
-    score = Search._scored
+    score = Halving.scored
 
-    def failing(self: Search, arm: Arm, rung: int) -> Any:
+    def failing(self: Halving, arm: Arm, rung: int) -> Any:
         if arm.kind == "bidirectional" or broken:
             raise ValueError("cannot look ahead")
         return score(self, arm, rung)
 
     broken = False
-    monkeypatch.setattr(Search, "_scored", failing)
+    monkeypatch.setattr(Halving, "scored", failing)
     made = halving.rungs(ARMS)
     failed = [result for result in made if result.error]
     assert failed and all(result.arm.kind == "bidirectional" and result.tokens == 0 for result in failed)
@@ -341,10 +368,9 @@ def by_stack(seed: int, ties: bool) -> Callable[[NoSink], float]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nosinks_choice_is_that_of_plain_loops(scripted: Callable[..., Search], seed: int) -> None:
+def test_nosinks_choice_is_that_of_plain_loops(scripted: Callable[..., Any], seed: int) -> None:
     value = by_stack(seed, seed % 2 == 0)
-    halving = scripted(lambda trial: value(trial.arm.nosink or NoSink()), preset="nosink")
-    found = chosen_nosink(halving, 1, False)
+    found = scripted(lambda trial: value(trial.arm.nosink or NoSink()), Chosen).found()
     *tried, chosen = plain_choice(value)
     assert {result.arm.nosink for result in found.results} == set(tried) and len(found.results) == len(tried)
     assert [file for file in found.recipes.values()] == ["recipe.yaml"] and found.against == "BASELINE"
@@ -356,10 +382,9 @@ def test_nosinks_choice_is_that_of_plain_loops(scripted: Callable[..., Search], 
         assert [score for trial, score in found.chosen.values() if trial.arm.nosink.setting == name] == [best]  # type: ignore[union-attr]
 
 
-def test_the_grids_of_the_figures(scripted: Callable[..., Search]) -> None:
+def test_the_grids_of_the_figures(scripted: Callable[..., Any]) -> None:
     value = by_stack(1, False)
-    halving = scripted(lambda trial: value(trial.arm.nosink or NoSink()), preset="nosink")
-    found = chosen_nosink(halving, 1, True)
+    found = scripted(lambda trial: value(trial.arm.nosink or NoSink()), Chosen, everything=True).found()
     tried = {(each.setting, each.k, each.k0) for result in found.results if (each := result.arm.nosink)}
     masked = max(range(1, 7), key=lambda k: value(NoSink("mask0-bidir", k=k)))
     wanted: set[Any] = {("baseline", None, None)}
@@ -381,10 +406,10 @@ def test_the_grids_of_the_figures(scripted: Callable[..., Search]) -> None:
 
 def run(base: Any, task: Any, out: Path, **options: Any) -> tuple[Report, list[str]]:
     said: list[str] = []
-    given = {"device": "cpu", "show_progress_bar": False, "say": said.append, **options}
+    given = {"show_progress_bar": False, "say": said.append, **options}
     if options.get("preset") != "nosink":
         given = {"space": SMALL, **given}
-    return compose(base("gpt2"), task, out, **given), said
+    return compose(Base(base("gpt2"), dtype=given.pop("dtype", None), device="cpu"), task, out, **given), said
 
 
 def rescored(model: Any, parts: Parts, part: Items, learn: Items | None = None) -> float:
@@ -393,6 +418,10 @@ def rescored(model: Any, parts: Parts, part: Items, learn: Items | None = None) 
         known, asked = ([items.texts[item[0]] for item in items.items] for items in (learn, part))
         fitted = LogisticRegression(max_iter=100).fit(model.encode(known), [item[1] for item in learn.items])
         return float(np.mean(fitted.predict(model.encode(asked)) == [item[1] for item in part.items]))
+    if part.kind == "WordSense":
+        fours = st_reba.encode_words(model, part.words).reshape(len(part), 4, -1)  # type: ignore[attr-defined]
+        odd = [int(cdist(four, four, "cosine").sum(axis=0).argmax()) for four in fours]
+        return float(np.mean([one == item[2] for one, item in zip(odd, part.items, strict=True)]))
     vectors = model.encode(list(part.texts)).astype(float)
     if part.kind == "STS":
         cosines = [vectors[one] @ vectors[two] for one, two, _ in part.items]
@@ -401,7 +430,10 @@ def rescored(model: Any, parts: Parts, part: Items, learn: Items | None = None) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), slow_but([("STS", 216), ("Classification", 40), ("Reranking", 36)], "STS", rows=True)
+    ("kind", "count"),
+    slow_but(
+        [("STS", 216), ("Clustering", 40), ("Classification", 40), ("Reranking", 36)], "STS", "Clustering", rows=True
+    ),
 )
 def test_the_recipe_is_what_was_reported(
     base: Any, kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -417,7 +449,7 @@ def test_the_recipe_is_what_was_reported(
 
     if kind == "STS":
         # Of the others there are too few texts for one.
-        monkeypatch.setattr(search, "reported", with_filter)
+        monkeypatch.setattr(module, "reported", with_filter)
     report, said = run(base, task, out)
     parts = parts_of(task, None, 0.5, 0)
     files = {path.name for path in out.iterdir()}
@@ -431,7 +463,7 @@ def test_the_recipe_is_what_was_reported(
         "space.yaml",
     } <= files
     assert not [name for name in files if name.startswith(".vectors")]
-    for name, file in report.recipes.items():
+    for name, file in report.found.recipes.items():
         row = report.row(name)
         assert yaml.safe_load((out / file).read_text(encoding="utf-8")) == report.recipe_of(name)
         assert (row.trial.filter != NO_FILTER) == (report.filter_of(name) in files)
@@ -442,38 +474,47 @@ def test_the_recipe_is_what_was_reported(
     if kind != "STS":
         assert report.row("composed").validation == max(row.validation for row in report.rows)
     assert report.row("fast").cost <= 0.5 and {row.name for row in report.rows} == {*PAPERS, "fast", "composed"}
-    assert report.row(report.against).validation == max(row.validation for row in report.rows if row.name in PAPERS)
+    assert report.row(report.found.against).validation == max(
+        row.validation for row in report.rows if row.name in PAPERS
+    )
     for each in report.differences:
-        assert each.second == report.against
+        assert each.second == report.found.against
         assert each.value == pytest.approx(report.row(each.first).heldout - report.row(each.second).heldout)
-    # The unfiltered papers' validation scores, by models of their own: the mean of both folds' scores.
+    # The unfiltered papers' validation scores, by models of their own: the mean of the five folds' scores.
     row, items = report.row("classical"), parts.validation
     model = st_reba.build(base("gpt2"), **row.trial.arguments(2), device="cpu")
-    one, two = items.folds(2)
-    folds = [(items.subset(one), items.subset(two)), (items.subset(two), items.subset(one))]
+    every = np.arange(len(items))
+    folds = [(items.subset(own), items.subset(np.setdiff1d(every, own))) for own in items.folds(5)]
     assert row.validation == pytest.approx(np.mean([rescored(model, parts, *fold) for fold in folds]), abs=2e-5)
     assert said[0] == f"Task: {parts}" and said[-1] == str(report)
     table = pandas.read_csv(out / "trials.csv", keep_default_na=False)
-    scored = {(result.rung, trial) for result in report.results for trial, _ in result.trials()}
+    scored = {(result.rung, trial) for result in report.found.results for trial, _ in result.trials()}
     assert len(table) == len(scored) and set(table["method"]) == {*PAPERS, "composed"}
     assert table.score.max() >= report.row("composed").validation
 
 
 @pytest.mark.parametrize(
-    ("kind", "everything"), slow_but([("STS", False), ("NER", False), ("STS", True)], ("STS", False), "NER", rows=True)
+    ("kind", "everything"),
+    slow_but(
+        [("STS", False), ("NER", False), ("WordSense", False), ("STS", True)],
+        ("STS", False),
+        "NER",
+        "WordSense",
+        rows=True,
+    ),
 )
 def test_a_run_of_nosink(base: Any, kind: str, everything: bool, tmp_path: Path) -> None:
     task = task_of(kind, 40)
     report, _ = run(base, task, tmp_path / "out", preset="nosink", everything=everything)
     parts = parts_of(task, None, 0.5, 0)
     scores = {}
-    for result in report.results:
+    for result in report.found.results:
         assert result.error is None and result.arm.nosink is not None
-        if kind == "STS" and result.arm.nosink.setting in ("mask0-bidir", "inter-back"):
+        if kind != "NER" and result.arm.nosink.setting in ("mask0-bidir", "inter-back"):
             model = st_reba.build(base("gpt2"), "classical", pooling="mean", stages=[result.arm.nosink], device="cpu")
             assert result.scored[0].score == pytest.approx(rescored(model, parts, parts.validation), abs=2e-5)
         scores[result.arm] = result.scored[0].score
-    assert report.best.validation == max(scores.values())
+    assert report.best.validation == max(scores.values()) and (kind != "WordSense" or len(set(scores.values())) > 1)
     model = st_reba.build(tmp_path / "out" / "recipe.yaml", device="cpu")
     both, count = parts.heldout.joined(parts.validation), len(parts.heldout)
     vectors = both.vectors(model)
@@ -492,7 +533,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def undisturbed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "FEWEST", 6)
+        patch.setattr(rungs, "FEWEST", 6)
         patch.setattr(heldout, "FEWEST", 16)
         patch.setattr("st_reba.evaluation.items.bootstrap", partial(bootstrap, draws=60))
         patch.setattr("st_reba.evaluation.search_report._figure", lambda *given: None)
@@ -516,10 +557,11 @@ def undisturbed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_a_run_that_was_killed_goes_on(
     base: Any, undisturbed: dict[str, Any], preset: Any, stop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FEWEST", 6)
+    monkeypatch.setattr(rungs, "FEWEST", 6)
     whole, wanted = undisturbed[preset]
     options: dict[str, Any] = {"preset": preset, **({"tokens": 9_000} if preset == "compose" else {})}
     assert preset == "nosink" or len({row["arm"].get("first") for row in wanted}) > 1
+    kind: Any = Halving if preset == "compose" else Chosen
     calls = 0
 
     def killed(real: Callable[..., Any], most: int) -> Callable[..., Any]:
@@ -537,7 +579,7 @@ def test_a_run_that_was_killed_goes_on(
         if stop == "heldout":
             patch.setattr(heldout, "_tested", killed(heldout._tested, 2))
         else:
-            patch.setattr(Search, "_scored", killed(Search._scored, 3))
+            patch.setattr(kind, "scored", killed(kind.scored, 3))
         with pytest.raises(KeyboardInterrupt):
             run(base, task_of("STS", 40), tmp_path, say=said.append, **options)
     assert "the same command goes on from there" in said[-1] and not (tmp_path / "recipe.yaml").exists()
@@ -553,7 +595,7 @@ def test_a_run_that_was_killed_goes_on(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".vectors", ".run"))]
     with monkeypatch.context() as patch:
         # What is finished is not made again.
-        patch.setattr(Search, "_scored", None)
+        patch.setattr(kind, "scored", None)
         patch.setattr(heldout, "_tested", None)
         assert run(base, task_of("STS", 40), tmp_path, **options)[0].rows == whole.rows
 
@@ -572,7 +614,7 @@ def test_no_choice_sees_what_reports(base: Any, preset: Any, tmp_path: Path, mon
             place, name, lambda *given, **named: seen.append(set(given[number])) or real(*given, **named)
         )  # type: ignore[func-returns-value]
 
-    spied(search, "encode_arm", 3)
+    spied(module, "encode_arm", 3)
     spied(heldout, "postfilter_of", 1)
     real = Items.vectors
     asked: list[Items] = []
@@ -644,11 +686,25 @@ def test_another_run_in_the_folder_is_refused(base: Any, tmp_path: Path) -> None
 
 
 def test_an_input_that_leaves_no_room_is_left_out(base: Any, tmp_path: Path) -> None:
-    space = Space(templates=(None,), kinds=(), layers=((1, 1, "mean"),), pooled=("mean",), filters=())
+    space = {"templates": [None], "kinds": ["forward"], "layers": [1], "pooled": ["mean"], "filters": ["none"]}
     report, said = run(base, task_of("STS", 40), tmp_path, space=space, max_seq_length=12)
     assert [line for line in said if line.startswith("Left out: template 'echo': max_seq_length=12 leaves no room")]
     assert {row.name for row in report.rows} == {"classical", "echo", "reba", "nosink", "fast", "composed"}
     assert report.recipe["max_seq_length"] == 12
+
+
+def test_a_base_says_how_it_is_loaded(base: Any, tmp_path: Path) -> None:
+    """By another tokenizer here: the recipe has it, and builds what was scored."""
+    task, other = task_of("STS", 40), base("gpt2", "plain")
+    space = {"templates": [None], "kinds": ["forward"], "layers": [1], "pooled": ["mean"], "filters": ["none"]}
+    options: dict[str, Any] = {"space": space, "say": lambda line: None, "show_progress_bar": False}
+    report = compose(Base(base("gpt2"), tokenizer=other, device="cpu"), task, tmp_path / "out", **options)
+    assert report.recipe["tokenizer"] == other
+    parts = parts_of(task, None, 0.5, 0)
+    model = st_reba.build(tmp_path / "out" / "recipe.yaml", device="cpu")
+    assert report.best.heldout == pytest.approx(rescored(model, parts, parts.heldout), abs=1e-9)
+    own = st_reba.build(tmp_path / "out" / "recipe.yaml", tokenizer=base("gpt2"), device="cpu")
+    assert np.abs(own.encode(TEXTS[:3]) - model.encode(TEXTS[:3])).max() > 1e-3
 
 
 def test_one_writer_at_a_time(base: Any, tmp_path: Path) -> None:
@@ -659,14 +715,17 @@ def test_one_writer_at_a_time(base: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("STS", {"minutes": 0}, "minutes=0 must be a number above 0"),
-        ("STS", {"speed": True}, "speed=True must be a number above 0"),
-        ("STS", {"preset": "tune"}, "preset='tune' is not known"),
+        ("STS", {"minutes": 0}, "compose: minutes=0 is not allowed: give a number from 0.01"),
+        ("STS", {"speed": True}, "compose: speed=True is not allowed"),
+        ("STS", {"preset": "tune"}, "preset .='tune'. is not known: choose from"),
+        ("STS", {"fast": True}, "compose: fast .=True. is not known: choose from"),
+        ("STS", {"space": {"kind": []}}, "space: kind .* is not known: .* Did you mean 'kinds'"),
         ("STS", {"preset": "nosink", "tokens": 5}, "tokens=5 belongs to preset 'compose'"),
         ("STS", {"everything": True}, "everything=True belongs to preset 'nosink'"),
-        ("STS", {"preset": "nosink", "m": 0}, "m=0 must be a whole number from 1 on"),
-        ("STS", {"preset": "nosink", "pooling": "max"}, "pooling='max' is not known"),
+        ("STS", {"preset": "nosink", "m": 0}, "nosink: m=0 is not allowed: give a whole number from 1"),
+        ("STS", {"preset": "nosink", "pooling": "max"}, "nosink: pooling='max' is not allowed: give 'mean' or 'last'"),
         ("NER", {}, "NER is not composed"),
+        ("WordSense", {}, "WordSense is not composed"),
         ("Retrieval", {}, "Retrieval is not searched with.*Reranking"),
     ],
 )
@@ -683,7 +742,9 @@ def test_from_the_command_line(
     monkeypatch.chdir(tmp_path)
     rows = pandas.DataFrame(rows_of("STS", 120), columns=["第一", "second", "score"])
     rows.to_csv("pairs.tsv", sep="\t", index=False)
-    Path("small.yaml").write_text("templates: [null]\nkinds: []\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n")
+    Path("small.yaml").write_text(
+        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n"
+    )
     words = ["compose", base("gpt2"), "pairs.tsv", "out", "--space", "small.yaml", "--device", "cpu", "--limit", "40"]
     words += ["--columns", "text1=第一,text2=second", "--speed", "0.6", "--minutes", "30"]
     monkeypatch.setattr("sys.argv", ["st-reba", *words])

@@ -17,7 +17,6 @@ from mteb_data import texts
 from reporting_results import many, parsed, write
 
 import st_reba
-from st_reba.cli import evaluate as module
 from st_reba.cli import main
 from st_reba.evaluation import items
 from st_reba.evaluation.methods import Method
@@ -53,7 +52,7 @@ def pairs(folder: Path, name: str = "pairs.tsv", columns: str = "text1\ttext2\ts
 
 
 def test_compare_four_methods_in_one_command(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AUDIT D4.2: a table and a figure, without mteb."""
+    """A table and a figure, without mteb."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "mteb"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mteb", None)
@@ -89,7 +88,7 @@ def test_compare_takes_saved_models_too(run: Run, tmp_path: Path) -> None:
 
 
 def test_evaluate_prints_a_line_a_result(run: Run, tmp_path: Path) -> None:
-    given = ["evaluate", "mini", "--tasks", pairs(tmp_path), "--methods", "classical", "echo:pooling=mean"]
+    given = ["evaluate", pairs(tmp_path), "--model", "mini", "--methods", "classical", "--methods", "echo:pooling=mean"]
     status, out, _ = run(*given, "--limit", 20)
     assert status == 0
     lines = out.splitlines()
@@ -101,7 +100,7 @@ def test_evaluate_prints_a_line_a_result(run: Run, tmp_path: Path) -> None:
     assert lines[-1] == "results: st-reba report results makes tables and figures"
     (first, second) = json.loads(run(*given, "--limit", 20, "--json")[1])
     assert (first["method"], second["method"]) == ("classical last", "echo-2 mean")
-    assert first["command"].startswith("st-reba evaluate mini --tasks pairs.tsv")
+    assert first["command"].startswith("st-reba evaluate pairs.tsv --model mini")
     assert len(parsed(run("report", "results")[1])[0]) == 2
 
 
@@ -114,18 +113,18 @@ def test_the_list_needs_no_mteb(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["mini"], "name a model and --tasks"),
-        (["mini", "--tasks", "STSBB"], "'STSBB' is neither a file.*like it are.*'STSB'"),
-        (["mini", "--tasks", "nope.tsv"], "nope.tsv: no such file"),
-        (["mini", "--tasks", "strange.tsv"], "no columns for .* were found; there are .*'asked'.*--columns"),
-        (["mini", "--tasks", "pairs.tsv", "--columns", "text1=missing"], "there is no column .missing.; there are"),
-        (["mini", "--tasks", "pairs.tsv", "--prompts", "nosink"], "'nosink' has none of the tasks"),
-        (["mini", "--tasks", "pairs.tsv", "--methods", "rebaa"], "'rebaa' is not known.*Did you mean 'reba'"),
-        (["mini", "--tasks", "STSB", "--limit", "5"], "limit=5 .--limit.: mteb's own tasks are scored whole"),
-        (["saved", "--tasks", "pairs.tsv", "--methods", "reba"], "'saved' is an embedder already.*Drop the option"),
-        (["./nope", "--tasks", "pairs.tsv"], "./nope: there is no such folder"),
-        (["mini", "--tasks", "pairs.tsv", "--out", "pairs.tsv"], "a file is there; name a folder .--out"),
-        (["mini", "--tasks", "pairs.tsv", "--out", "saved"], "holds no results of st-reba; give another folder"),
+        (["pairs.tsv"], "Name a TASK and a --model"),
+        (["STSBB", "--model", "mini"], "'STSBB' is neither a file.*like it are.*'STSB'"),
+        (["nope.tsv", "--model", "mini"], "nope.tsv: no such file"),
+        (["strange.tsv", "--model", "mini"], "no columns for .* were found; there are .*'asked'.*--columns"),
+        (["pairs.tsv", "--model", "mini", "--columns", "text1=missing"], "there is no column .missing.; there are"),
+        (["pairs.tsv", "--model", "mini", "--prompts", "nosink"], "'nosink' has none of the tasks"),
+        (["pairs.tsv", "--model", "mini", "--methods", "rebaa"], "'rebaa' is not known.*Did you mean 'reba'"),
+        (["STSB", "--model", "mini", "--limit", "5"], "--limit 5: mteb's own tasks are scored whole"),
+        (["pairs.tsv", "--model", "saved", "--methods", "reba"], "'saved' is an embedder already.*Drop the option"),
+        (["pairs.tsv", "--model", "./nope"], "'./nope': there is no such folder"),
+        (["pairs.tsv", "--model", "mini", "--out", "pairs.tsv"], "a file is there; name a folder .--out"),
+        (["pairs.tsv", "--model", "mini", "--out", "saved"], "holds no results of st-reba; give another folder"),
     ],
 )
 def test_errors_come_before_any_model_is_loaded(
@@ -143,13 +142,13 @@ def test_errors_come_before_any_model_is_loaded(
 
 
 def test_a_failing_task_leaves_the_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Status 1; AUDIT B.13: --verbose shows the error in full."""
+    """Status 1; --verbose shows the error in full."""
 
     def unreachable(*arguments: Any, **options: Any) -> Any:
         raise ConnectionError("the Hub cannot be reached")
 
     monkeypatch.setattr("mteb.abstasks.abstask.load_dataset", unreachable)
-    given = ["evaluate", "mini", "--tasks", "STSB", pairs(tmp_path), "--methods", "classical"]
+    given = ["evaluate", "STSB", pairs(tmp_path), "--model", "mini", "--methods", "classical"]
     status, out, err = run(*given)
     assert status == 1 and "pairs" in out and "STSB: its data" in err and "cannot be reached" in err
     assert err.endswith("1 failed. The rest is kept, and the same command goes on from there.\n")
@@ -163,21 +162,9 @@ def test_a_failing_task_leaves_the_others(run: Run, tmp_path: Path, monkeypatch:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    status, out, _ = run("evaluate", "mini", "--tasks", "STSB", "--methods", "classical", "--json")
+    status, out, _ = run("evaluate", "STSB", "--model", "mini", "--methods", "classical", "--json")
     assert (status, json.loads(out)) == (1, [])
-    assert run("evaluate", "mini", "--tasks", "STSB", "--methods", "classical")[:2] == (1, "")
-
-
-def test_the_shell_and_python_have_the_same_defaults() -> None:
-    """AUDIT B.15."""
-    import inspect
-
-    from st_reba.evaluation import methods
-    from st_reba.evaluation import run as runs
-
-    assert module.MTEB_SEED == runs.MTEB_SEED == inspect.signature(runs.evaluate).parameters["seed"].default
-    assert inspect.signature(methods.methods_for).parameters["default"].default == module.METHODS
-    assert set(module.METHODS.split(",")) < set(module.COMPARED.split(","))
+    assert run("evaluate", "STSB", "--model", "mini", "--methods", "classical")[:2] == (1, "")
 
 
 # report

@@ -15,6 +15,7 @@ from reporting_results import GPT2, method, parsed, result, write
 import st_reba
 from st_reba import zoo
 from st_reba.evaluation import papers
+from st_reba.evaluation.items import Classes
 from st_reba.evaluation.methods import name_of
 from st_reba.evaluation.mteb_tasks import find_tasks, suites
 from st_reba.evaluation.papers import (
@@ -371,6 +372,19 @@ def test_averages_of_main_scores(tmp_path: Path) -> None:
     (each,) = averages(write(tmp_path / "r", *made))
     assert (each["average"].partition(",")[0], each["tasks"], each["paper"]) == ("MTEB retrieval", "15", "0.2082")
     assert each["ours"] == f"{fmean(one.scores['ndcg_at_10'] for one in made):.4f}"
+
+
+def test_law_is_averaged_over_our_own_metrics(tmp_path: Path) -> None:
+    """NoSink, Table 2: micro- and macro-F1 of SCOTUS, weighted F1 of UNFAIR-ToS."""
+    made = []
+    for task, first in (("SCOTUS", 0.2), ("UNFAIR-ToS", 0.6)):
+        scores = {name: first + 0.1 * number for number, name in enumerate(Classes.metrics)}
+        one = result(task, "reba", scores, kind="Classification", base="nvidia/NV-Embed-v2", main="accuracy")
+        made.append(replace(one, method="as saved", arguments={}))
+    (each,) = averages(write(tmp_path / "r", *made))
+    law, unfair = (one.scores for one in made)
+    wanted = fmean([law["accuracy"], law["f1"], unfair["weighted_f1"]])
+    assert (each["average"].partition(",")[0], each["tasks"], each["ours"]) == ("Law", "3", f"{wanted:.4f}")
 
 
 def test_an_average_takes_what_its_instructions_belong_to(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from st_reba.evaluation import passes
 from st_reba.evaluation.crossfit import Sample, enough, folds_of, score_reads
 from st_reba.evaluation.items import units
 from st_reba.evaluation.passes import Encoded, costs_of, encode_arm, laid_out
-from st_reba.evaluation.space import POOLED, Arm, Filter, Read, Space, Trial
+from st_reba.evaluation.space import Space
+from st_reba.evaluation.trials import POOLED, Arm, Filter, Read, Trial
 
 # Of many lengths, one of them repeated.
 ASKED = [*TEXTS[:3], "hi", "雨", *TEXTS[160:162], TEXTS[0] + TEXTS[1]]
@@ -189,12 +190,12 @@ def test_filters_are_fitted_on_the_other_items(tmp_path: Path) -> None:
         score(lambda own, others: sorted(set(others) - set(own)))
     # Here all texts are shared, so no filter is tried; of the second half of the texts each stands in one item.
     assert [
-        each.filter for each in score_reads(folds_of(items), kept(tmp_path / "a", {read: vectors}), (wanted,))
+        each.filter for each in score_reads(folds_of(items, parts=2), kept(tmp_path / "a", {read: vectors}), (wanted,))
     ] == []
     rows = [(f"a{n}", f"b{n // 4 * 4 + n % 2}", float(generator.integers(6))) for n in range(400)]
     items = st_reba.evaluation.make_task("STS", rows).items
     vectors = units(generator.normal(size=(len(items.texts), 6)) * [3, 2, 1, 1, 0.5, 0.2] + 0.5).astype(np.float32)
-    (found,) = score_reads(folds_of(items), kept(tmp_path / "b", {read: vectors}), (wanted,))
+    (found,) = score_reads(folds_of(items, parts=2), kept(tmp_path / "b", {read: vectors}), (wanted,))
     right = score(lambda own, others: sorted(set(others) - set(own)))
     assert found.score == pytest.approx(right, abs=1e-9)
     # What the old rule gave, the scored texts among those that are fitted on, is another number.
@@ -204,7 +205,7 @@ def test_filters_are_fitted_on_the_other_items(tmp_path: Path) -> None:
 
 def test_shared_texts_fit_no_filter() -> None:
     items = st_reba.evaluation.make_task("STS", [(f"a{n}", f"s{n % 3}", float(n % 5)) for n in range(40)]).items
-    for fold, own in zip(folds_of(items), (0, 1), strict=True):
+    for fold, own in zip(folds_of(items, parts=2), (0, 1), strict=True):
         scored = {text for n, (one, two, _) in enumerate(items.items) if n % 2 == own for text in (one, two)}
         assert not scored & set(fold.fit.tolist())
         assert {items.texts[place] for place in fold.fit} == {f"a{n}" for n in range(40) if n % 2 != own}
@@ -218,7 +219,7 @@ def test_classifiers_learn_from_the_other_items(apart: bool, tmp_path: Path) -> 
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(len(joined.texts), 8)).astype(np.float32)
     encoded = kept(tmp_path / "a", {Read(1, 1, True, "mean"): vectors})
-    (found,) = score_reads(folds_of(joined, len(items)), encoded, (Filter(),))
+    (found,) = score_reads(folds_of(joined, len(items), 2), encoded, (Filter(),))
     labels = np.array([item[1] for item in joined.items])
     places = np.array([item[0] for item in joined.items])
     scores = []
@@ -238,7 +239,7 @@ def test_what_is_looked_at_behind_every_filter(tmp_path: Path) -> None:
     vectors[reads[4]][3] = np.nan
     encoded = kept(tmp_path / "a", vectors)
     filters = (Filter(), Filter("center"), Filter("abtt", 1), Filter("whiten", power=0.5))
-    folds = folds_of(items)
+    folds = folds_of(items, parts=2)
     every = {(each.read, each.filter): each.score for each in score_reads(folds, encoded, filters)}
     assert set(every) == {(read, each) for read in reads[:4] for each in filters}
     some = {(each.read, each.filter): each.score for each in score_reads(folds, encoded, filters, looked_at=2)}
@@ -255,7 +256,7 @@ def test_rankings_and_triples_are_scored_by_their_own_texts(tmp_path: Path) -> N
         items = task_of(kind, 60).items
         vectors = np.random.default_rng(0).normal(size=(len(items.texts), 8)).astype(np.float32)
         encoded = kept(tmp_path / kind, {Read(1, 1, True, "mean"): vectors})
-        (found,) = score_reads(folds_of(items), encoded, (Filter(),))
+        (found,) = score_reads(folds_of(items, parts=2), encoded, (Filter(),))
         metric = items.metrics[items.main]
         wanted = [metric(items.evidence(vectors, rows)) for rows in items.folds(2)]
         assert found.score == pytest.approx(np.mean(wanted), abs=1e-9)

@@ -18,8 +18,9 @@ from reporting_results import GPT2, METHODS, TASKS, many, parsed, result, write
 
 from st_reba.evaluation import make_task
 from st_reba.evaluation.charts import bars
-from st_reba.evaluation.report import make_report, natural, report_of, write_report
-from st_reba.evaluation.results import Results, read_results
+from st_reba.evaluation.frame import natural
+from st_reba.evaluation.report import make_report, write_report
+from st_reba.evaluation.results import read_results
 from st_reba.evaluation.statistics import differences
 
 
@@ -200,7 +201,7 @@ def scored(task: str, methods: dict[str, float], seed: int) -> tuple[list[Any], 
 
 
 def test_what_can_be_told_apart_is_paired_and_corrected(tmp_path: Path) -> None:
-    """AUDIT B.12: intervals overlap where the paired difference is certain."""
+    """Intervals overlap where the paired difference is certain."""
     skills = {"classical": 0.50, "echo": 0.51, "reba": 0.70}
     made, draws = [], {}
     for seed, task in enumerate(("one", "two")):
@@ -299,7 +300,7 @@ def test_folders_that_are_no_results(tmp_path: Path) -> None:
 def test_a_report_of_some_results(tmp_path: Path) -> None:
     made = many()
     folder = write(tmp_path / "r", *made)
-    report = report_of(Results(folder), made[:3])
+    report = make_report([folder], only=made[:3])
     assert report.results and {each.identity for each in report.results} == {each.identity for each in made[:3]}
 
 
@@ -489,8 +490,8 @@ def test_chinese_and_signs_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_many_bars_can_be_drawn() -> None:
     tasks, methods = [f"task {n}" for n in range(40)], [f"echo-{n}" for n in range(50)]
-    rows = [{"task": task, "label": label, "value": 0.5, "low": None} for task in tasks for label in methods]
-    figure = bars(DataFrame(rows), tasks, "accuracy", "many")()
+    rows = [{"task": task, "label": label, "value": 0.5, "low": np.nan} for task in tasks for label in methods]
+    figure = bars(DataFrame(rows), tasks, "accuracy", "many")
     assert max(figure.get_size_inches()) * figure.dpi < 2**16
 
 

@@ -81,7 +81,6 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path) -> N
 
 
 def test_one_writer(tmp_path: Path) -> None:
-    """AUDIT B.4."""
     one, other = Results(tmp_path / "out"), Results(tmp_path / "out")
     with one.writing():
         with pytest.raises(BlockingIOError, match="another process is writing"), other.writing():

@@ -144,7 +144,7 @@ def both(kind: str) -> tuple[Any, Any]:
         return mteb_task(kind), make_task(kind, zip(*columns, strict=True), "ours")
     data = make_data(kind, documents=60)
     split = data["default"]["test"]
-    # Grades above 1, on which linear gains and others differ: AUDIT B.10.
+    # Grades above 1, on which linear gains and others differ.
     for grades in split["relevant_docs"].values():
         for place, name in enumerate(grades):
             grades[name] = place % 3 + 1
@@ -165,7 +165,7 @@ def both(kind: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", ["STS", "PairClassification", "Reranking", "Retrieval"])
 def test_mtebs_own_run_equals_ours(kind: str, tmp_path: Path) -> None:
-    """On the same data; AUDIT B.10: there is one nDCG."""
+    """On the same data: there is one nDCG."""
     theirs, ours = scored(tmp_path / "out", both(kind), "echo:pooling=mean")
     same = set(theirs.scores) & set(ours.scores)
     names = {
@@ -190,7 +190,7 @@ def test_scores_and_evidence_of_own_files(model: Any, tmp_path: Path) -> None:
     assert (result.main, result.paper, result.items) == ("cosine_spearman", "cosine_pearson", 24)
     kept = Results(tmp_path / "out")
     np.testing.assert_allclose(kept.evidence(result), evidence, atol=2e-6)
-    # All methods are scored on the same draws: AUDIT B.12.
+    # All methods are scored on the same draws.
     draws = task.items.draws(evidence, "cosine_spearman")
     np.testing.assert_allclose(kept.draws(result)["cosine_spearman"], draws, atol=1e-4)
     assert result.intervals["cosine_spearman"] == pytest.approx(tuple(np.percentile(draws, (2.5, 97.5))), abs=1e-4)
@@ -282,7 +282,7 @@ def test_content_budgets_give_each_role_as_much(tmp_path: Path, monkeypatch: pyt
 def test_several_budgets_and_templates(tmp_path: Path) -> None:
     found = scored(tmp_path / "out", pairs(), "echo", max_tokens=[16, 32])
     assert [each.settings for each in found] == [{"max_tokens": tokens, "budget": "total"} for tokens in (16, 32)]
-    # Drawn by a seed of their own, in Python as in the shell: AUDIT B.15.
+    # Drawn by a seed of their own, in Python as in the shell.
     drawn = scored(tmp_path / "out", pairs(), "echo-3", templates=2, language="zh", seed=7)
     assert [each.arguments["template"] for each in drawn] == drawn_templates("echo", 2, language="zh", repeats=3)
     assert [each.settings for each in drawn] == [{"template": n, "language": "zh"} for n in (1, 2)]
@@ -428,7 +428,6 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failure_is_told_in_full_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """AUDIT B.13."""
     for level in (logging.WARNING, logging.DEBUG):
         caplog.clear()
         with caplog.at_level(level, "st_reba.evaluation.run"), pytest.raises(TasksFailed):
@@ -474,7 +473,6 @@ def test_saved_embedders_have_their_own_method(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seconds", "said"), [(25, None), (60, "60 seconds"), (600, "10 minutes")])
 def test_long_work_says_how_long(seconds: int, said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AUDIT D4.5."""
     lines: list[str] = []
     task = pairs()
     characters = 2 * sum(map(len, task.items.texts))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap as scipy_bootstrap
 
-from st_reba.evaluation.items import Clusters, spearman
+from st_reba.evaluation.items import Clusters
+from st_reba.evaluation.metrics import spearman
 from st_reba.evaluation.statistics import Difference, bootstrap, differences, interval
 
 Evidence = Any

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba import encode_words
 from st_reba.evaluation.data import make_task
-from st_reba.evaluation.items import Prompts
+from st_reba.evaluation.encoding import Prompts
 from st_reba.evaluation.vectors import word_vectors
 
 SENTENCES: list[tuple[str, ...]] = [

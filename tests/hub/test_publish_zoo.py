@@ -79,7 +79,7 @@ def test_what_cannot_be_meant_is_refused_first(
     hub: Hub, script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = {
-        ("mini-echo", "no-such", "--org", "org"): "no recipes of the zoo: no-such (all names: st-reba zoo list)",
+        ("mini-echo", "no-such", "--org", "org"): "no recipes of the zoo: no-such (all names: st-reba zoo)",
         ("mini-echo",): "--org",
         ("--org", "org"): "name recipes, or give --all-ready",
         ("mini-echo", "--all-ready", "--org", "org"): "name recipes, or give --all-ready",

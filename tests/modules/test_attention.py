@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +15,13 @@ from stubs import Layers, fake_gpu, new_pass, run
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
 
+from st_reba import DecoderTransformer
 from st_reba.modules import attention, scores
 from st_reba.modules.attention import ATTENTION_NAME, attend, switch_on
-from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture, hook_in
+from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture
+from st_reba.modules.eager import hook_in
 from st_reba.modules.kinds import KINDS, PassMasks
-from st_reba.modules.stages import Stage, running
+from st_reba.modules.stages import running
 
 Base = Callable[..., str]
 HOOKED = {"bloom", "falcon", "falcon_alibi", "codegen", "gpt_neo", "gptj", "mpt"}
@@ -279,12 +281,13 @@ def test_switching(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     assert AttentionInterface()[ATTENTION_NAME] is attend and ATTENTION_NAME in AttentionMaskInterface()
 
 
-def test_stage(base: Base) -> None:
-    from st_reba.modules import own_attention  # noqa: F401 - registers itself
-
-    model = AutoModel.from_pretrained(base("gemma2"))
-    Stage.registry["attention"]().bind(SimpleNamespace(model=model))  # type: ignore[arg-type]
-    assert model.config._attn_implementation == ATTENTION_NAME
+def test_soft_cap(base: Base, tmp_path: Path) -> None:
+    """What transformers' SDPA may forget is computed here, and the code for it travels with such a backbone alone."""
+    for name in ("gemma2", "llama"):
+        model = DecoderTransformer(base(name))
+        assert (model.backbone.attention == ATTENTION_NAME) == (name == "gemma2")
+        model.save(str(tmp_path / name))
+        assert (tmp_path / name / "st_reba_attention.py").is_file() == (name == "gemma2")
 
 
 # Without numbers

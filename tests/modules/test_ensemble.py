@@ -198,7 +198,9 @@ def test_number_types(dtype: torch.dtype) -> None:
     """The sum is not rounded in between."""
     vectors = torch.randn(6, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     weights = [0.3, -0.7, 0.1]
-    found = PromptEnsemble(weights)({"sentence_embedding": vectors})["sentence_embedding"]
+    module = PromptEnsemble()
+    module.ensemble = Ensemble(ONE, weights)
+    found = module({"sentence_embedding": vectors})["sentence_embedding"]
     assert found.dtype == dtype
     for row in range(2):
         exact = ensemble(list(vectors[3 * row : 3 * row + 3]), weights)
@@ -208,7 +210,7 @@ def test_number_types(dtype: torch.dtype) -> None:
 def test_learns(base: Base) -> None:
     """Gradients reach the backbone through every prompt; a split at whole texts is no change."""
     model: Any = build(base("llama"), "prompteol", normalize=True)
-    model[2].weights = [1.0, 1.0, 1.0]
+    model[2].ensemble = Ensemble(ONE, [1, 1, 1])
     features = [features_of(model, TEXTS[:2]), features_of(model, TEXTS[2:4])]
     losses.MultipleNegativesRankingLoss(model)(features, torch.tensor([])).backward()
     rows = model[0].model.embed_tokens.weight.grad.abs().sum(dim=1)
@@ -235,6 +237,7 @@ def test_learns(base: Base) -> None:
         ({"templates": ONE, "weights": [0, 0, 0]}, "are all 0"),
         ({"templates": ONE, "weights": [1, 2, float("nan")]}, "weights=.*nan"),
         ({"templates": ONE, "weights": [1, 2, True]}, "weights=.*True"),
+        ({"templates": ONE, "weights": []}, r"weights=\(\) is not allowed"),
         ({"templates": ONE, "weights": "1,2,3"}, "weights='1,2,3' is not allowed"),
         ({"templates": ONE, "equal_norms": 1}, "equal_norms=1 is not allowed"),
     ],
@@ -250,10 +253,11 @@ def test_pipelines_that_do_not_fit(base: Base) -> None:
     model: Any = build(path, "prompteol")
     with pytest.raises(ValueError, match=r"stands in 3 templates, so (st_reba.)?PromptEnsemble has to follow"):
         SentenceTransformer(modules=[model[0], model[1]], device="cpu")
-    with pytest.raises(
-        ValueError, match=r"joins 2 vectors of a text, but RepeatTransformer lays it out in 3 templates"
-    ):
-        SentenceTransformer(modules=[model[0], model[1], PromptEnsemble([1, 1])], device="cpu")
+    plain = transformer(path, "prompteol")
+    with pytest.raises(ValueError, match="joins the vectors of several templates, but RepeatTransformer has none"):
+        SentenceTransformer(modules=[plain, model[1], PromptEnsemble()], device="cpu")
+    with pytest.raises(ValueError, match="PromptEnsemble knows no ensemble"):
+        PromptEnsemble()({"sentence_embedding": torch.ones(2, 8)})
     with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):
         st_reba.encode_words(model, [("hi", (0, 2))])
     with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):

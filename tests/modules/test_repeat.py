@@ -369,7 +369,7 @@ def test_by_hand_and_by_a_layout(base: Base) -> None:
         assert other.layout == wanted.layout == Layout(**given)  # type: ignore[arg-type]
         for name, value in wanted.preprocess(list(ORDINARY)).items():
             assert torch.equal(other.preprocess(list(ORDINARY))[name], value) if isinstance(value, Tensor) else True
-    with pytest.raises(ValueError, match="must not be given beside it"):
+    with pytest.raises(ValueError, match=r"layout=.* and \{'repeats': 2\} exclude each other"):
         RepeatTransformer(path, layout=given, repeats=2)
     assert RepeatTransformer(path).repeats == 2 and RepeatTransformer(path, template="{text}").repeats == 1
 

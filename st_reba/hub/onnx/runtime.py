@@ -35,7 +35,7 @@ class Runner:
         >>> Runner("no folder")
         Traceback (most recent call last):
         ...
-        ValueError: FOLDER='no folder' holds no onnx/model.onnx. Make one with: st-reba export-onnx MODEL FOLDER
+        ValueError: FOLDER='no folder' holds no onnx/model.onnx. Make one with: st-reba onnx MODEL FOLDER
     """
 
     def __init__(self, folder: str | Path, graph: str = GRAPH) -> None:
@@ -43,9 +43,7 @@ class Runner:
 
         file = Path(folder) / graph
         if not file.is_file():
-            raise ValueError(
-                f"FOLDER={str(folder)!r} holds no {graph}. Make one with: st-reba export-onnx MODEL FOLDER"
-            )
+            raise ValueError(f"FOLDER={str(folder)!r} holds no {graph}. Make one with: st-reba onnx MODEL FOLDER")
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
@@ -53,7 +51,7 @@ class Runner:
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         if self.tokenizer.padding is None:
             raise ValueError(
-                f"FOLDER={str(folder)!r}: tokenizer.json names no padding, so st-reba export-onnx did not write it."
+                f"FOLDER={str(folder)!r}: tokenizer.json names no padding, so st-reba onnx did not write it."
             )
         # The file's list of special tokens does not say so, and a text that spells one is ordinary text.
         self.tokenizer.encode_special_tokens = True

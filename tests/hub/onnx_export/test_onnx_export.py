@@ -290,7 +290,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_command(traced: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traced.model.save_pretrained(str(tmp_path / "model"))
     (tmp_path / "texts.txt").write_text("One line.\n\nAnother line.\n", encoding="utf-8")
-    arguments = ["export-onnx", str(tmp_path / "model"), str(tmp_path / "out")]
+    arguments = ["onnx", str(tmp_path / "model"), str(tmp_path / "out")]
     assert main([*arguments, "--quantize", "int8", "--texts", str(tmp_path / "texts.txt")]) == 0
     printed = capsys.readouterr().out
     assert "onnx/model.onnx" in printed and "batched against alone: min" in printed
@@ -301,7 +301,7 @@ def test_command(traced: Exported, tmp_path: Path, capsys: pytest.CaptureFixture
     report = json.loads(capsys.readouterr().out)
     assert report["difference"] < 1e-5 and report["dimension"] == 32
     assert not (tmp_path / "out" / "onnx" / "model_int8.onnx").exists()
-    assert main(["export-onnx", "mini", str(tmp_path / "mini")]) == 2
+    assert main(["onnx", "mini", str(tmp_path / "mini")]) == 2
     assert "st-reba build mini" in capsys.readouterr().err
 
 

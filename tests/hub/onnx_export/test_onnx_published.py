@@ -216,7 +216,7 @@ def test_vectors_of_the_other_are_not_taken_for_its_own(hub: Hub, recipe: dict[s
 @pytest.mark.parametrize("name", ["modules.json", "README.md", "golden.json", "tokenizer.json", "onnx/model.onnx"])
 def test_an_incomplete_folder_is_refused(hub: Hub, folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(ValueError, match=f"holds no {name}, so it is not complete.*st-reba export-onnx"):
+    with pytest.raises(ValueError, match=f"holds no {name}, so it is not complete.*st-reba onnx"):
         push(folder, REPO, say=quiet)
     assert hub.seen == []
 

@@ -1,0 +1,82 @@
+"""The commands of the page in the browser: explore, space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import places
+from .app import app, command
+from .options import OVERWRITE, Output, Running, arg, choice, opt
+
+_LANGUAGES = ("en", "zh")
+_MODELS = (
+    "Each a saved model (folder or Hub id); a base, alone or with a method as 'mini echo:pooling=mean'; zoo:NAME; or a "
+    "recipe.yaml."
+)
+_LANGUAGE = choice(None, _LANGUAGES, "Of the page; without: the browser's. It can be changed there.")
+
+
+@command(app, "Choose and look inside", interrupted="the page is closed")
+def explore(
+    *,
+    models: list[str] | None = arg("[MODEL]", f"{_MODELS} Up to six; without: three methods on mini.", None),
+    run: Running,
+    index: Path | None = opt(None, "An index to search in, beside pasted texts.", "FOLDER"),
+    language: str | None = _LANGUAGE,
+    host: str = opt("127.0.0.1", "Where it is served; 0.0.0.0: to everybody who reaches this machine.", "ADDRESS"),
+    port: int = opt(7860, "Its port.", "N", min=1, max=65535),
+    open_browser: bool = opt(False, "Open the page.", None, "--open"),
+    verbose: bool = opt(False, "Show the libraries' messages, and errors in full."),
+) -> None:
+    """Open a page that compares methods on your sentences, looks inside a text, and searches. Ctrl+C ends it.
+
+    Nothing that is entered leaves the machine. Needs the extra explore: pip install 'st-reba[explore]'
+
+    Examples:
+        st-reba explore
+        st-reba explore my_model "mini echo:pooling=mean" --index my_index --open
+    """
+    Output(verbose=verbose)  # hides what loading shows
+    for model in models or ():
+        if not Path(model).exists():
+            places.expect_base("MODEL", model.partition(" ")[0])
+    if index is not None:
+        places.expect("--index", index, "an index")
+    from ..explore import launch
+    from ..explore.serve import DEFAULT
+
+    launch(
+        models or DEFAULT,
+        host=host,
+        port=port,
+        index=index,
+        language=language,
+        open_browser=open_browser,
+        device=run.device,
+        dtype=run.dtype,
+        trust_remote_code=run.trust_remote_code,
+    )
+
+
+@command(app, "Check and publish")
+def space(
+    *,
+    folder: Path = arg("FOLDER", "The folder to write."),
+    models: list[str] = arg("MODEL", f"{_MODELS} It must be on the Hub, or mini."),
+    out: Output,
+    title: str = opt("Explore embeddings", "The Space's title.", "TEXT"),
+    language: str | None = _LANGUAGE,
+    overwrite: bool = OVERWRITE,
+) -> None:
+    """Write the page of st-reba explore as a Hugging Face Space; hf upload publishes the folder.
+
+    Examples:
+        st-reba space my_space mini "mini echo:pooling=mean"
+    """
+    from ..explore import write_space
+
+    written = write_space(folder, models, title=title, language=language, overwrite=overwrite)
+    out.report(
+        f"{written}: a Space of {len(models)} models. Upload it: hf upload USER/NAME {written} . --repo-type space",
+        {"folder": str(written), "models": models},
+    )

@@ -1,0 +1,148 @@
+"""Numbers as HTML: tables that are heat maps, tokens with their weights, lists of what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..evaluation.attention import FAINTEST, SinkShare
+from .compute import Hit, Inside, shared_words
+
+Numbers = NDArray[np.floating[Any]]
+Words = Mapping[str, str]
+
+# A cell's --s is its share of the darkest colour, 0 to 1 (page.css); from there on what stands in it is white.
+_DEEP = 0.65
+
+
+def page(*parts: str) -> str:
+    """Parts of an answer together."""
+    return f'<div class="reba">{"".join(parts)}</div>'
+
+
+def problem(title: str, message: str) -> str:
+    """What went wrong."""
+    return f'<div class="reba problem" role="alert"><b>{escape(title)}</b><p>{escape(message)}</p></div>'
+
+
+def comparison(tables: Mapping[str, Numbers], texts: Sequence[str], words: Words) -> str:
+    """Similarity tables of several models side by side, on one scale."""
+    off = np.concatenate([table[~np.eye(len(texts), dtype=bool)] for table in tables.values()])
+    lowest = float(off.min(initial=1.0))
+    width = max(1.0 - lowest, 1e-6)
+    rows = [f"{number} {text}" for number, text in enumerate(texts, 1)]
+    columns = [str(number) for number in range(1, len(texts) + 1)]
+    figures = []
+    for name, table in tables.items():
+        heat = _heat(table, (table - lowest) / width, rows, columns, numbers=True)
+        figures.append(f"<figure><figcaption>{escape(name)}</figcaption>{heat}</figure>")
+    scale = f'<span class="legend">{lowest:.3f}<span class="scale"></span>1</span>'
+    wide = f"--wide: {7 + 3 * len(texts)}rem"
+    return page(f'<p>{escape(words["cosines"])} {scale}</p><div class="tables" style="{wide}">{"".join(figures)}</div>')
+
+
+def inside_text(inside: Inside, weights: Numbers, chosen: Sequence[int], layer: int, words: Words) -> str:
+    """A text's copies and weights, its A^new, one layer's attention, and the sink."""
+    shown, log = inside.maps.layers[layer], words["log"]
+    first = [token for token, copy in zip(inside.tokens, inside.copies, strict=True) if copy == 1]
+    matrix = _heat(inside.rows, _logarithmic(inside.rows), first, inside.tokens, marked=chosen)
+    attention = _heat(shown.matrix, _logarithmic(shown.matrix), inside.tokens, inside.tokens)
+    sink = words["sink_about"].format(token=inside.tokens[0])
+    title = words["layer_title"].format(layer=_pass(inside.sinks[layer]))
+    left = _section(words["matrix_title"], f"{words['matrix_about']} ({log})", matrix)
+    left += _section(words["sink_title"], sink, _sinks(inside.sinks, layer, words))
+    right = _section(title, f"{words['layer_about']} ({log})", attention)
+    return page(
+        _section(words["copies_title"], words["copies_about"], _lines(inside, weights, words)),
+        f'<div class="tables" style="--wide: 28rem"><div>{left}</div><div>{right}</div></div>',
+    )
+
+
+def results(found: Mapping[str, Sequence[Hit]], query: str, about: str) -> str:
+    """What several methods found, side by side; words of the query are marked."""
+    figures = []
+    for name, hits in found.items():
+        items = "".join(f"<li><b>{hit.score:.3f}</b><span>{_marked(query, hit.text)}</span></li>" for hit in hits)
+        figures.append(f"<figure><figcaption>{escape(name)}</figcaption><ol>{items}</ol></figure>")
+    return page(f'<p>{escape(about)}</p><div class="tables" style="--wide: 17rem">{"".join(figures)}</div>')
+
+
+def _marked(query: str, text: str) -> str:
+    pieces = shared_words(query, text)
+    return "".join(f"<mark>{escape(piece)}</mark>" if shared else escape(piece) for piece, shared in pieces)
+
+
+def _section(title: str, about: str, body: str) -> str:
+    return f"<section><h3>{escape(title)}</h3><p>{escape(about)}</p>{body}</section>"
+
+
+def _heat(
+    values: Numbers,
+    shares: Numbers,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    numbers: bool = False,
+    marked: Sequence[int] = (),
+) -> str:
+    """A table whose cells are as dark as their share of the scale; its numbers inside, or shown at the pointer."""
+    head = "".join(f'<th title="{escape(name)}">{escape(name)}</th>' for name in columns)
+    lines = []
+    for place, (name, line, own) in enumerate(zip(rows, values, shares.clip(0.0, 1.0), strict=True)):
+        cells = []
+        for column, value, share in zip(columns, line, own, strict=True):
+            deep = ' class="deep"' if share > _DEEP else ""
+            title = "" if numbers else f' title="{escape(f"{name} → {column}: {value:.3f}")}"'
+            cells.append(f'<td{deep}{title} style="--s:{share:.3f}">{f"{value:.3f}" if numbers else ""}</td>')
+        chosen = ' class="chosen"' if place in marked else ""
+        label = f'<th title="{escape(name)}">{escape(name)}</th>'
+        lines.append(f"<tr{chosen}>{label}{''.join(cells)}</tr>")
+    kind = "heat" if numbers else "heat small"
+    head = f"<thead><tr><th></th>{head}</tr></thead>"
+    return f'<div class="scroll"><table class="{kind}">{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _logarithmic(values: Numbers) -> Numbers:
+    """0 at FAINTEST and below, 1 at 1."""
+    shares: Numbers = 1.0 - np.log10(values.clip(min=FAINTEST)) / math.log10(FAINTEST)
+    return shares
+
+
+def _lines(inside: Inside, weights: Numbers, words: Words) -> str:
+    """The tokens, a line a copy, each with its weight."""
+    largest = float(weights.max()) or 1.0
+    lines = []
+    for copy, places in groupby(range(len(inside.tokens)), key=lambda place: inside.copies[place]):
+        chips = []
+        for place in places:
+            token, share = escape(inside.tokens[place]), float(weights[place]) / largest
+            kind = "none" if copy == 0 else "deep" if share > _DEEP else ""
+            number = "–" if copy == 0 else f"{weights[place]:.3f}"
+            chips.append(f'<span class="chip {kind}" style="--s:{share:.3f}">{token}<small>{number}</small></span>')
+        label = words["copy"].format(number=copy) if copy else words["frame"]
+        lines.append(f'<div class="line"><b>{escape(label)}</b>{"".join(chips)}</div>')
+    return "".join(lines)
+
+
+def _sinks(sinks: Sequence[SinkShare], chosen: int, words: Words) -> str:
+    names = ("layer", "sink", "even", "itself")
+    head = "".join(f"<th>{escape(words[name])}</th>" for name in names)
+    lines = []
+    for place, each in enumerate(sinks):
+        numbers = "".join(f"<td>{share:.3f}</td>" for share in (each.sink, each.even, each.itself))
+        bar = f'<td><span class="bar" style="width: {8 * each.sink:.2f}rem"></span></td>'
+        label = f"<th>{escape(_pass(each))} {escape(each.kind)}</th>"
+        mark = ' class="chosen"' if place == chosen else ""
+        lines.append(f"<tr{mark}>{label}{numbers}{bar}</tr>")
+    table = f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
+
+
+def _pass(share: SinkShare) -> str:
+    return str(share.layer) if share.run == 1 else f"{share.layer} ({share.run})"

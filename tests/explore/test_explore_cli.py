@@ -1,0 +1,77 @@
+"""The commands explore and space: what they hand on, and mistakes, which are told before a library is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import st_reba.explore
+from st_reba.cli import main
+from st_reba.cli.explore import _LANGUAGES
+from st_reba.explore.page import LANGUAGES
+from st_reba.explore.serve import DEFAULT
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+    monkeypatch.setattr(st_reba.explore, "launch", lambda models, **given: calls.append((models, given)))
+    return calls
+
+
+def test_languages() -> None:
+    assert tuple(LANGUAGES) == _LANGUAGES
+
+
+def test_explore(launched: list[Any], tmp_path: Path) -> None:
+    assert main(["explore"]) == 0
+    models, given = launched.pop()
+    assert models == DEFAULT and (given["host"], given["port"], given["index"]) == ("127.0.0.1", 7860, None)
+    options = ["--port", "8000", "--language", "zh", "--open", "--device", "cpu", "--dtype", "bfloat16"]
+    assert main(["explore", "mini", "mini echo:pooling=mean", "zoo:mini-reba", *options]) == 0
+    models, given = launched.pop()
+    assert models == ["mini", "mini echo:pooling=mean", "zoo:mini-reba"]
+    assert given == {
+        "host": "127.0.0.1",
+        "port": 8000,
+        "index": None,
+        "language": "zh",
+        "open_browser": True,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "trust_remote_code": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["explore", "minni"], "'mini'"),
+        (["explore", "mini", "--language", "de"], "'en'"),
+        (["explore", "--index", "nowhere"], "no such folder"),
+        (["explore", "--port", "99999"], "--port"),
+        (["space", "out"], "MODEL"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str) -> None:
+    code = (
+        "import sys; from st_reba.cli import main; status = main(sys.argv[1:]);"
+        "assert not {'torch', 'gradio'} & set(sys.modules); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "space"
+    assert main(["space", str(folder), "mini", "mini echo", "--title", "Mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(folder), "models": ["mini", "mini echo"]}
+    assert 'title: "Mine"' in (folder / "README.md").read_text(encoding="utf-8")
+    assert main(["space", str(folder), "mini"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["space", str(folder), "mini", "--overwrite"]) == 0
