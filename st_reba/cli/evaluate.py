@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,16 +227,31 @@ def _show(results: Sequence[Result], to: Path, out: Output) -> None:
     """Print results: a line each, or JSON."""
     rows = [("task", "model", "method", "metric", "score", "items")]
     rows += [(each.task, each.base, _method(each), each.main, _score(each), str(each.items)) for each in results]
-    left_out = {
-        (each.task, each.method, reason): names for each in results for reason, names in each.left_out.items() if names
-    }
     lines = [
-        f"{task}, {method}: {len(names)} left out, {reason}: {', '.join(names[:5])}{', …' * (len(names) > 5)}"
-        for (task, method, reason), names in left_out.items()
+        f"{who}: {len(names)} left out, {reason}: {', '.join(map(_short, names[:5]))}{', …' * (len(names) > 5)}"
+        for who, reason, names in _left_out(results)
     ]
     out.answer("\n".join([table(rows), *lines]), [result.to_json() for result in results], indent=2)
     if not out.json:
         out.report(f"\n{to}: st-reba report {shlex.quote(str(to))} makes tables and figures")
+
+
+def _left_out(results: Sequence[Result]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Whose, why and which items were left out; told once of a task if it is the same for all of its methods."""
+    methods: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for each in results:
+        for reason, names in each.left_out.items():
+            if names:
+                methods.setdefault((each.task, reason, tuple(names)), []).append(_method(each))
+    runs = Counter(each.task for each in results)
+    return [
+        (task if len(of) == runs[task] else f"{task}, {', '.join(of)}", reason, names)
+        for (task, reason, names), of in methods.items()
+    ]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 30 else f"{name[:29]}…"
 
 
 def _method(result: Result) -> str:

@@ -17,10 +17,11 @@ from mteb_data import texts
 from reporting_results import many, parsed, write
 
 import st_reba
+from st_reba.cli import evaluate as commands
 from st_reba.cli import main
 from st_reba.evaluation import items
 from st_reba.evaluation.methods import Method
-from st_reba.evaluation.results import Results
+from st_reba.evaluation.results import Result, Results
 from st_reba.evaluation.statistics import bootstrap
 
 Run = Callable[..., tuple[int, str, str]]
@@ -102,6 +103,26 @@ def test_evaluate_prints_a_line_a_result(run: Run, tmp_path: Path) -> None:
     assert (first["method"], second["method"]) == ("classical last", "echo-2 mean")
     assert first["command"].startswith("st-reba evaluate pairs.tsv --model mini")
     assert len(parsed(run("report", "results")[1])[0]) == 2
+
+
+def test_what_was_left_out_is_told_once_a_task() -> None:
+    def result(task: str, method: str, **left_out: list[str]) -> Result:
+        return Result("STS", task, "mini", method, "", {"spearman": 0.5}, "spearman", left_out=left_out)
+
+    found = commands._left_out(
+        [
+            result("one", "echo", label=["a"]),
+            result("one", "reba", label=["a"]),
+            result("two", "echo", label=["a"], unseen=["b"]),
+            result("two", "reba", label=["a"], unseen=["b", "c"]),
+        ]
+    )
+    assert found == [
+        ("one", "label", ("a",)),
+        ("two", "label", ("a",)),
+        ("two, echo", "unseen", ("b",)),
+        ("two, reba", "unseen", ("b", "c")),
+    ]
 
 
 def test_the_list_needs_no_mteb(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
