@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from ..files import whole_file
@@ -27,6 +29,8 @@ STYLES = (
 FONTS = (
     "DejaVu Sans",
     "Noto Sans CJK SC",
+    # What matplotlib before 3.11 calls the same file.
+    "Noto Sans CJK JP",
     "Noto Sans SC",
     "WenQuanYi Micro Hei",
     "WenQuanYi Zen Hei",
@@ -76,8 +80,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
         >>> open("one.png", "rb").read(4)
         b'\\x89PNG'
     """
-    there = set(required("matplotlib.font_manager", "evaluation").get_font_names())
-    fonts = [name for name in FONTS if name in there]
+    fonts = _fonts()
     # Some texts, such as those of ticks, are made only when a figure is drawn.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -93,3 +96,23 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     if missing := sum("missing from font" in str(each.message) for each in caught):
         # One line in place of one a character.
         logger.warning("%s: %d characters have no font here; install Noto Sans CJK", path, missing)
+
+
+def _fonts() -> list[str]:
+    """Those of ``FONTS`` that are installed, also since matplotlib made the list that it keeps between runs."""
+    manager = required("matplotlib.font_manager", "evaluation")
+    there = set(manager.get_font_names())
+    if not there & set(FONTS[1:]):
+        for path in _new_font_files():
+            # A font that matplotlib cannot read is none.
+            with suppress(Exception):
+                manager.fontManager.addfont(path)
+        there = set(manager.get_font_names())
+    return [name for name in FONTS if name in there]
+
+
+@cache
+def _new_font_files() -> frozenset[str]:
+    """The system's font files that matplotlib does not know."""
+    manager = required("matplotlib.font_manager", "evaluation")
+    return frozenset(manager.findSystemFonts()) - {each.fname for each in manager.fontManager.ttflist}
