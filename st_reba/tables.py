@@ -97,4 +97,6 @@ def _text(lines: list[str | LineError]) -> str:
 def named_twice(header: list[str]) -> str | None:
     """What is wrong with a header that names a column twice."""
     twice = sorted({name for name in header if header.count(name) > 1})
-    return f"the header names {twice[0]!r} twice; give each column its own name" if twice else None
+    if not twice:
+        return None
+    return f"the header names {twice[0]!r} twice; give each column its own name, or the file a header if it has none"

@@ -148,9 +148,11 @@ class Table:
                 return self
         wanted = " or ".join(f"{', '.join(roles)} ({kind})" for kind, roles in self.kinds.items())
         role = next(iter(next(iter(self.kinds.values()))))
+        bare = suffix(self.path) in (".csv", ".tsv")
+        header = ", or give the file a first line that names its columns" if bare else ""
         raise ValueError(
             f"no columns for {wanted} were found; there are {shown}. Name them, as --columns {role}="
-            f"{shown[0] if shown else 'NAME'}"
+            f"{shown[0] if shown else 'NAME'}{header}"
         )
 
     def document(self, fields: Mapping[str, Any], place: str) -> Record:
