@@ -40,6 +40,7 @@ from oracle import TEXTS  # noqa: E402
 from pipelines import pipeline  # noqa: E402
 
 from st_reba.modules import decoder, kernels  # noqa: E402
+from st_reba.modules.layer_list import layers_of  # noqa: E402
 from st_reba.modules.scores import Scores, additive, blocked_attention  # noqa: E402
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -114,7 +115,7 @@ def to_device(features: dict[str, Any], device: str) -> dict[str, Any]:
 def no_waiting(first: Any, device: str) -> Iterator[list[str]]:
     """What the host waits for from the first layer on, but for a pass's one flag, is an error; a CPU lists it."""
     if device == "cpu":
-        with trusted(), Reading(first.backbone.layers()[0]) as reading:
+        with trusted(), Reading(layers_of(first.backbone)[0]) as reading:
             yield reading.read
         return
     mode: Callable[[str], None] = torch.cuda.set_sync_debug_mode
@@ -126,7 +127,7 @@ def no_waiting(first: Any, device: str) -> Iterator[list[str]]:
         return value
 
     # Before it transformers' own attention reads whether anything is padded.
-    hook = first.backbone.layers()[0].register_forward_pre_hook(lambda module, given: mode("error"))
+    hook = layers_of(first.backbone)[0].register_forward_pre_hook(lambda module, given: mode("error"))
     try:
         with patch.object(decoder, "on_host", finite):
             yield []

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .modules.layer_list import layers_of
 from .modules.repeat import RepeatTransformer
 from .modules.stages import Bound, LayerCall, Pass
 
@@ -53,7 +54,7 @@ class InnerStates(Bound):
                 "ReadLayers."
             )
         try:
-            transformer.backbone.layers()
+            layers_of(transformer.backbone)
         except ValueError as error:
             raise ValueError(f"layers={layers}: {error}, so only its last can be had. Use layers='last'.") from None
 

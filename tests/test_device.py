@@ -23,6 +23,7 @@ import count_costs
 from st_reba.modules import kernels, scores
 from st_reba.modules.attention import ATTENTION_NAME
 from st_reba.modules.decoder import DecoderTransformer
+from st_reba.modules.layer_list import layers_of
 from st_reba.modules.stages import Bound
 
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
@@ -67,7 +68,7 @@ def test_a_pass(base: Callable[..., str], name: str, dtype: str, of: str) -> Non
     first: Any = model[0]
     features = first.preprocess(TEXTS)
     flags = "published" not in name
-    with torch.inference_mode(), trusted(), counted() as passes, Reading(first.backbone.layers()[0]) as reading:
+    with torch.inference_mode(), trusted(), counted() as passes, Reading(layers_of(first.backbone)[0]) as reading:
         wanted = vectors(model, features)
     assert len(passes) == (2 if "chunk" in name else 1)
     if first.backbone.attention == ATTENTION_NAME:
@@ -133,7 +134,7 @@ def planted(base: str, what: What) -> tuple[SentenceTransformer, dict[str, Any]]
     """A model that does something inside a pass, and features."""
     model = made(base, "reba last")
     first: Any = model[0]
-    first.backbone.layers()
+    layers_of(first.backbone)
     first.watchers.append(Planted(what))
     return model, first.preprocess(TEXTS)
 
@@ -159,7 +160,7 @@ def test_what_reads_is_found(base: Callable[..., str], seen: bool) -> None:
         for what in reads:
             model, features = planted(base("llama"), what)
             first: Any = model[0]
-            with torch.inference_mode(), trusted(), Reading(first.backbone.layers()[0]) as reading:
+            with torch.inference_mode(), trusted(), Reading(layers_of(first.backbone)[0]) as reading:
                 vectors(model, features)
             assert len(reading.read) > 1
         return

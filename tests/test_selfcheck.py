@@ -12,7 +12,7 @@ from architectures import TOKENIZERS, save
 from transformers import AutoConfig, AutoModel
 
 import st_reba
-from st_reba.modules import plan
+from st_reba.modules import plan, second
 from st_reba.modules.kinds import KINDS
 
 Base = Callable[..., str]
@@ -65,11 +65,11 @@ def test_a_kind_that_shows_what_another_should(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("setting", ["inter-back", "extra-back", "extend-back"])
 def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    def nothing(planned: Any, call: Any) -> Any:
-        planned.ran += sum(layer == call.index for layer, _ in planned.stack.second)
+    def nothing(planned: Any, run: Any, call: Any) -> Any:
+        run.kinds.ran += sum(layer == call.index for layer, _ in planned.stack.second)
         return call.hidden
 
-    monkeypatch.setattr(plan.PlannedPass, "further", nothing)
+    monkeypatch.setattr(second.LayersTwice, "after_layer", nothing)
     message = "layer [45] ran as backward 0 times in place of [12]" if setting != "extra-back" else "cannot run it"
     with pytest.raises(ValueError, match=f"NoSink.*{message}"):
         st_reba.build("mini", "nosink", setting=setting, k=2)

@@ -19,7 +19,7 @@ from ..batches import DEFAULT_BATCH_TOKENS, copied_positions, token_batches
 from ..modules import Stage
 from ..modules.capture import Capture
 from ..modules.decoder import DecoderTransformer
-from ..modules.layer_list import cut_short
+from ..modules.layer_list import cut_short, layers_of
 from ..modules.layout import Layout
 from ..modules.pooling import column
 from ..modules.reading import Reading, ReadingPass
@@ -194,7 +194,7 @@ class _EveryLayer(ReadingPass):
     def __init__(self, decoder: DecoderTransformer, reading: Reading, summed: Tensor | None) -> None:
         super().__init__(decoder, reading)
         # The last layer alone needs no hooks to be read, but here to be counted.
-        cut_short(decoder.backbone.layers())
+        cut_short(layers_of(decoder.backbone))
         self.summed = summed
         self.before: dict[int, Tensor] = {}
         self.behind: dict[int, Tensor] = {}

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .stages import AfterLayer
-
 TEXT_TOWER = (
     "Save the text tower as a model of its own, its tokenizer beside it, and build on that folder: "
     "AutoModel.from_pretrained(base).get_decoder().save_pretrained(folder)."
@@ -125,25 +123,6 @@ class Backbone:
         # A mask of ones is none to newer models; some older ones forget their windows without it.
         inputs: dict[str, Tensor | bool] = {"input_ids": input_ids, "attention_mask": attention_mask}
         return {**inputs, "use_cache": False} if "use_cache" in self.parameters else inputs
-
-    def layers(self) -> nn.ModuleList:
-        """Its list of layers, each with the hook that calls a pass's stages."""
-        # A tower beside the decoder may be as deep, and its layers may say their layer_idx too.
-        for module in self.decoder.modules():
-            if (
-                isinstance(module, nn.ModuleList)
-                and len(module) == self.depth
-                and all(map(_is_layer, module, range(self.depth)))
-            ):
-                for index, layer in enumerate(module):
-                    if not any(isinstance(hook, AfterLayer) for hook in layer._forward_hooks.values()):
-                        layer.register_forward_hook(AfterLayer(index), with_kwargs=True)
-                return module
-        raise ValueError(f"{type(self.decoder).__name__} has no list of {self.depth} layers that say their layer_idx")
-
-
-def _is_layer(module: nn.Module, index: int) -> bool:
-    return any(getattr(part, "layer_idx", None) == index for part in module.modules())
 
 
 def is_trained(model: nn.Module) -> bool:

@@ -321,7 +321,7 @@ class DecoderTransformer(Transformer):
         sinks = self.stack is not None and any(hasattr(module, "sinks") for module in self.model.modules())
         # What others load by name: only captures import the kernels, but attention sinks are faster with them.
         also = {"at_base": self.left_at is not None, "adapters": has_adapter(self.model), "kernels": sinks}
-        also["attention"] = self.backbone.capped
+        also |= {"attention": self.backbone.capped, "second": bool(self.stack and self.stack.second)}
         leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in also if also[name]])
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -169,11 +169,6 @@ class Frame:
         """Number of special and template tokens: s."""
         return sum(len(piece) for piece in self.pieces if piece is not None)
 
-    def with_placeholder(self, token: int) -> Frame:
-        """The same with one more token, directly in front of the first copy."""
-        first = self.pieces.index(None)
-        return Frame((*self.pieces[:first], (token,), *self.pieces[first:]))
-
     def place(self, content: Sequence[int]) -> tuple[list[int], list[int], Place]:
         """Place one text: token ids, copy ids (0 at special and template tokens, c in copy c), and its place."""
         ids: list[int] = []

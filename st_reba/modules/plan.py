@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .kinds import KINDS, PassMasks, kind_of
 from .options import MOST_LAYERS, option, shown
-from .stages import Bound, LayerCall, Pass, Stage
+from .stages import Bound, Pass, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -195,7 +195,7 @@ class LayerPlan(Stage):
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """The plan of the decoder's layers, once it is known that they can be converted."""
-        return PlannedLayers(decoder, self)
+        return planned(decoder, self)
 
 
 # The paper's settings: what each fixes of a plan; a k0 of None is to be given.
@@ -277,25 +277,27 @@ class NoSink(Stage):
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """As of the plan."""
-        return PlannedLayers(decoder, self)
+        return planned(decoder, self)
+
+
+def planned(decoder: DecoderTransformer, stage: LayerPlan | NoSink) -> PlannedLayers:
+    """What a plan, or a named setting, makes of a decoder's layers; an error where they cannot be converted so."""
+    try:
+        stack = stage.plan.resolve(decoder.runs)
+    except ValueError as error:
+        raise ValueError(f"{stage.name}: {error}") from None
+    if not stack.second:
+        return PlannedLayers(decoder, stage, stack)
+    from .vendoring import extra
+
+    twice: PlannedLayers = extra("second").LayersTwice(decoder, stage, stack)
+    return twice
 
 
 class PlannedLayers(Bound):
-    """A decoder's layers as a plan says.
+    """A decoder's layers, each of which sees what a plan says."""
 
-    Args:
-        decoder: The decoder.
-        stage: The plan or the named setting.
-
-    Raises:
-        ValueError: The backbone's layers cannot be converted like this.
-    """
-
-    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink) -> None:
-        try:
-            stack = stage.plan.resolve(decoder.runs)
-        except ValueError as error:
-            raise ValueError(f"{stage.name}: {error}") from None
+    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
         self.stage, self.stack = stage, stack
         if stack.is_plain:
             return
@@ -303,11 +305,6 @@ class PlannedLayers(Bound):
 
         backbone = decoder.backbone
         name = type(backbone.decoder).__name__
-        if getattr(backbone.text_config, "num_kv_shared_layers", 0) and stack.second:
-            raise ValueError(
-                f"{stage}: layers of {name} read the keys and values of others, which a second pass would replace. Use "
-                "a plan of architecture 'inplace'."
-            )
         if not backbone.is_causal and not all("bidirectional" in kind for _, kind in stack.calls):
             raise ValueError(
                 f"{stage}: {name} looks both ways already, so no layer can look forward or backward. Convert all to "
@@ -318,27 +315,16 @@ class PlannedLayers(Bound):
                 f"{stage}: {name} does not call transformers' attention interface, so what its layers see cannot be "
                 "changed. Use another base (llama, qwen, mistral, gpt2, …), or drop the plan."
             )
-        if stack.second:
-            try:
-                backbone.layers()
-            except ValueError as error:
-                message = f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'."
-                raise ValueError(message) from None
 
     def begin(self, run: Pass) -> None:
         """From here on attention asks this plan what it sees."""
         if not self.stack.is_plain:
             run.kinds = PlannedPass(self.stack, run)
 
-    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
-        """Run the layer's further passes and join them to its output."""
-        joined: Tensor = run.kinds.further(call) if self.stack.second else call.hidden
-        return joined
-
     def finish(self, run: Pass, hidden: Tensor) -> Tensor:
         """Raise where the plan did not run, as one that silently does nothing would give another model's vectors."""
-        planned = run.kinds
-        if planned is not None and (planned.last is None or planned.ran != len(self.stack.second)):
+        seen = run.kinds
+        if seen is not None and (seen.last is None or seen.ran != len(self.stack.second)):
             from .attention import ATTENTION_NAME
 
             backbone = run.decoder.backbone
@@ -347,7 +333,7 @@ class PlannedLayers(Bound):
                 f"({ATTENTION_NAME!r} is needed), or layers were replaced or left out. Build the model anew, or "
                 "use another plan."
             )
-        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.stack.side_by_side else hidden
+        return hidden
 
 
 class PlannedPass:
@@ -360,9 +346,7 @@ class PlannedPass:
         self.last: tuple[nn.Module, str] | None = None
         self.ran = 0
         # What the further pass that runs now sees.
-        self._further: str | None = None
-        # The second stream of hidden states [B, T, d], where there is one.
-        self._stream: Tensor | None = None
+        self.further: str | None = None
 
     def kind(self, module: nn.Module) -> str:
         """What the attention module that runs now sees.
@@ -370,7 +354,7 @@ class PlannedPass:
         Raises:
             ValueError: The module does not say which layer it belongs to.
         """
-        kind = self._further
+        kind = self.further
         if kind is None:
             layer = getattr(module, "layer_idx", None)
             if not isinstance(layer, int) or not 0 <= layer < len(self.stack.kinds):
@@ -381,40 +365,3 @@ class PlannedPass:
             kind = self.stack.kinds[layer]
         self.last = (module, kind)
         return kind
-
-    def further(self, call: LayerCall) -> Tensor:
-        """INTER, EXTRA and EXTEND: the layer runs again, with the same arguments, on another input."""
-        stack, hidden = self.stack, call.hidden
-        if hidden.ndim != 3:
-            raise ValueError(
-                f"{type(call.module).__name__} passes on {hidden.ndim}-dimensional hidden states, not [B, T, d], so "
-                "it cannot run twice. Use a plan of architecture 'inplace'."
-            )
-        if call.index == stack.stream:
-            self._stream = call.entered
-        for kind in [kind for layer, kind in stack.second if layer == call.index]:
-            self.ran += 1
-            if stack.architecture == "extend":
-                hidden = self._again(call, hidden, kind)
-            elif self._stream is None:
-                hidden = hidden + self._again(call, call.entered, kind)
-            else:
-                self._stream = self._again(call, self._stream, kind)
-        if self._stream is None or call.index < len(stack.kinds) - 1:
-            return hidden
-        if not stack.side_by_side:
-            return hidden + self._stream
-        import torch
-
-        # As further rows of the batch, which the final norm takes each by itself; finish sums them.
-        return torch.cat([hidden, self._stream])
-
-    def _again(self, call: LayerCall, entering: Tensor, kind: str) -> Tensor:
-        """One more pass through a layer; its forward alone, as its hooks would call this again."""
-        keywords = {name: value for name, value in call.keywords.items() if name != "hidden_states"}
-        self._further = kind
-        try:
-            output = call.module.forward(entering, *call.arguments[1:], **keywords)
-        finally:
-            self._further = None
-        return cast("Tensor", output[0] if isinstance(output, tuple) else output)

@@ -45,7 +45,8 @@ class Prepend(Stage):
         """A frame with the placeholder."""
         if (token := layout.stand_in()) is None:
             raise ValueError("prepend: the tokenizer has no special token that could be the placeholder. Give it one.")
-        return frame.with_placeholder(token)
+        first = frame.pieces.index(None)
+        return Frame((*frame.pieces[:first], (token,), *frame.pieces[first:]))
 
     def bind(self, decoder: DecoderTransformer) -> Bound:
         """The replacement behind the layers."""
@@ -56,6 +57,8 @@ class Prepending(Bound):
     """Replaces the placeholders of a decoder's passes; an error where that cannot be done."""
 
     def __init__(self, decoder: DecoderTransformer, stage: Prepend) -> None:
+        from .layer_list import layers_of
+
         self.layers = stage.layers
         if stage.layers >= decoder.runs:
             raise ValueError(
@@ -63,7 +66,7 @@ class Prepending(Bound):
                 f"Give 1 to {decoder.runs - 1}."
             )
         try:
-            decoder.backbone.layers()
+            layers_of(decoder.backbone)
         except ValueError as error:
             raise ValueError(f"prepend: {error}, so no token can be replaced between them. Drop the stage.") from None
 

@@ -113,10 +113,10 @@ class ReadingPass(Bound):
                 f"{given}: the layer plan runs layers twice, so no one hidden state stands between or in front of "
                 "them. Read one layer from 1 on, or use a plan of architecture 'inplace'."
             )
-        from .layer_list import cut_short
+        from .layer_list import cut_short, layers_of
 
         try:
-            cut_short(decoder.backbone.layers())
+            cut_short(layers_of(decoder.backbone))
         except ValueError as error:
             raise ValueError(f"{given}: {error}. Drop the stage.") from None
 

@@ -181,20 +181,3 @@ def stage_kind(name: object) -> type[Stage]:
 def as_stored(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """Stages as a configuration stores them; :func:`stages_of` reads it."""
     return [{stage.name: stage.to_dict()} for stage in stages]
-
-
-@dataclass(frozen=True)
-class AfterLayer:
-    """The hook behind a decoder layer: it knows the layer's number, so that copies of the backbone keep it."""
-
-    index: int
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-        run = current()
-        if run is None:
-            return output
-        hidden = output[0] if isinstance(output, tuple) else output
-        call = LayerCall(self.index, module, arguments, keywords, hidden)
-        for each in run.bound:
-            call.hidden = each.after_layer(run, call)
-        return (call.hidden, *output[1:]) if isinstance(output, tuple) else call.hidden

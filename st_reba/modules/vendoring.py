@@ -62,8 +62,9 @@ def extra(name: str, *, needed: bool = True) -> Any:
         if not needed:
             return None
         raise ImportError(
-            f"The code that came with this model has no {name}.py, which a training needs, and some backbones. Install "
-            "the package st-reba and import it first; to embed only, call encode, or run inside torch.inference_mode()."
+            f"The code that came with this model has no {name}.py, which a training needs, and some backbones "
+            "and plans. Install the package st-reba and import it first; or, to embed only, call encode, or run inside "
+            "torch.inference_mode()."
         ) from error
 
 

@@ -131,7 +131,6 @@ def test_frame() -> None:
     assert (frame.copies, frame.overhead) == (2, 4)
     assert frame.place([5, 6]) == ([1, 5, 6, 7, 8, 5, 6, 2], [0, 1, 1, 0, 0, 2, 2, 0], (1, 2, 8))
     assert frame.place([]) == ([1, 7, 8, 2], [0, 0, 0, 0], (1, 0, 4))
-    assert frame.with_placeholder(9).place([5]) == ([1, 9, 5, 7, 8, 5, 2], [0, 0, 1, 0, 0, 2, 0], (2, 1, 7))
     content = [5, 6]
     Frame((None, None)).place(content)[0].append(9)
     assert content == [5, 6]

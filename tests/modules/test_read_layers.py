@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaModel
 
 from st_reba import LayerPlan, NoSink, ReadLayers
-from st_reba.modules.layer_list import LayerList, cut_short
+from st_reba.modules.layer_list import LayerList, cut_short, layers_of
 from st_reba.modules.reading import Reading
 
 Base = Callable[..., str]
@@ -76,7 +76,7 @@ def reads(model: Any, layer: Any, **options: Any) -> Any:
 def counted(model: Any) -> Iterator[list[int]]:
     """Indices of the layers whose forward is called, in order."""
     ran: list[int] = []
-    layers = [nn.ModuleList.__getitem__(model[0].backbone.layers(), index) for index in range(model[0].depth)]
+    layers = [nn.ModuleList.__getitem__(layers_of(model[0].backbone), index) for index in range(model[0].depth)]
     before = [layer.forward for layer in layers]
 
     def watched(index: int) -> Any:
