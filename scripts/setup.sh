@@ -2,6 +2,7 @@
 #
 #   prepare_environment FOLDER EXTRA [REQUIREMENT ...]      with this checkout installed
 #   prepare_stranger FOLDER FILE                            without it, with what a file of requirements names
+#   prepare_wheel FOLDER WHEEL                              with a wheel, what it asks for, and pytest
 #
 # set PYTHON to the environment's interpreter.
 #
@@ -17,6 +18,12 @@ prepare_environment() {
 prepare_stranger() {
     make_environment "$1"
     install_once "$1" "$(cat "$2")" --requirement "$2"
+}
+
+prepare_wheel() {
+    make_environment "$1"
+    install_once "$1" "$(cat setup.cfg pyproject.toml)" "$2" pytest
+    "$PYTHON" -m pip install --quiet --force-reinstall --no-deps "$2"
 }
 
 make_environment() {
