@@ -52,7 +52,7 @@ def onnx(
     out: Output,
     task: str | None = TASK,
     quantize: str | None = choice(
-        None, ("int8",), "Also write onnx/model_int8.onnx, and what it loses. Its vectors depend on their batch."
+        None, ("int8",), "Also write onnx/model_quantized.onnx, and what it loses. Its vectors depend on their batch."
     ),
     texts: Path | None = opt(None, "Texts, one a line, to check and measure on.", "FILE"),
     overwrite: bool = OVERWRITE,
@@ -60,9 +60,9 @@ def onnx(
 ) -> None:
     """Write a saved model as one ONNX graph, in a folder that needs no st_reba.
 
-    It runs in onnxruntime with tokenizers alone, and in sentence-transformers' onnx and openvino backends. st-reba
-    verify and st-reba push take the folder like a saved model's. --task says whose template and prompt the graph holds,
-    where those of queries and documents differ.
+    It runs in onnxruntime with tokenizers alone, in a browser or node with transformers.js, and in
+    sentence-transformers' onnx and openvino backends. st-reba verify and st-reba push take the folder like a saved
+    model's. --task says whose template and prompt the graph holds, where those of queries and documents differ.
 
     Examples:
         st-reba onnx my_model my_model_onnx
@@ -79,6 +79,7 @@ def onnx(
 
     check_out(folder, overwrite=overwrite)
     loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+    out.say("Tracing the model, which takes about half a minute ...")
     report = export_onnx(
         loaded,
         folder,

@@ -24,8 +24,10 @@ from ..version import __version__
 
 FILE = "golden.json"
 FORMAT = 1
-# What an exported model's file names.
-GRAPH = "onnx/model.onnx"
+# What an exported model's file names, and the graph of 8 bits beside it: transformers.js knows both by these names.
+GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
+# Cosines to float32 that a graph of 8 bits must reach, over all texts.
+LEAST = {"min": 0.98, "mean": 0.99}
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 # A file of another program may hold more texts than ours, but not without end.
@@ -77,6 +79,21 @@ class TextResult:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """What a graph of 8 bits gives, beside float32."""
+
+    graph: str
+    # Cosines between their vectors.
+    min: float
+    mean: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it loses no more than it may."""
+        return self.min >= LEAST["min"] and self.mean >= LEAST["mean"]
+
+
+@dataclass(frozen=True)
 class Report:
     """Whether a model gives its golden vectors."""
 
@@ -89,11 +106,13 @@ class Report:
     code: str | None = None
     # The ONNX graph that was run; None: torch ran the model.
     graph: str | None = None
+    # What the graph of 8 bits beside it gives.
+    rounded: Rounded | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether every text agrees."""
-        return all(each.ok for each in self.texts)
+        """Whether every text agrees, and a graph of 8 bits is near enough."""
+        return all(each.ok for each in self.texts) and (self.rounded is None or self.rounded.ok)
 
     @property
     def worst(self) -> TextResult:
@@ -112,6 +131,11 @@ class Report:
             lines.append(f"{max(0.0, 1 - each.cosine):10.1e}  {each.difference:10.1e}  {mark}  {shown}")
         lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
         lines += [f"run by onnxruntime: {self.graph}"] if self.graph else []
+        if self.rounded is not None:
+            lines.append(
+                f"{self.rounded.graph}: {'ok' if self.rounded.ok else 'FAIL'}, cosines min {self.rounded.min}, mean "
+                f"{self.rounded.mean} (at least {LEAST['min']} and {LEAST['mean']})"
+            )
         lines += [f"code: {self.code}"] if self.code else []
         right = sum(each.ok for each in self.texts)
         lines.append(f"{right} of {len(self.texts)} texts agree (largest difference allowed: {self.tolerance:.1e})")

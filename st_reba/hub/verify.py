@@ -122,14 +122,20 @@ def verify_fresh(folder: Path, *, device: str | None = None) -> None:
     command = [sys.executable, "-c", _SCRIPT, str(folder), device or ""]
     run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     try:
-        texts = json.loads(run.stdout.splitlines()[-1])["texts"]
+        told = json.loads(run.stdout.splitlines()[-1])
+        texts, rounded = told["texts"], told["rounded"]
     except (ValueError, LookupError, TypeError):
         reason = " ".join(run.stderr.split("\n")[-4:]).strip()
     else:
-        wrong = [each for each in texts if not each["ok"]]
-        if not wrong:
+        if told["ok"]:
             return
-        reason = f"{len(wrong)} of {len(texts)} texts differ, the first by {wrong[0]['difference']:.1e} of its scale"
+        wrong = [each for each in texts if not each["ok"]]
+        if wrong:
+            reason = (
+                f"{len(wrong)} of {len(texts)} texts differ, the first by {wrong[0]['difference']:.1e} of its scale"
+            )
+        else:
+            reason = f"{rounded['graph']} gives cosines of min {rounded['min']}, mean {rounded['mean']} only"
     raise ValueError(
         f"FOLDER={str(folder)!r} does not give its golden vectors, so it is not published (more: st-reba verify "
         f"{folder}): {reason}"

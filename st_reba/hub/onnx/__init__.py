@@ -17,8 +17,9 @@ from ..card import FILE, TEMPLATE, render, values_of
 from ..golden import GRAPH, TEXTS, header, write_file
 from .export import LARGEST, export_graph
 from .folder import write_folder
+from .int8 import quantize
 from .method import Method, Task, method_of
-from .runtime import Runner, quantize, verify_graph, versions
+from .runtime import Runner, verify_graph, versions
 
 __all__ = ["Runner", "check_out", "export_onnx", "verify_graph"]
 
@@ -49,7 +50,7 @@ def export_onnx(
         folder: The folder to make.
         task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
         overwrite: Replace an exported model that is there.
-        int8: Also write a graph of 8-bit weights, and what it loses.
+        int8: Also write a graph in 8 bits, and what it loses; refused where it loses too much.
         texts: What that is measured on; none: the golden ones. The float32 graph is checked on the first of them too.
         largest: Bytes of weights that the graph's own file holds; more stand beside it.
 

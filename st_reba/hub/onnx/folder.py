@@ -10,14 +10,10 @@ import sentence_transformers
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
-from ...modules.layout import TokenLayout
 from .method import Method
+from .tokens import write_tokenizer
 
-_PROBES = ("hello", "The bank, 1984!", "银行 的利率", " two  spaces ")
-_SPECIAL = ("pad", "eos", "sep", "bos", "cls", "unk")
 # How text-embeddings-inference and older sentence-transformers read the pooling.
 _LEGACY = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
@@ -29,7 +25,7 @@ def write_folder(model: SentenceTransformer, method: Method, folder: Path) -> No
         ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
     """
     first: Any = model[0]
-    pad = _write_tokenizer(first.token_layout, method, folder)
+    pad = write_tokenizer(first.token_layout, method, folder)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling")] + [("Normalize", "2_Normalize")] * method.normalized
     legacy = {f"pooling_mode_{name}": name == "mean_tokens" for name in _LEGACY}
     files: dict[str, Any] = {
@@ -65,55 +61,6 @@ def write_folder(model: SentenceTransformer, method: Method, folder: Path) -> No
     }
     for name, value in files.items():
         _write_json(folder / name, value)
-
-
-def _write_tokenizer(layout: TokenLayout, method: Method, folder: Path) -> int:
-    """Write the tokenizer's files; returns the padding's id."""
-    tokenizer: Any = layout.tokenizer
-    if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} has no tokenizer.json, which every consumer of a graph reads.")
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    named = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _SPECIAL}
-    # Padding is masked, so any token will do.
-    named["pad_token"] = next((token for token in named.values() if token is not None), backend.id_to_token(0))
-    pad = int(backend.token_to_id(str(named["pad_token"])) or 0)
-    backend.enable_padding(pad_id=pad, pad_token=str(named["pad_token"]), direction="right")
-    if method.max_length is None:
-        backend.no_truncation()
-    else:
-        backend.enable_truncation(method.max_length, direction="right")
-    backend.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # known to both major versions of transformers
-        "model_input_names": ["input_ids", "attention_mask"],
-        "padding_side": "right",
-        "truncation_side": "right",
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # what spells a special token inside a text is ordinary text
-        **{name: str(token) for name, token in named.items() if token is not None},
-        **({} if method.max_length is None else {"model_max_length": method.max_length}),
-    }
-    _write_json(folder / "tokenizer_config.json", config)
-    _check_tokenizer(layout, method, folder)
-    return pad
-
-
-def _check_tokenizer(layout: TokenLayout, method: Method, folder: Path) -> None:
-    """Whether the files alone give what the model's own tokenizer gives."""
-    before, after = layout.special
-    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    raw.encode_special_tokens = True
-    again = AutoTokenizer.from_pretrained(str(folder))
-    for text, ids in zip(_PROBES, layout.content(_PROBES)["input_ids"], strict=True):
-        wanted = [*before, *ids[: method.budget], *after]
-        stock = again(text, truncation=method.max_length is not None)["input_ids"]
-        for reader, given in (("tokenizers", raw.encode(text).ids), ("transformers", list(stock))):
-            if given != wanted:
-                raise ValueError(
-                    f"{type(layout.tokenizer).__name__}: read by {reader}, tokenizer.json gives {given[:8]}… for "
-                    f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save the tokenizer as a plain "
-                    "PreTrainedTokenizerFast and build anew."
-                )
 
 
 def _config(config: Any, method: Method, pad: int) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""Runs an exported folder as a stranger would, with onnxruntime, tokenizers and numpy: to verify it, and in 8 bits."""
+"""Runs an exported folder as a stranger would, with onnxruntime, tokenizers and numpy, and verifies it so."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +15,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from ...optional import required
-from ..golden import GRAPH, Report, held
-from .graph import DENSE_WEIGHT
-
-QUANTIZED, MEASURED = "onnx/model_int8.onnx", "onnx/model_int8.json"
-_TOGETHER = 16
+from ..golden import GRAPH, QUANTIZED, Report, Rounded, held
 
 
 class Runner:
@@ -47,14 +41,16 @@ class Runner:
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
-        self._session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            # Its own classes share no base but this one.
+            raise ValueError(f"FOLDER={str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         if self.tokenizer.padding is None:
             raise ValueError(
                 f"FOLDER={str(folder)!r}: tokenizer.json names no padding, so st-reba onnx did not write it."
             )
-        # The file's list of special tokens does not say so, and a text that spells one is ordinary text.
-        self.tokenizer.encode_special_tokens = True
         modules = json.loads((Path(folder) / "modules.json").read_text(encoding="utf-8"))
         self._normalized = any(module["type"].endswith("Normalize") for module in modules)
 
@@ -104,64 +100,22 @@ def verify_graph(
         from huggingface_hub import snapshot_download
 
         options = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub.items()}
-        needed = ["modules.json", "tokenizer.json", GRAPH, f"{GRAPH}_data"]
+        graphs = [f"{graph}{end}" for graph in (GRAPH, QUANTIZED) for end in ("", "_data")]
+        needed = ["modules.json", "tokenizer.json", *graphs]
         folder = snapshot_download(model, allow_patterns=needed, **options)
-    found = Runner(folder).encode_in_batches([each["text"] for each in stored["texts"]], 1, "Golden vectors")
+    texts = [each["text"] for each in stored["texts"]]
+    found = Runner(folder).encode_in_batches(texts, 1, "Golden vectors")
     now = {"dtype": "float32", "device": "cpu", **versions()}
-    return replace(held(stored, found, stored["tolerance"], now), graph=GRAPH)
+    report = replace(held(stored, found, stored["tolerance"], now), graph=GRAPH)
+    if not (Path(folder) / QUANTIZED).is_file():
+        return report
+    wanted = np.array([each["vector"] for each in stored["texts"]])
+    given = Runner(folder, QUANTIZED).encode_in_batches(texts, 1, "Golden vectors in 8 bits")
+    return replace(report, rounded=Rounded(QUANTIZED, **cosines(given, wanted)))
 
 
-def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Write ``onnx/model_int8.onnx`` beside a folder's graph, and what it loses into ``onnx/model_int8.json``.
-
-    Weights are rounded once, activations in every batch by a scale that depends on all of it: a vector then depends
-    on its batch mates. What is measured, on ``texts``, is therefore the loss of each text alone, and in batches.
-
-    Returns:
-        What was measured: cosines between vectors.
-    """
-    tools, onnx = import_module("onnxruntime.quantization"), import_module("onnx")
-    source, target = folder / GRAPH, folder / QUANTIZED
-    nodes = onnx.load(str(source), load_external_data=False).graph.node
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it advises a preparation that these graphs do not need
-    try:
-        tools.quantize_dynamic(
-            source,
-            target,
-            weight_type=tools.QuantType.QInt8,
-            per_channel=True,
-            use_external_data_format=source.with_name(f"{source.name}_data").exists(),
-            extra_options={"MatMulConstBOnly": True},
-            # Small layers that take differences of nearly equal numbers: 8 bits would leave little of these.
-            nodes_to_exclude=[node.name for node in nodes if any(name.endswith(DENSE_WEIGHT) for name in node.input)],
-        )
-    finally:
-        root.setLevel(level)
-    exact = Runner(folder).encode_in_batches(texts, 1, "float32")
-    rounded = Runner(folder, QUANTIZED)
-    alone = rounded.encode_in_batches(texts, 1, "int8, alone")
-    together = rounded.encode_in_batches(texts, _TOGETHER, "int8, in batches")
-    measured = {
-        "graph": QUANTIZED,
-        "quantization": "dynamic, int8 weights a channel",
-        "texts": len(texts),
-        "batch_size": _TOGETHER,
-        "bytes": {"float32": _size(source), "int8": _size(target)},
-        "alone_against_float32": _cosines(alone, exact),
-        "batched_against_float32": _cosines(together, exact),
-        "batched_against_alone": _cosines(together, alone),
-    }
-    (folder / MEASURED).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
-    return measured
-
-
-def _cosines(some: NDArray[np.float32], others: NDArray[np.float32]) -> dict[str, float]:
+def cosines(some: NDArray[Any], others: NDArray[Any]) -> dict[str, float]:
+    """The lowest and the mean cosine between rows of [n, d] vectors."""
     a, b = some.astype(np.float64), others.astype(np.float64)
-    cosines = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-    return {"min": round(float(cosines.min()), 6), "mean": round(float(cosines.mean()), 6)}
-
-
-def _size(file: Path) -> int:
-    return sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*"))
+    each = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return {"min": round(float(each.min()), 6), "mean": round(float(each.mean()), 6)}

@@ -87,7 +87,7 @@ def test_folder(exported: tuple[SentenceTransformer, Path, dict[str, Any]]) -> N
 
 def test_the_filter_stays_exact_in_8_bits(exported: tuple[SentenceTransformer, Path, dict[str, Any]]) -> None:
     _, folder, _ = exported
-    nodes = onnx.load(str(folder / "onnx" / "model_int8.onnx")).graph.node
+    nodes = onnx.load(str(folder / "onnx" / "model_quantized.onnx")).graph.node
     products = [node for node in nodes if any(name.endswith("dense_weight") for name in node.input)]
     assert [node.op_type for node in products] == ["MatMul"]
     assert any(node.op_type == "MatMulInteger" for node in nodes)

@@ -19,9 +19,10 @@ import st_reba
 from st_reba import zoo
 from st_reba.cli import main
 from st_reba.hub import onnx as exporting
+from st_reba.hub.onnx.int8 import quantize
 from st_reba.hub.push import push
 from st_reba.hub.saving import save
-from st_reba.hub.verify import verify
+from st_reba.hub.verify import verify, verify_fresh
 from st_reba.persistence import load
 
 pytest.importorskip("onnxruntime")
@@ -87,7 +88,7 @@ def test_the_card_of_a_recipe_s_graph(recipe: dict[str, Path]) -> None:
     assert recipe_text in torch_text and "method: reba" in recipe_text
     licence = torch_text.partition("## Licence")[2].partition("\nThe code of")[0].strip()
     assert licence and licence in text
-    measured = json.loads((recipe["onnx"] / "onnx" / "model_int8.json").read_text(encoding="utf-8"))
+    measured = json.loads((recipe["onnx"] / "onnx" / "model_quantized.json").read_text(encoding="utf-8"))
     for name in ("alone_against_float32", "batched_against_float32", "batched_against_alone"):
         assert f"| {measured[name]['min']} | {measured[name]['mean']} |" in text
     assert f"{measured['bytes']['int8']:,} bytes" in text
@@ -103,7 +104,7 @@ def test_the_card_says_what_is_asked_and_what_stands_around_it(tiny: Path) -> No
         'the model\'s `encode_query` does: the template `"Ask: {text} again {text}"`, with the prompt `"Q: "`' in text
     )
     assert "It embeds queries only; documents need a graph of their own." in text
-    assert "model_int8" not in text and "np.linalg.norm" not in text
+    assert "model_quantized" not in text and "np.linalg.norm" not in text
     assert "| length of a vector | not scaled |" in text
 
 
@@ -142,9 +143,37 @@ def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_graph_is_found(recipe: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(recipe["onnx"], tmp_path / "onnx"))
     assert verify(folder).ok
-    shutil.copy(folder / "onnx" / "model_int8.onnx", folder / "onnx" / "model.onnx")
+    rounded = folder / "onnx" / "model_quantized.onnx"
+    shutil.copy(rounded, folder / "onnx" / "model.onnx")
     report = verify(folder)
     assert not report.ok and all(each.difference > 1e-4 for each in report.texts)
+
+
+@pytest.mark.slow
+def test_the_graph_of_8_bits_is_run_too(
+    recipe: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnx
+
+    folder = Path(shutil.copytree(recipe["onnx"], tmp_path / "onnx"))
+    report = verify(folder)
+    measured = json.loads((folder / "onnx" / "model_quantized.json").read_text(encoding="utf-8"))
+    assert report.rounded is not None and report.ok
+    assert report.rounded.min == pytest.approx(measured["alone_against_float32"]["min"], abs=1e-4)
+    assert "onnx/model_quantized.onnx: ok, cosines min 0.99" in str(report)
+    file = folder / "onnx" / "model_quantized.onnx"
+    graph = onnx.load(str(file))
+    for each in graph.graph.initializer:
+        if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 2:
+            each.raw_data = bytes(byte if number % 3 else 0 for number, byte in enumerate(each.raw_data))
+    onnx.save(graph, str(file))
+    assert main(["verify", str(folder)]) == 1
+    assert "onnx/model_quantized.onnx: FAIL, cosines min" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"not published.*onnx/model_quantized.onnx gives cosines of min"):
+        verify_fresh(folder)
+    file.write_bytes(b"no graph")
+    assert main(["verify", str(folder)]) == 2
+    assert "onnxruntime does not read onnx/model_quantized.onnx" in capsys.readouterr().err
 
 
 def test_verify_says_what_it_cannot(
@@ -170,10 +199,10 @@ def test_pushed_and_verified_by_name(
 ) -> None:
     """Its golden vectors are checked in a fresh process on the way."""
     said: list[str] = []
-    (folder / "onnx" / "model_int8.onnx").write_bytes(bytes(100))
+    quantize(folder, ["One text.", "第二个。"])
     pushed = push(folder, REPO, say=said.append)
     files = hub.repos[REPO].files()
-    assert {"README.md", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_int8.onnx"} < set(pushed.files)
+    assert {"README.md", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_quantized.onnx"} < set(pushed.files)
     assert set(pushed.files) == set(files) - {".gitattributes"}
     assert not any(path.endswith((".py", ".safetensors")) for path in files)
     assert any(line.endswith("onnx/model.onnx_data") for line in said)
@@ -181,13 +210,14 @@ def test_pushed_and_verified_by_name(
     assert 'snapshot_download("org/model-onnx", revision="main")' in files["README.md"].data.decode()
     report = verify(REPO, revision=pushed.commit, cache_folder=str(tmp_path / "cache"))
     assert report.ok and report.graph == "onnx/model.onnx"
+    assert report.rounded is not None
     # Only what is run is fetched.
-    assert not list((tmp_path / "cache").rglob("model_int8.onnx"))
+    assert not list((tmp_path / "cache").rglob("model_quantized.json"))
     assert push(folder, REPO, say=said.append).unchanged
     # A graph that is no longer there goes; what no loader reads stays.
     HfApi().upload_file(path_or_fileobj=b"by hand", path_in_repo="notes/about.txt", repo_id=REPO)
-    (folder / "onnx" / "model_int8.onnx").unlink()
-    assert push(folder, REPO, verify=False, say=quiet).removed == ("onnx/model_int8.onnx",)
+    (folder / "onnx" / "model_quantized.onnx").unlink()
+    assert push(folder, REPO, verify=False, say=quiet).removed == ("onnx/model_quantized.onnx",)
     assert "notes/about.txt" in hub.repos[REPO].files()
 
 
