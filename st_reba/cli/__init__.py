@@ -9,7 +9,7 @@ import typer
 from ..version import __version__
 
 # In the order of the help. A new file of commands is one more name here.
-from . import models, vectors, index, evaluate, choose, explore, share  # noqa: F401  # isort: skip
+from . import models, vectors, index, serve, evaluate, choose, explore, share  # noqa: F401  # isort: skip
 from .app import app
 
 __all__ = ["app", "main"]

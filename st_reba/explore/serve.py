@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..modules.options import unknown
 from ..optional import required
+from ..ports import check_port
 from . import compute
 from .page import LANGUAGES, Page
 
@@ -55,7 +55,7 @@ def launch(
     """
     uvicorn = required("uvicorn", "explore")
     check_language(language)
-    _check_port(host, port)
+    check_port(host, port)
     opened = compute.open_models(models, **running)
     searched = None if index is None else compute.open_index(index, opened, **running)
     app = make_app(opened, searched, language)
@@ -70,16 +70,6 @@ def check_language(language: str | None) -> None:
     """Raise a ValueError for a language that the page does not speak."""
     if language is not None and language not in LANGUAGES:
         raise ValueError(unknown("language", language, list(LANGUAGES), language))
-
-
-def _check_port(host: str, port: int) -> None:
-    """Before models are loaded, which takes long."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise OSError(f"host={host!r}, port={port} cannot be served ({error}): give another port.") from None
 
 
 def make_app(models: Mapping[str, SentenceTransformer], index: Index | None, language: str | None) -> Any:
