@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -27,6 +28,10 @@ _PIECE = re.compile(rf"[{_DENSE}]|[^\s{_DENSE}]+")
 _WORD = re.compile(rf"[{_DENSE}]+|[^\W\d_{_DENSE}]{{3,}}")
 # A text of fewer pieces has no two views that differ.
 _FEWEST_PIECES = 4
+# What stands behind so many is not shown: models cut long texts, and two parts that were cut would no longer overlap.
+_MOST_PIECES = 150
+# How many times more often than by chance two characters of one word stand side by side.
+_TOGETHER = 8
 _ZH, _EN = "关于“{}”的内容", "This is about: {}"
 
 
@@ -59,7 +64,7 @@ def views(texts: Sequence[str], how: How = "overlap") -> Views:
     ============  ====================================  ==================================
 
     Parts are counted in words, or in characters where the script has no spaces, so that titles of some words have them
-    too.
+    too. Of a long text the first 150 are shown.
 
     Args:
         texts: The texts.
@@ -81,7 +86,7 @@ def views(texts: Sequence[str], how: How = "overlap") -> Views:
         raise ValueError(unknown("how", how, list(get_args(How)), how))
     rows, first, second = [], [], []
     for row, text in enumerate(texts):
-        spans = [match.span() for match in _PIECE.finditer(text)]
+        spans = [match.span() for match in islice(_PIECE.finditer(text), _MOST_PIECES)]
         if len(spans) < _FEWEST_PIECES:
             continue
         one, other = _two(text, spans, how)
@@ -135,7 +140,9 @@ def reciprocal_ranks(first: NDArray[Any], second: NDArray[Any]) -> Array:
     return np.asarray((1 / (near >= own[:, None]).sum(axis=1) + 1 / (near >= own).sum(axis=0)) / 2)
 
 
-def hidden_words(texts: Sequence[str], classes: int = 20, share: float = 0.05, fewest: int = 8) -> list[tuple[str, str]]:
+def hidden_words(
+    texts: Sequence[str], classes: int = 20, share: float = 0.03, fewest: int = 8
+) -> list[tuple[str, str]]:
     """Texts that share a word, without it, and the word: topics that nobody labelled.
 
     A word is one of three letters or more, or two characters of a script without spaces. Taken are the most frequent of
@@ -159,7 +166,11 @@ def hidden_words(texts: Sequence[str], classes: int = 20, share: float = 0.05, f
     """
     held = [_words(text) for text in texts]
     counts = Counter(word for words in held for word in words)
-    places: dict[str, set[int]] = {word: set() for word, count in counts.items() if fewest <= count <= share * len(texts)}
+    single = Counter(sign for text in texts for sign in set(text))
+    counts = Counter({word: n for word, n in counts.items() if _holds_together(word, n, single, len(texts))})
+    places: dict[str, set[int]] = {
+        word: set() for word, count in counts.items() if fewest <= count <= share * len(texts)
+    }
     for row, words in enumerate(held):
         for word in words & places.keys():
             places[word].add(row)
@@ -167,8 +178,8 @@ def hidden_words(texts: Sequence[str], classes: int = 20, share: float = 0.05, f
     for word in sorted(places, key=lambda each: (-len(places[each]), each)):
         if len(taken) < classes and all(len(places[word] & places[each]) * 4 <= len(places[word]) for each in taken):
             taken.append(word)
-    single = Counter(row for word in taken for row in places[word])
-    rows = [(row, word) for word in taken for row in sorted(places[word]) if single[row] == 1]
+    times = Counter(row for word in taken for row in places[word])
+    rows = [(row, word) for word in taken for row in sorted(places[word]) if times[row] == 1]
     left = Counter(word for _, word in rows)
     without = [(_without(texts[row], word), word) for row, word in rows if left[word] >= fewest]
     return [(text, word) for text, word in without if text]
@@ -179,6 +190,13 @@ def _words(text: str) -> set[str]:
     for run in _WORD.findall(text.lower()):
         found |= {run[at : at + 2] for at in range(len(run) - 1)} if re.match(f"[{_DENSE}]", run) else {run}
     return found
+
+
+def _holds_together(word: str, count: int, signs: Mapping[str, int], texts: int) -> bool:
+    """Whether two characters stand side by side far more often than by chance: a word rather than a seam of two."""
+    if len(word) != 2:
+        return True
+    return count * texts >= _TOGETHER * signs[word[0]] * signs[word[1]]
 
 
 def _without(text: str, word: str) -> str:
