@@ -22,9 +22,9 @@ from .items import DIGITS, units
 How = Literal["overlap", "disjoint", "query", "order", "prefix", "template"]
 Array = NDArray[np.float64]
 
-# Chinese, Japanese and Korean have no spaces between words: there a piece is one character.
+# Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.
 _DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_PIECE = re.compile(rf"[{_DENSE}]|[^\s{_DENSE}]+")
+_PIECE = re.compile(rf"[{_DENSE}][^\w\s]*|[^\s{_DENSE}]+")
 _WORD = re.compile(rf"[{_DENSE}]+|[^\W\d_{_DENSE}]{{3,}}")
 # A text of fewer pieces has no two views that differ.
 _FEWEST_PIECES = 4
