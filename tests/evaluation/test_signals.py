@@ -1,4 +1,7 @@
-"""Signals of unlabelled texts against plain loops, scipy and closed forms; those that tune does not use live in scripts."""
+"""Signals of unlabelled texts against plain loops, scipy and closed forms.
+
+Those that tune does not use live in scripts.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ def test_neighbours_are_those_of_loops(measures: Any) -> None:
     near = []
     for space in (unit(first), unit(second)):
         apart = squareform(pdist(space, "cosine"))
-        near.append([set(sorted(set(range(60)) - {n}, key=lambda other: apart[n, other])[:k]) for n in range(60)])  # noqa: B023
+        near.append([set(sorted(set(range(60)) - {n}, key=lambda other: apart[n, other])[:k]) for n in range(60)])
     wanted = sum(len(one & other) for one, other in zip(*near, strict=True)) / (60 * k)
     assert 0 < wanted < 1
     assert measures.agreement(first, second, k) == pytest.approx(wanted)
