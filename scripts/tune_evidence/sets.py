@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from transformers import AutoTokenizer
 
 import st_reba
@@ -26,6 +27,8 @@ EVERY_WAY = ("STS-B-zh", "TNEWS", "STSBenchmark")
 SHOWN, HIDDEN = 120, 200
 # A whitening filter of mini's 192 dimensions needs 768.
 UNLABELLED = 800
+# Tokens of mini's corpus that are looked through for so many articles.
+CORPUS, LEADS = 14_000_000, 760
 
 
 @dataclass
@@ -118,32 +121,26 @@ def _ranking(data: Path) -> Set:
 
 
 def _leads(tokens: Path) -> Set:
-    """The first sentence of an article of English Wikipedia searches what follows it."""
-    rows = []
-    for text in articles(tokens):
+    """The first sentence of an article of English Wikipedia, which mini learnt from too, searches what follows it."""
+    with lzma.open(tokens) as stream:
+        ids = np.frombuffer(stream.read(2 * CORPUS), "<u2")
+    tokenizer: Any = AutoTokenizer.from_pretrained(Path(st_reba.__file__).parent / "mini")
+    rows: dict[str, str] = {}
+    ends = np.flatnonzero(ids == tokenizer.eos_token_id)
+    for start, end in zip(ends, ends[1:], strict=False):
+        if re.search("[\u4e00-\u9fff]", tokenizer.decode(ids[start + 1 : start + 9])):
+            continue
+        text = tokenizer.decode(ids[start + 1 : min(end, start + 200)], skip_special_tokens=True)
         match = re.match(r"\s*[^\n]*\n+([^\n]{30,180}?\.) ([^\n]{60,})", text)
         if match and not re.search("[\u4e00-\u9fff]", text):
-            rows.append((match[1], match[2][:90].rsplit(" ", 1)[0]))
-    rows = list(dict(Random(0).sample(rows, min(len(rows), 1200))).items())
-    test, dev, others = rows[:200], rows[200:350], rows[350:]
+            rows[match[1]] = match[2][:90].rsplit(" ", 1)[0]
+        if len(rows) == LEADS:
+            break
+    every = list(rows.items())
+    test, dev, others = every[:200], every[200:350], every[350:]
     tasks = [make_task("Retrieval", [(query, body, 1) for query, body in part]) for part in (dev, test)]
     texts = [text for row in dev for text in row] + [text for row in others for text in row]
     return Set("Wikipedia leads", "search", "en", *tasks, texts[:UNLABELLED])
-
-
-@cache
-def articles(tokens: Path) -> list[str]:
-    """Texts of mini's corpus, as its tokenizer reads them back."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from train_mini_lm import read_tokens
-
-    ids = read_tokens(tokens)[:14_000_000]
-    tokenizer: Any = AutoTokenizer.from_pretrained(Path(st_reba.__file__).parent / "mini")
-    ends = [at for at, token in enumerate(ids.tolist()) if token == 2]
-    parts = [ids[start + 1 : min(end, start + 200)].tolist() for start, end in zip(ends, ends[1:], strict=False)]
-    return [tokenizer.decode(part, skip_special_tokens=True) for part in parts]
 
 
 def sets(data: Path, tokens: Path, languages: Sequence[str] = ("zh", "en")) -> list[Set]:
