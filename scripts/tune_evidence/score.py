@@ -97,6 +97,8 @@ def compositions(folder: Path, texts: int) -> Iterator[tuple[Trial, Vectors, int
     """Every composition, its base's vectors of all texts without the filter, and the depth."""
     depth = json.loads((folder / "0" / DONE).read_text())["depth"]
     for number, arm in enumerate(arms(depth)):
+        if not (folder / str(number) / DONE).exists():
+            continue
         encoded = opened(folder, number, depth, texts)
         for read in reads(arm, depth):
             vectors = encoded[read]

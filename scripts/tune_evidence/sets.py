@@ -154,7 +154,6 @@ def sets(data: Path, tokens: Path, languages: Sequence[str] = ("zh", "en")) -> l
         for part in ("train_few_all", "dev_few_all")
         for row in map(json.loads, (data / f"classification/tnews/{part}.json").open(encoding="utf-8"))
     ]
-    reviews = read_task(data / "classification/waimai_10k.csv", "Classification", limit=2500).items
     afqmc = data / "sts/afqmc-dev.jsonl"
     makers = {
         "zh": [
@@ -162,9 +161,6 @@ def sets(data: Path, tokens: Path, languages: Sequence[str] = ("zh", "en")) -> l
             lambda: _pairs("AFQMC", "zh", afqmc, afqmc, 500),
             lambda: _ranking(data),
             lambda: _labelled("TNEWS", "topics", "zh", "Classification", tnews, 600),
-            lambda: _labelled(
-                "reviews", "topics", "zh", "Classification", [(reviews.texts[p], c) for p, c in reviews.items], 600
-            ),
         ],
         "en": [
             lambda: _pairs("STSBenchmark", "en", data / "sts/sts-dev.csv", data / "sts/sts-test.csv", 300),
@@ -188,9 +184,9 @@ def arms(depth: int) -> list[Arm]:
     return [
         Arm(),
         Arm(repeats=2),
-        Arm("prompteol"),
         Arm(kind="nosink-bidirectional", first=first),
         Arm(repeats=2, kind="nosink-bidirectional", first=first),
+        Arm("prompteol"),
     ]
 
 
