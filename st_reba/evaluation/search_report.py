@@ -20,7 +20,14 @@ from .report import markdown
 from .statistics import Difference
 from .trials import NO_FILTER
 
-_NAMES = {"echo": "Echo", "prompteol": "PromptEOL", "reba": "ReBA", "nosink": "NoSink", "fast": "composed, fast"}
+_NAMES = {
+    "echo": "Echo",
+    "prompteol": "PromptEOL",
+    "reba": "ReBA",
+    "nosink": "NoSink",
+    "fast": "composed, fast",
+    "plain": "last-layer mean",
+}
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,7 @@ def _markdown(report: Report, frame: Any) -> str:
         "95 % intervals by the bootstrap, of differences those that hold for all together. Bold: has a recipe.",
         "\n".join(markdown(rows)),
         report.sentence(),
+        *report.found.notes,
         "![Cost and quality](costs.png)",
         "The twenty best on the validation part:",
         "\n".join(markdown(best.round({"score": 4})[["score", "cost", "arm", "read", "filter"]].to_dict("records"))),
