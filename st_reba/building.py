@@ -64,10 +64,10 @@ def build(
         tokenizer: Folder or Hub id whose tokenizer is used instead of the base's own.
         dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         check: Check on a few tokens that every layer obeys its plan.
-        texts: With ``"auto"``: a file, a folder or texts like those to be embedded, at least 50 and without labels. Of
-            300 of them each makes two views, and layers, poolings and some filters are tried: which of them lets views
-            of one text find each other best? AUTO_TIME. :func:`st_reba.tune` searches more, and reports.
-            ``like="search"`` or ``"topics"`` and ``budget="speed"`` or ``"quality"`` say what is wanted.
+        texts: With ``"auto"``: a file, a folder or texts like those to be embedded, at least 50, without
+            labels. By 300 of them layers, poolings and some filters are tried, beside the papers' methods; see
+            :func:`st_reba.tune`, which searches more, and reports. On mini it takes about a minute. ``like="search"``
+            or ``"topics"`` and ``budget="speed"`` or ``"quality"`` say what is wanted.
         **fields: The method's fields, as ``pooling="mean"``; and what ``SentenceTransformer`` takes, as ``device``,
             ``prompts``, ``revision``, ``token``, ``trust_remote_code``, ``model_kwargs``.
 
@@ -90,8 +90,12 @@ def build(
         (192,)
     """
     if method == "auto":
-        if stages is not None or texts is None:
-            raise ValueError("method='auto' finds the stages, by texts: give texts=…, and no stages=….")
+        own = {"like", "budget", "seed", "max_seq_length"}
+        found = ["stages"] * (stages is not None) + sorted(set(fields) - _LOADING - own)
+        if found:
+            raise ValueError(f"{found[0]}: method='auto' finds what suits texts. Drop it, or name another method.")
+        if texts is None:
+            raise ValueError("method='auto' needs texts=…: a file, a folder or texts like those to be embedded.")
         from .evaluation.tune import auto  # here, as a model alone does not need it
 
         return auto(base, texts, tokenizer=tokenizer, dtype=dtype, check=check, **fields)

@@ -55,7 +55,7 @@ class Choosing:
 @command(app, _PANEL, interrupted="every arm that was finished is kept in OUT; the same command goes on")
 def tune(
     *,
-    base: str = BASE,
+    base: str = arg("BASE", "A base model: mini (it comes with st_reba), a folder, or a Hub id."),
     file: str = arg("TEXTS", f"Texts like those to be embedded, without labels: {CORPUS_FILES}."),
     to: Path = arg("OUT", "The folder of the run: recipe, model, report, table, figure."),
     run: Running,

@@ -193,7 +193,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _recipe(report: Report, name: str) -> str:
-    row, other = report.row(name), report.row(report.found.against)
+    row, against = report.row(name), report.found.against
+    # Of what all are compared with, the other figures are those of the plain method, where there is one.
+    wanted = "plain" if name == against else against
+    other = next((each for each in report.rows if each.name == wanted), row)
     low, high = row.interval
     lines = [
         str(row.trial),

@@ -128,8 +128,10 @@ def tune(
         >>> report.recipe["method"]  # doctest: +SKIP
         'classical'
     """
+    base = _base(base)
     use, settings = _settings(like, budget, quick, space, minutes)
-    drawn = unlabelled(texts, use.how, sample=sample, seed=seed, text_column=text_column)
+    disable = None if show_progress_bar is None else not show_progress_bar
+    drawn = unlabelled(texts, use.how, sample=sample, seed=seed, text_column=text_column, disable=disable)
     parts = _parts(drawn, like, labels, seed)
     say(f"Texts: {drawn}")
     notes = _notes(drawn, like, labels)
@@ -170,17 +172,13 @@ def auto(
         texts, like, budget, seed, max_seq_length: As for :func:`tune`.
         **loading: Further arguments of ``build``, such as ``device`` and ``prompts``.
     """
+    given = {name: value for name, value in loading.items() if value is not None}
+    own = ("revision", "tokenizer", "dtype", "device", "trust_remote_code")
+    model_of = _base(base, **{name: given.pop(name) for name in own if name in given})
+    given |= {} if max_seq_length is None else {"max_seq_length": max_seq_length}
     use, settings = _settings(like, budget, True, None, None)
     drawn = unlabelled(texts, use.how, sample=AUTO, seed=seed)
     parts = Parts(Task(drawn.name, drawn.items), drawn.items, drawn.items)
-    given = {name: value for name, value in loading.items() if value is not None}
-    own = {
-        name: given.pop(name)
-        for name in ("revision", "tokenizer", "dtype", "device", "trust_remote_code")
-        if name in given
-    }
-    model_of = Base(os.fspath(base), **own)
-    given |= {} if max_seq_length is None else {"max_seq_length": max_seq_length}
     how: dict[str, Any] = {"seed": seed, "disable": None, "say": lambda line: None}
     with TemporaryDirectory(prefix="st_reba-auto-") as folder, Ledger.opened(folder, {"base": model_of.name}) as ledger:
         found = found_by(Tuned, ledger, parts, model_of, given, settings, **how)
@@ -190,6 +188,13 @@ def auto(
         return model
     options = trial.filter.options(cast(int, model.get_embedding_dimension()))
     return fit_postfilter(model, drawn.items.fitted_on, **options, seed=seed, show_progress_bar=False)
+
+
+def _base(base: str | os.PathLike[str] | Base, **options: Any) -> Base:
+    made = base if isinstance(base, Base) else Base(os.fspath(base), **options)
+    if made.name.startswith("zoo:") or made.name.endswith((".yaml", ".yml")):
+        raise ValueError(f"base={made.name!r} is a recipe, and a recipe is what is looked for. Name its base model.")
+    return made
 
 
 def _settings(

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from tqdm.auto import tqdm
+
 from ..corpus.records import Reading, Reject
 from ..corpus.source import Input, open_source
 from .signals import How, views
@@ -67,7 +69,13 @@ SHORT, REPEATED, UNREADABLE = "too short for two views", "repeated", "empty or n
 
 
 def unlabelled(
-    texts: Input, how: How, *, sample: int = 1000, seed: int = 0, text_column: str | None = None
+    texts: Input,
+    how: How,
+    *,
+    sample: int = 1000,
+    seed: int = 0,
+    text_column: str | None = None,
+    disable: bool | None = True,
 ) -> Unlabelled:
     """Read texts, and draw some of those of which two views can be made.
 
@@ -80,6 +88,7 @@ def unlabelled(
         sample: How many to draw.
         seed: Of the draw.
         text_column: The column or key of the text; None: text, content, body, …
+        disable: Show no bar; None: on a terminal.
 
     Raises:
         ValueError: There are too few texts, or an argument cannot be.
@@ -97,7 +106,7 @@ def unlabelled(
     seen: set[bytes] = set()
     counts: Counter[str] = Counter()
     read = 0
-    for record in source.read():
+    for record in tqdm(source.read(), desc="Reading", total=source.total, unit="text", disable=disable):
         read += 1
         if isinstance(record, Reject):
             counts[UNREADABLE] += 1

@@ -276,13 +276,16 @@ def test_build_auto(base: Any) -> None:
     # The order of the texts does not matter.
     assert st_reba.spec_of(again) == spec and np.abs(again.encode(TEXTS[:3]) - vectors).max() < 1e-5
     for given, message in (
-        ({"method": "auto"}, "give texts="),
-        ({"method": "auto", "texts": TEXTS, "stages": []}, "no stages="),
+        ({"method": "auto"}, "needs texts="),
+        ({"method": "auto", "texts": TEXTS, "stages": []}, "stages: method='auto' finds"),
+        ({"method": "auto", "texts": TEXTS, "pooling": "mean"}, "pooling: method='auto' finds"),
         ({"method": "echo", "texts": TEXTS}, "texts belong to method='auto'"),
         ({"method": "auto", "texts": TEXTS[:9]}, "50 are needed"),
     ):
         with pytest.raises(ValueError, match=message):
             st_reba.build(base("gpt2"), **given)
+    with pytest.raises(ValueError, match="'zoo:mini-reba' is a recipe"):
+        st_reba.build("zoo:mini-reba", "auto", texts=TEXTS)
 
 
 def test_from_the_command_line(
