@@ -12,10 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .registration import register
-from .version import __version__
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .building import build as build
+    from .evaluation.tune import tune as tune
     from .filters import PostFilter as PostFilter
     from .filters import fit_postfilter as fit_postfilter
     from .index import Index as Index
@@ -48,13 +49,14 @@ _HOMES = {
     "filters": "PostFilter fit_postfilter",
     "truncation": "truncate_layers",
     "index": "Index",
+    "evaluation.tune": "tune",
     "modules": "ReBA Echo Classical PromptEOL NoSink LayerPlan ReadLayers Prepend Ensemble RepeatTransformer "
     "NoSinkTransformer DecoderTransformer ReBAPooling ChunkedReBAPooling PromptEnsemble",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _PARTS = ("index", "zoo")
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = sorted(_HOME)
 
 register()
 

@@ -48,6 +48,7 @@ def build(
     tokenizer: str | os.PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
     check: bool = True,
+    texts: Any = None,
     **fields: Any,
 ) -> SentenceTransformer:
     """Turn a pretrained decoder into a text embedder.
@@ -57,11 +58,16 @@ def build(
             ``"zoo:qwen3-0.6b-reba"``, or a recipe: a YAML file, whose values those given here override.
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or an object, as ``Echo(pooling="mean")``. None: the recipe's, else ReBA.
+            ``"auto"``: what suits ``texts``.
         stages: What happens around the layers, with any method: :class:`NoSink`, :class:`LayerPlan`,
             :class:`ReadLayers`, :class:`Prepend`, :class:`Ensemble`.
         tokenizer: Folder or Hub id whose tokenizer is used instead of the base's own.
         dtype: Of the weights; None: float32 on a CPU, the checkpoint's own on a GPU.
         check: Check on a few tokens that every layer obeys its plan.
+        texts: With ``"auto"``: a file, a folder or texts like those to be embedded, at least 50, without
+            labels. By 300 of them layers, poolings and some filters are tried, beside the papers' methods; see
+            :func:`st_reba.tune`, which searches more, and reports. On mini it takes about a minute. ``like="search"``
+            or ``"topics"`` and ``budget="speed"`` or ``"quality"`` say what is wanted.
         **fields: The method's fields, as ``pooling="mean"``; and what ``SentenceTransformer`` takes, as ``device``,
             ``prompts``, ``revision``, ``token``, ``trust_remote_code``, ``model_kwargs``.
 
@@ -83,6 +89,18 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
+    if method == "auto":
+        own = {"like", "budget", "seed", "max_seq_length"}
+        found = ["stages"] * (stages is not None) + sorted(set(fields) - _LOADING - own)
+        if found:
+            raise ValueError(f"{found[0]}: method='auto' finds what suits texts. Drop it, or name another method.")
+        if texts is None:
+            raise ValueError("method='auto' needs texts=…: a file, a folder or texts like those to be embedded.")
+        from .evaluation.tune import auto  # here, as a model alone does not need it
+
+        return auto(base, texts, tokenizer=tokenizer, dtype=dtype, check=check, **fields)
+    if texts is not None:
+        raise ValueError(f"texts belong to method='auto', not to method={shown(method)}. Drop them.")
     loading = {name: fields.pop(name) for name in list(fields) if name in _LOADING}
     recipe = None
     if isinstance(base, str) and base.startswith("zoo:"):

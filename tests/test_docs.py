@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
-    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "compose", "evaluate", "words")),
+    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "compose", "evaluate", "words")),
 ]
 # What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's.
 ELSEWHERE = ("Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
@@ -38,6 +38,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = "".join(f"{text}\n" for text, _ in documents)
     Path("texts.txt").write_text(texts, encoding="utf-8")
     Path("corpus.txt").write_text(texts, encoding="utf-8")
+    Path("letters.txt").write_text("".join(f"Dear {n}, the ship number {n} left at {n} o'clock.\n" for n in range(90)))
     lines = [f'{{"text": "{text}", "lang": "zh", "year": {year}}}\n' for text, year in documents]
     Path("corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The commands that find out what suits a base model and texts: compose, attention."""
+"""The commands that find out what suits a base model and texts: tune, compose, attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import places
 from .app import app, command
 from .evaluate import Items
 from .fields import Fields, options_of
-from .options import BASE, PROMPT, REVISION, Output, Running, arg, choice, opt
+from .options import BASE, CORPUS_FILES, PROMPT, REVISION, SEED, Output, Running, arg, choice, opt
 
 _PANEL = "Choose and look inside"
 if TYPE_CHECKING:
@@ -34,9 +34,12 @@ class Composing:
 
     def __post_init__(self) -> None:
         for name in ("minutes", "speed"):
-            number = getattr(self, name)
-            if number is not None and not 0 < number < float("inf"):
-                raise ValueError(f"--{name} {number}: give a number above 0.")
+            _check_number(f"--{name}", getattr(self, name))
+
+
+def _check_number(flag: str, number: float | None) -> None:
+    if number is not None and not 0 < number < float("inf"):
+        raise ValueError(f"{flag} {number}: give a number above 0.")
 
 
 @dataclass
@@ -47,6 +50,75 @@ class Choosing:
     everything: bool = opt(False, "Try every setting and k, as in the paper's figures.")
     pooling: str = choice("mean", ("mean", "last"), "The sentence vector.")
     m: int = opt(1, "Sink tokens that are hidden.", "N", min=1)
+
+
+@command(app, _PANEL, interrupted="every arm that was finished is kept in OUT; the same command goes on")
+def tune(
+    *,
+    base: str = arg("BASE", "A base model: mini (it comes with st_reba), a folder, or a Hub id."),
+    file: str = arg("TEXTS", f"Texts like those to be embedded, without labels: {CORPUS_FILES}."),
+    to: Path = arg("OUT", "The folder of the run: recipe, model, report, table, figure."),
+    run: Running,
+    out: Output,
+    like: str = choice("pairs", ("pairs", "search", "topics"), "What the vectors are for."),
+    budget: str = choice(
+        "balanced",
+        ("speed", "balanced", "quality"),
+        "What a method may cost: half of a pass of the text through BASE, one, or any number.",
+    ),
+    labels: str | None = opt(None, "Labelled items that choose instead (as st-reba compose reads them).", "FILE"),
+    sample: int = opt(1000, "Draw so many of the texts.", "N", min=50),
+    quick: bool = opt(False, "Search layers, poolings and a few filters alone."),
+    space: str | None = opt(None, "A YAML file of what is searched (docs/how-to/compose.md).", "FILE"),
+    minutes: float | None = opt(None, "Draw as many arms as fit into M minutes.", "M"),
+    text_column: str | None = opt(None, "Column or key of the text; without: text, content, body, …", "NAME"),
+    max_seq_length: int | None = opt(None, "Positions of a text.", "N", min=1),
+    revision: str | None = REVISION,
+    seed: int = SEED,
+) -> None:
+    """Find how a base model becomes the best embedder for your texts, without any label, and save it.
+
+    Each text is shown in two views, and a recipe is good if the vectors of the two find each other among those of all
+    texts. OUT/model is the best within the budget; OUT/report.md tells by how much, against each paper's method.
+
+    Every step is kept: the same command goes on where it was stopped.
+
+    Examples:
+        st-reba tune mini texts.txt tuned --quick
+        st-reba tune mini corpus.jsonl tuned_for_search --like search --budget quality --minutes 10
+    """
+    places.expect_base("BASE", base)
+    for name, path in (("TEXTS", file), ("--labels", labels), ("--space", space)):
+        if path is not None and not Path(path).is_dir():
+            places.expect(name, path, "a file")
+    if places.kind_of(to) not in (None, "an empty folder", "the folder of a search"):
+        places.expect("OUT", to, "the folder of a search")
+    _check_number("--minutes", minutes)
+    from ..evaluation.methods import Base as Model
+    from ..evaluation.space import read_space
+    from ..evaluation.tune import MODEL
+    from ..evaluation.tune import tune as search
+
+    report = search(
+        Model(base, revision, None, run.dtype, run.device, run.trust_remote_code),
+        file,
+        to,
+        like=like,  # type: ignore[arg-type]
+        budget=budget,  # type: ignore[arg-type]
+        labels=labels,
+        sample=sample,
+        quick=quick,
+        space=None if space is None else read_space(space),
+        minutes=minutes,
+        text_column=text_column,
+        max_seq_length=max_seq_length,
+        seed=seed,
+        show_progress_bar=out.bar,
+        say=out.say,
+        command=shlex.join(["st-reba", *sys.argv[1:]]),
+    )
+    if out.json:
+        out.answer("", {**report.to_json(), "model": str(to / MODEL)}, indent=2)
 
 
 @command(app, _PANEL, interrupted="every arm that was finished is kept in OUT; the same command goes on")

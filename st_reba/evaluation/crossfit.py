@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..filters import MOST_GAIN, least_texts
 from .items import Items, Rows
 from .passes import Encoded
+from .statistics import Evidence
 from .trials import NO_FILTER, Filter, Read
 
 Array = NDArray[np.float64]
@@ -44,10 +45,17 @@ class Fold:
     places: Any
     fit: Rows
 
+    def evidence(self, vectors: NDArray[Any]) -> Evidence:
+        """What vectors of the places say about the items that are scored."""
+        return self.items.evidence(vectors, self.rows, self.learn if self.items.learns else None)
+
+    def metric(self, evidence: Evidence) -> float:
+        """The main metric."""
+        return self.items.metrics[self.items.main](evidence)
+
     def score(self, vectors: NDArray[Any]) -> float:
         """The main metric, by vectors of the places."""
-        items = self.items
-        return items.metrics[items.main](items.evidence(vectors, self.rows, self.learn if items.learns else None))
+        return self.metric(self.evidence(vectors))
 
 
 def folds_of(items: Items, scored: int | None = None, parts: int = FOLDS) -> list[Fold]:
@@ -143,7 +151,12 @@ class Scored:
 
 
 def score_reads(
-    folds: Sequence[Fold], encoded: Encoded, filters: Sequence[Filter], *, looked_at: int | None = None
+    folds: Sequence[Fold],
+    encoded: Encoded,
+    filters: Sequence[Filter],
+    *,
+    looked_at: int | None = None,
+    kept: dict[tuple[Read, Filter], Evidence] | None = None,
 ) -> list[Scored]:
     """Score readings one at a time, each behind every filter: the mean of the folds' scores.
 
@@ -153,6 +166,7 @@ def score_reads(
         filters: The filters, one of which may be none.
         looked_at: Try all filters on so many readings only: by turns the best without a filter, and the best behind the
             last of ``filters`` that there are texts enough for. None: on all.
+        kept: Gets what each says about each item, fold after fold.
 
     Returns:
         In no order; a reading with vectors that are not finite is left out, and so is a filter that not every fold
@@ -160,35 +174,41 @@ def score_reads(
     """
     count = min(len(fold.fit) for fold in folds)
     found: dict[tuple[Read, Filter], float] = {}
+
+    def score(read: Read, vectors: Array, tried: Sequence[Filter]) -> None:
+        for each, evidence in _behind(folds, vectors, tried).items():
+            scores = [fold.metric(part) for fold, part in zip(folds, evidence, strict=True)]
+            found[read, each] = sum(scores) / len(scores)
+            if kept is not None:
+                kept[read, each] = np.concatenate(evidence)
+
     every = looked_at is None or looked_at >= len(encoded.reads)
     for read in encoded.reads:
         vectors = encoded[read]
         if np.isfinite(vectors).all():
             behind = next((each for each in reversed(filters) if enough(each, count, vectors.shape[1])), NO_FILTER)
-            tried = filters if every else list(dict.fromkeys([NO_FILTER, behind]))
-            found.update({(read, each): score for each, score in _behind(folds, vectors, tried).items()})
+            score(read, vectors, filters if every else list(dict.fromkeys([NO_FILTER, behind])))
     if not every:
         best = sorted(found, key=lambda each: -found[each])
         orders = [[read for read, each in best if (each == NO_FILTER) is plain] for plain in (True, False)]
         mixed = dict.fromkeys(read for pair in zip_longest(*orders) for read in pair if read is not None)
         for read in list(mixed)[:looked_at]:
-            left = [each for each in filters if (read, each) not in found]
-            found.update({(read, each): score for each, score in _behind(folds, encoded[read], left).items()})
-    return [Scored(read, each, score) for (read, each), score in found.items()]
+            score(read, encoded[read], [each for each in filters if (read, each) not in found])
+    return [Scored(*each, value) for each, value in found.items()]
 
 
-def _behind(folds: Sequence[Fold], vectors: Array, filters: Sequence[Filter]) -> dict[Filter, float]:
-    """A reading's score behind each of the filters that every fold allows."""
-    scores: dict[Filter, list[float]] = {each: [] for each in filters}
+def _behind(folds: Sequence[Fold], vectors: Array, filters: Sequence[Filter]) -> dict[Filter, list[Evidence]]:
+    """What a reading says, fold by fold, behind each of the filters that every fold allows."""
+    found: dict[Filter, list[Evidence]] = {each: [] for each in filters}
     for fold in folds:
         asked = vectors[fold.places]
         sample = Sample(vectors[fold.fit], asked) if set(filters) - {NO_FILTER} and len(fold.fit) else None
         for each in filters:
             if each == NO_FILTER:
-                scores[each].append(fold.score(asked))
+                found[each].append(fold.evidence(asked))
             elif sample is not None and (filtered := sample.filtered(each)) is not None:
-                scores[each].append(fold.score(_units(filtered)))
-    return {each: sum(found) / len(folds) for each, found in scores.items() if len(found) == len(folds)}
+                found[each].append(fold.evidence(_units(filtered)))
+    return {each: parts for each, parts in found.items() if len(parts) == len(folds)}
 
 
 def _units(vectors: Array) -> Array:

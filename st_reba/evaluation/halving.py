@@ -17,7 +17,8 @@ from .passes import Costs, costs_of, encode_arm
 from .reading import shuffled
 from .rungs import RATE, Search, about
 from .space import Space
-from .trials import NO_FILTER, PAPERS, Arm, Trial
+from .statistics import Evidence
+from .trials import NO_FILTER, PAPERS, Arm, Filter, Read, Trial
 
 # Readings of an arm that are tried behind every filter, from the first rung to the last.
 LOOKED_AT = (6, 8, 12)
@@ -113,8 +114,13 @@ class Halving(Search):
         reads = self.space.reads(arm, self.depth)
         with TemporaryDirectory(prefix=".vectors-", dir=self.ledger.folder, ignore_cleanup_errors=True) as folder:
             encoded = encode_arm(self.transformer, arm, reads, self.items[rung].texts, folder)
-            looked_at = LOOKED_AT[rung - len(self.sizes)]
-            return encoded.tokens, score_reads(self.folds[rung], encoded, self.space.postfilters, looked_at=looked_at)
+            looked_at, kept = LOOKED_AT[rung - len(self.sizes)], dict[tuple[Read, Filter], Evidence]()
+            scored = score_reads(self.folds[rung], encoded, self.space.postfilters, looked_at=looked_at, kept=kept)
+            self.keep(arm, rung, kept)
+            return encoded.tokens, scored
+
+    def keep(self, arm: Arm, rung: int, evidence: Mapping[tuple[Read, Filter], Evidence]) -> None:
+        """What readings say about each item, for those who need more than a score: nobody."""
 
     def always(self, arms: Sequence[Arm]) -> list[Arm]:
         """The arms that a budget does not leave out: those of single papers' methods."""
@@ -218,10 +224,15 @@ def reported(results: Sequence[Result], costs: Costs, speed: float) -> dict[str,
 
     Among equals the cheaper is best, then the one without a filter, then the earlier.
     """
-    last = max(each.rung for each in results)
-    trials = [each for result in results if result.rung == last for each in result.trials()]
     wanted: dict[str, Wanted] = {paper: of_paper(paper, costs.depth) for paper in PAPERS}
     wanted |= {"fast": lambda trial: costs.of(trial) <= speed, "composed": lambda trial: True}
+    return best_of(results, costs, wanted)
+
+
+def best_of(results: Sequence[Result], costs: Costs, wanted: Mapping[str, Wanted]) -> dict[str, tuple[Trial, float]]:
+    """The best method of the last rung that each name stands for, where there is one, and its score."""
+    last = max(each.rung for each in results)
+    trials = [each for result in results if result.rung == last for each in result.trials()]
     found = {}
     for name, fits in wanted.items():
         if some := [each for each in trials if fits(each[0])]:

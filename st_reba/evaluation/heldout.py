@@ -98,6 +98,7 @@ class Found:
         recipes: The recipe's file, by the name of a method that has one; the best method's first.
         depth: The base's number of layers L.
         costs: Of methods.
+        notes: What else the report says, in Markdown.
     """
 
     results: Sequence[Result]
@@ -106,6 +107,7 @@ class Found:
     recipes: Mapping[str, str]
     depth: int
     costs: Costs
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _tested(trial: Trial, parts: Parts, model: SentenceTransformer, seed: int) -
     fitted = None
     if trial.filter != NO_FILTER:
         options = trial.filter.options(cast(int, model.get_embedding_dimension()))
-        fitted = postfilter_of(model, parts.validation.texts, **options, seed=seed, show_progress_bar=False)
+        fitted = postfilter_of(model, parts.validation.fitted_on, **options, seed=seed, show_progress_bar=False)
         model = with_postfilter(model, fitted)
     items = parts.heldout
     if not items.learns:

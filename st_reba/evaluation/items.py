@@ -76,6 +76,11 @@ class Items(ABC):
     def metrics(self) -> Mapping[str, Metric]:
         """What makes a score of evidence, by name; fractions, more is better."""
 
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """The texts that a method's filter is fitted on."""
+        return self.texts
+
     @abstractmethod
     def evidence(self, vectors: Vectors, rows: Rows | None = None, learn: Rows | None = None) -> Evidence:
         """What vectors say about items.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..files import whole_file
@@ -13,7 +13,7 @@ from ..optional import required
 from .choice import Choice, Chosen
 from .data import Task, read_task
 from .halving import Compose, Halving
-from .heldout import Found, Parts, parts_of, score_heldout
+from .heldout import Found, Parts, Row, parts_of, score_heldout
 from .ledger import Ledger
 from .methods import Base, Method
 from .results import package_versions
@@ -84,13 +84,45 @@ def compose(
         'mean'
     """
     settings = _settings(preset, options)
-    base = base if isinstance(base, Base) else Base(os.fspath(base))
     parts = _parts(preset, task, test, validation, seed)
+    how: dict[str, Any] = {"max_seq_length": max_seq_length, "seed": seed, "show_progress_bar": show_progress_bar}
+    return run_search(base, parts, out, settings, PRESETS[preset][1], say=say, command=command, **how)
+
+
+def run_search(
+    base: str | os.PathLike[str] | Base,
+    parts: Parts,
+    out: str | os.PathLike[str],
+    settings: Compose | Choice,
+    kind: type[Search],
+    *,
+    settle: Callable[[Found, Sequence[Row]], Found] = lambda found, rows: found,
+    max_seq_length: int | None = None,
+    seed: int = 0,
+    show_progress_bar: bool | None = None,
+    say: Say = print,
+    command: str = "",
+) -> Report:
+    """Search with one part of the items, report with the other; arguments and errors as of :func:`compose`.
+
+    Args:
+        base: The base.
+        parts: The items.
+        out: The folder of the run.
+        settings: The preset's options.
+        kind: The search.
+        settle: Makes the last word of what was found, by the held-out scores.
+        max_seq_length, seed, show_progress_bar, say, command: As there.
+    """
+    tagged = ("seqeval.metrics",) if parts.validation.kind == "NER" else ()
+    for module in ("matplotlib.figure", "pandas", "scipy.stats", "sklearn.linear_model", *tagged):
+        required(module, "evaluation")
+    base = base if isinstance(base, Base) else Base(os.fspath(base))
     loading = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
     record = {
         "base": {"name": base.name, **base.identity},
         "task": {"name": parts.task.name, "kind": parts.task.kind, "fingerprint": parts.fingerprint},
-        "preset": preset,
+        "preset": settings.name,
         "options": {"max_seq_length": max_seq_length, "seed": seed, **settings.record()},
         "versions": package_versions(),
     }
@@ -100,13 +132,13 @@ def compose(
         if ledger.results:
             say(f"{ledger.folder}: going on after {len(ledger.results)} arms")
         try:
-            found = _searched(ledger, parts, base, loading, settings, say=say, **how)
+            found = found_by(kind, ledger, parts, base, loading, settings, say=say, **how)
             say(f"Held-out: {len(found.chosen)} methods")
             rows, apart = score_heldout(found, parts, base, loading, ledger.folder / HELDOUT, **how)
         except KeyboardInterrupt:
             say(f"{ledger.folder}: stopped after {len(ledger.results)} arms; the same command goes on from there")
             raise
-        report = Report(base, parts, found, rows, apart, loading, command, ledger.folder)
+        report = Report(base, parts, settle(found, rows), rows, apart, loading, command, ledger.folder)
         write_report(report, ledger.folder / HELDOUT)
     say(str(report))
     return report
@@ -123,17 +155,19 @@ def _parts(preset: str, task: Source, test: Source | None, validation: float, se
         )
     if preset == Compose.name and named.kind in ("NER", "WordSense"):
         raise ValueError(f"{named.kind} is not composed: its words have vectors of their own. Use the preset 'nosink'.")
-    parts = parts_of(named, other, validation, seed)
-    tagged = ("seqeval.metrics",) if named.kind == "NER" else ()
-    for module in ("matplotlib.figure", "pandas", "scipy.stats", "sklearn.linear_model", *tagged):
-        required(module, "evaluation")
-    return parts
+    return parts_of(named, other, validation, seed)
 
 
-def _searched(
-    ledger: Ledger, parts: Parts, base: Base, loading: Mapping[str, Any], settings: Compose | Choice, **how: Any
+def found_by(
+    kind: type[Search],
+    ledger: Ledger,
+    parts: Parts,
+    base: Base,
+    loading: Mapping[str, Any],
+    settings: Compose | Choice,
+    **how: Any,
 ) -> Found:
-    """What the preset's search finds on the unconverted model.
+    """What a search finds on the unconverted model; ``how`` are further arguments of :class:`Search`.
 
     That is let go of at the end: what is reported is built anew, and two models may not fit side by side.
     """
@@ -146,7 +180,7 @@ def _searched(
     model: Any = Method(method).build(base, **loading)
     # Zeros are found when the vectors are scored: an arm that breaks the model ends alone.
     model[0].zeros = True
-    search = PRESETS[settings.name][1](ledger, model, parts, settings, **how)
+    search = kind(ledger, model, parts, settings, **how)
     search.say(f"Base: {base.name}, {search.depth} layers")
     return search.found()
 

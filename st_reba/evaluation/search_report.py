@@ -20,7 +20,14 @@ from .report import markdown
 from .statistics import Difference
 from .trials import NO_FILTER
 
-_NAMES = {"echo": "Echo", "prompteol": "PromptEOL", "reba": "ReBA", "nosink": "NoSink", "fast": "composed, fast"}
+_NAMES = {
+    "echo": "Echo",
+    "prompteol": "PromptEOL",
+    "reba": "ReBA",
+    "nosink": "NoSink",
+    "fast": "composed, fast",
+    "plain": "last-layer mean",
+}
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _recipe(report: Report, name: str) -> str:
-    row, other = report.row(name), report.row(report.found.against)
+    row, against = report.row(name), report.found.against
+    # Of what all are compared with, the other figures are those of the plain method, where there is one.
+    wanted = "plain" if name == against else against
+    other = next((each for each in report.rows if each.name == wanted), row)
     low, high = row.interval
     lines = [
         str(row.trial),
@@ -216,6 +226,7 @@ def _markdown(report: Report, frame: Any) -> str:
         "95 % intervals by the bootstrap, of differences those that hold for all together. Bold: has a recipe.",
         "\n".join(markdown(rows)),
         report.sentence(),
+        *report.found.notes,
         "![Cost and quality](costs.png)",
         "The twenty best on the validation part:",
         "\n".join(markdown(best.round({"score": 4})[["score", "cost", "arm", "read", "filter"]].to_dict("records"))),

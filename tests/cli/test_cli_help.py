@@ -79,6 +79,10 @@ MISTAKES = [
     (["compose", "mini", "pairs.tsv", "out", "--kind", "STTS"], "'STS'"),
     (["compose", "mini", "pairs.tsv", "my_model"], "not the folder of a search"),
     (["compose", "mini", "pairs.tsv", "out", "--minutes", "-1"], "--minutes"),
+    (["tune", "mini", "text.txt", "out"], "'texts.txt'"),
+    (["tune", "mini", "texts.txt", "my_index"], "not the folder of a search"),
+    (["tune", "mini", "texts.txt", "out", "--like", "topic"], "'topics'"),
+    (["tune", "mini", "texts.txt", "out", "--minutes", "0"], "--minutes"),
     (["report", "nowhere"], "nowhere"),
 ]
 
@@ -249,6 +253,7 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
         "org/",
         "results-before",
         "compose",
+        "tune ",
         "my_base",
         "--quantize",
         "corrected.csv",

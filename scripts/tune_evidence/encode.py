@@ -1,0 +1,71 @@
+"""Run every arm of a base over all texts of the evidence once, and keep the vectors of all readings.
+
+    python scripts/tune_evidence/encode.py ../shared ../bases/shallow out/shallow
+
+A base ``mini`` is the embedded one. A base without Chinese takes ``--languages en``. ``--every-view`` runs the
+overlapping crops of all unlabelled texts of three sets instead, for sizes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from sets import EVERY_WAY, arms, reads, sets
+
+import st_reba
+from st_reba.evaluation.passes import Encoded, encode_arm
+from st_reba.evaluation.signals import views
+
+DONE = "done.json"
+
+
+def texts_of(shared: Path, languages: list[str], every_view: bool = False) -> list[str]:
+    """All texts, each once."""
+    found = sets(shared / "data", shared / "mini/tokens-30M.u16.xz", languages)
+    if every_view:
+        shown = [views(each.texts) for each in found if each.name in EVERY_WAY]
+        return list(dict.fromkeys(text for each in shown for text in (*each.first, *each.second)))
+    return list(dict.fromkeys(text for each in found for text in each.everything()))
+
+
+def opened(folder: Path, number: int, depth: int, texts: int) -> Encoded:
+    """What an earlier run left of an arm."""
+    return Encoded(folder / str(number), reads(arms(depth)[number], depth), texts, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shared", type=Path, help="the folder with data and mini")
+    parser.add_argument("base", help="a model folder, or mini")
+    parser.add_argument("out", type=Path, help="where the vectors go")
+    parser.add_argument("--languages", nargs="+", default=["zh", "en"])
+    parser.add_argument("--every-view", action="store_true", help="see above")
+    options = parser.parse_args()
+    texts = texts_of(options.shared, options.languages, options.every_view)
+    transformer: Any = st_reba.build(options.base, "classical", dtype="float32")[0]
+    depth = transformer.depth
+    for number, arm in enumerate(arms(depth)):
+        folder = options.out / str(number)
+        if (folder / DONE).exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.process_time()
+        encoded = encode_arm(transformer, arm, reads(arm, depth), texts, folder)
+        facts = {
+            "arm": str(arm),
+            "depth": depth,
+            "tokens": encoded.tokens,
+            "texts": len(texts),
+            "seconds": round(time.process_time() - began, 1),
+            "languages": options.languages,
+        }
+        (folder / DONE).write_text(json.dumps(facts), encoding="utf-8")
+        print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""The tables and the figure of docs/results/tune.md, from what score.py, sizes.py and languages.py wrote.
+
+python scripts/tune_evidence/report.py ../shared results docs/figures/tune.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from measures import shared
+from scipy.stats import spearmanr
+from sets import sets
+
+from st_reba.evaluation.statistics import differences
+
+Rule = Callable[[pd.DataFrame], int]
+OTHERS = ("labels", "best", "paper", "plain")
+BASES = ("mini", "pruned", "shallow", "deep", "early", "260K")
+USES = ("pairs", "search", "topics")
+SIGNALS = (
+    "overlap", "query", "disjoint", "prefix", "order", "template", "hidden words", "hidden, near",
+    "TwoNN", "RankMe", "isotropy", "uniformity", "alignment", "hubness", "agreement",
+)  # fmt: skip
+# What is tried together with crops, and which filters a guard leaves.
+PARTNERS = ("query", "disjoint", "hidden words", "hidden, near", "TwoNN", "RankMe", "uniformity", "agreement")
+MILD = ("no filter", "center", "abtt-2")
+
+
+def loaded(folder: Path) -> pd.DataFrame:
+    """A row a base, set and composition; a column a signal."""
+    rows: list[dict[str, Any]] = []
+    for base in BASES:
+        path = folder / f"{base}.jsonl"
+        if not path.exists():
+            continue
+        near = np.load(path.with_suffix(".npz"))
+        by_set: dict[str, list[dict[str, Any]]] = {}
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            line |= line.pop("signals")
+            by_set.setdefault(line["set"], []).append(line)
+        for name, some in by_set.items():
+            places = {row["number"]: near[f"{name}/{row['number']}/near"] for row in some}
+            plain = [row["number"] for row in some if row["filter"] == "no filter"]
+            for row in some:
+                # Neighbours in common with those of all readings without a filter.
+                row["agreement"] = np.mean([shared(places[row["number"]], places[n]) for n in plain])
+            rows += some
+    return pd.DataFrame(rows)
+
+
+def groups(frame: pd.DataFrame) -> Any:
+    """The compositions of each base and set."""
+    return frame.groupby(["base", "use", "set"], sort=False)
+
+
+def correlations(frame: pd.DataFrame) -> pd.DataFrame:
+    """Spearman's correlation of each signal, and of the score on dev, with the score on test; a row a base and set."""
+    found = []
+    for key, group in groups(frame):
+        row = dict(zip(("base", "use", "set"), key, strict=True))
+        for signal in (*SIGNALS, "dev"):
+            if group[signal].notna().all():
+                row[signal] = spearmanr(group[signal], group["test"]).statistic
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def highest(signal: str, filters: Sequence[str] | None = None) -> Rule:
+    """Choose the composition of the highest signal, among some filters."""
+
+    def rule(group: pd.DataFrame) -> int:
+        own = group if filters is None else group[group["filter"].isin(filters)]
+        return int(own[signal].idxmax())
+
+    return rule
+
+
+def together(first: str, second: str) -> Rule:
+    """Choose by the sum of two signals' ranks."""
+
+    def rule(group: pd.DataFrame) -> int:
+        return int((group[first].rank() + group[second].rank() + group[first].rank() * 1e-6).idxmax())
+
+    return rule
+
+
+def choices(frame: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """What a rule chooses on each base and set, beside labels, hindsight, papers and the plain mean; test scores."""
+    found = []
+    for (base, use, name), group in groups(frame):
+        papers = group[group["paper"] != "composed"]
+        plain = group[(group["paper"] == "classical") & group["read"].str.endswith(", mean")]
+        rows = {
+            "chosen": group.loc[rule(group)],
+            "labels": group.loc[group["dev"].idxmax()],
+            "best": group.loc[group["test"].idxmax()],
+            "paper": papers.loc[papers["test"].idxmax()],
+            "plain": plain.iloc[0],
+        }
+        row = {"base": base, "use": use, "set": name, "what": "; ".join(rows["chosen"][["arm", "read", "filter"]])}
+        for key, each in rows.items():
+            row |= {key: each["test"], f"number {key}": each["number"]}
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def ratios(table: pd.DataFrame) -> pd.DataFrame:
+    """The choice's score as a share of the others'."""
+    return table.assign(**{f"/{other}": table["chosen"] / table[other] for other in OTHERS})
+
+
+def summary(table: pd.DataFrame) -> list[str]:
+    """Of each ratio the mean and the smallest, as text."""
+    return [f"{table[f'/{other}'].mean():.2f} ({table[f'/{other}'].min():.2f})" for other in OTHERS]
+
+
+def without_base(frame: pd.DataFrame, use: str) -> pd.DataFrame:
+    """For each base the rule that is best on the others: crops alone, crops with a partner, or crops behind a guard."""
+    own = frame[frame["use"] == use]
+    rules: dict[str, Rule] = {"overlap": highest("overlap"), "overlap, mild filters": highest("overlap", MILD)}
+    for partner in PARTNERS:
+        if own[partner].notna().all():
+            rules[partner] = highest(partner)
+            rules[f"overlap + {partner}"] = together("overlap", partner)
+    made = {name: ratios(choices(own, rule)) for name, rule in rules.items()}
+    found = []
+    for base in own["base"].unique():
+        others = {name: table[table["base"] != base]["/best"].mean() for name, table in made.items()}
+        # Crops alone unless something is better on the other bases.
+        name = max(others, key=lambda each: (others[each], each == "overlap"))
+        found.append(made[name][made[name]["base"] == base].assign(rule=name))
+    means = {name: table["/best"].mean() for name, table in made.items()}
+    print(f"\n{use}: mean share of hindsight's best, all bases:", json.dumps(means, indent=1))
+    return pd.concat(found)
+
+
+def intervals(table: pd.DataFrame, given: Any, folder: Path) -> pd.DataFrame:
+    """95 % intervals of what the choice is ahead of labels, the best paper's method and the plain mean, paired."""
+    found = []
+    for row in table.to_dict("records"):
+        items = given[row["set"]].test.items
+        stored = np.load(folder / f"{row['base']}.npz")
+        keys = ("chosen", "labels", "paper", "plain")
+        evidence = {key: stored[f"{row['set']}/{row[f'number {key}']}/evidence"].astype(float) for key in keys}
+        samples = {key: items.draws(each, items.main) for key, each in evidence.items()}
+        scores = {key: items.metrics[items.main](each) for key, each in evidence.items()}
+        line = {key: row[key] for key in ("base", "use", "set", "what", *keys, "best")}
+        for each in differences(scores, samples, against="chosen"):
+            low, high = each.interval
+            line |= {each.first: scores[each.first], f"ahead of {each.first}": (-each.value, -high, -low)}
+        found.append(line)
+    return pd.DataFrame(found)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table."""
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
+    lines += ["| " + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def signal_table(frame: pd.DataFrame) -> str:
+    """Mean and smallest correlation by use."""
+    table = correlations(frame)
+    rows = []
+    for signal in (*SIGNALS, "dev"):
+        row: list[Any] = [signal]
+        for use in USES:
+            values = table[table["use"] == use][signal].dropna()
+            row.append(f"{values.mean():.2f} ({values.min():.2f})" if len(values) else "")
+        rows.append(row)
+    return markdown(["signal", *USES], rows)
+
+
+def size_table(path: Path) -> str:
+    """The share of hindsight's best by the number of texts."""
+    frame = pd.DataFrame(map(json.loads, path.open(encoding="utf-8")))
+    frame["share"] = frame["quality"] / frame["best"]
+    rows = []
+    for size in (50, 200, 800):
+        own = frame[frame["size"] == size]
+        row: list[Any] = [str(size), str(own["compositions"].max())]
+        for name in frame["set"].unique():
+            some = own[own["set"] == name]["share"]
+            row.append(f"{some.mean():.2f} ({some.min():.2f})")
+        rows.append(row)
+    table = markdown(["texts", "compositions", *frame["set"].unique()], rows)
+    lines = []
+    for name in frame["set"].unique():
+        views, wholes = (frame[(frame["size"] == key) & (frame["set"] == name)].iloc[0] for key in ("views", "wholes"))
+        both = sorted(set(views["numbers"]) & set(wholes["numbers"]))
+        first, second = (
+            [dict(zip(each["numbers"], each["signals"], strict=True))[n] for n in both] for each in (views, wholes)
+        )
+        lines.append(
+            f"{name}: filters of other folds' views choose {views['share']:.3f}, of whole texts {wholes['share']:.3f}; "
+            f"the two signals' correlation {spearmanr(first, second).statistic:.3f}"
+        )
+    return "\n".join([table, *lines])
+
+
+def language_table(path: Path) -> str:
+    """Means over bases and readings, by filter and way."""
+    frame = pd.DataFrame(map(json.loads, path.open(encoding="utf-8")))
+    columns = ["zh", "en", "both", "signal zh", "signal en", "signal"]
+    rows = []
+    for (wanted, way), own in frame.groupby(["filter", "way"], sort=False):
+        rows.append([f"{wanted}, {way}", *(float(own[each].mean()) for each in columns)])
+    return markdown(["filter", *columns], rows)
+
+
+def figure(frame: pd.DataFrame, path: Path) -> None:
+    """Signal against quality, a panel a set of one base, and what is chosen."""
+    from matplotlib.figure import Figure
+
+    own = frame[frame["base"] == "mini"]
+    names = list(own["set"].unique())
+    drawing = Figure(figsize=(12, 5.6), layout="constrained")
+    panels = drawing.subplots(2, -(-len(names) // 2)).ravel()
+    for panel, name in zip(panels, names, strict=False):
+        group = own[own["set"] == name]
+        for filters, colour, label in (
+            (group["filter"].isin(MILD), "tab:blue", "none, center, abtt"),
+            (~group["filter"].isin(MILD), "tab:orange", "whiten"),
+        ):
+            some = group[filters]
+            panel.scatter(some["overlap"], some["test"], s=12, color=colour, alpha=0.7, label=label)
+        plain = group[(group["paper"] == "classical") & group["read"].str.endswith(", mean")].iloc[0]
+        panel.axhline(plain["test"], color="grey", linewidth=0.8, linestyle=":")
+        chosen = group.loc[group["overlap"].idxmax()]
+        panel.scatter(chosen["overlap"], chosen["test"], s=90, facecolors="none", edgecolors="black")
+        panel.set_title(f"{name} ({chosen['use']})", fontsize=10)
+        panel.tick_params(labelsize=8)
+    for panel in panels[len(names) :]:
+        panel.set_axis_off()
+    panels[len(names) - 1].legend(fontsize=8)
+    drawing.supxlabel("MRR of overlapping crops", fontsize=10)
+    drawing.supylabel("score on labels (test)", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("shared", "results", "figure"):
+        parser.add_argument(name, type=Path)
+    options = parser.parse_args()
+    frame = loaded(options.results)
+    print(signal_table(frame))
+    for use in USES:
+        own = frame[frame["use"] == use]
+        for signal in ("overlap", "query", "disjoint", "hidden words"):
+            if own[signal].notna().all():
+                print(use, signal, *summary(ratios(choices(own, highest(signal)))), sep=" | ")
+        print(use, "overlap, mild filters", *summary(ratios(choices(own, highest("overlap", MILD)))), sep=" | ")
+        left = without_base(frame, use)
+        print(use, "leave one base out", dict(zip(left["base"], left["rule"], strict=True)), *summary(left), sep=" | ")
+    given = {each.name: each for each in sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")}
+    table = intervals(choices(frame, highest("overlap")), given, options.results)
+    print(table.to_string())
+    for name, make in (("sizes.json", size_table), ("languages.json", language_table)):
+        if (options.results / name).exists():
+            print(make(options.results / name))
+    figure(frame, options.figure)
+
+
+if __name__ == "__main__":
+    main()
