@@ -229,7 +229,7 @@ def timed(work: Callable[..., object], *values: Any) -> float:
 
 
 def memory(field: str) -> float:
-    return int(Path("/proc/self/status").read_text().partition(field)[2].split()[1]) / 1024
+    return int(Path("/proc/self/status").read_text(encoding="utf-8").partition(field)[2].split()[1]) / 1024
 
 
 def work(phase: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +307,9 @@ def shown(name: str, result: dict[str, Any]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        Path(sys.argv[4]).write_text(json.dumps(work(sys.argv[2], json.loads(Path(sys.argv[3]).read_text()))))
+        Path(sys.argv[4]).write_text(
+            json.dumps(work(sys.argv[2], json.loads(Path(sys.argv[3]).read_text(encoding="utf-8")))), encoding="utf-8"
+        )
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="numbers of documents")

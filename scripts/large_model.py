@@ -39,7 +39,7 @@ GIB = 2**30
 
 def held() -> float:
     """GiB that this process holds."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
+    line = next(x for x in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if x.startswith("VmRSS"))
     return int(line.split()[1]) * 1024 / GIB
 
 

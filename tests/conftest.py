@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,17 @@ from st_reba.bases import EMBEDDED
 # Two workers share the cores; one thread each keeps them from fighting.
 torch.set_num_threads(1)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a file's own caches hold goes with its last test: models would add up to gigabytes."""
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
+    gc.collect()
+
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
 

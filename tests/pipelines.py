@@ -59,7 +59,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
 _MODES: dict[str, Any] = {"last": "lasttoken", "mean": "mean", "cls": "cls"}
 
 
-@lru_cache(maxsize=256)
+# Bounded, as two processes share a small machine.
+@lru_cache(maxsize=96)
 def checkpoint(path: str, dtype: str = "float32", experts: str | None = None) -> RepeatTransformer:
     """A checkpoint as its module; never changed, only copied."""
     options = {"dtype": dtype, **({} if experts is None else {"experts_implementation": experts})}

@@ -92,14 +92,25 @@ def record(variant: str, length: int, seconds: float, peak: int | None = 2**20, 
             ["--smoke"],
             {"classical last", "PromptEOL", "Echo-2 mean", LAST, "ReBA-2 words", "NoSink mask0-bidir", *RIVALS},
         ),
-        (["--smoke", "--quick", "--end-to-end"], {LAST, "ReBA-2 words", *RIVALS}),
-        (["long", "--smoke"], {"Echo-2 last again", LAST, "ReBA-2 mean", "ReBA chunked last"}),
-        (
-            ["layers", "--smoke"],
-            {"backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "mask0&bidir", "not converted"},
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["--smoke", "--quick", "--end-to-end"], {LAST, "ReBA-2 words", *RIVALS}),
+                (["long", "--smoke"], {"Echo-2 last again", LAST, "ReBA-2 mean", "ReBA chunked last"}),
+                (
+                    ["layers", "--smoke"],
+                    {
+                        "backward",
+                        "bidirectional",
+                        *("nosink-forward", "nosink-bidirectional"),
+                        "mask0&bidir",
+                        "not converted",
+                    },
+                ),
+                (["depth", "--smoke"], {"all layers again", "layer 1", "layer 2", "layer 3", "mean of layers 1 to 2"}),
+                (["padding", "--smoke"], {"32 texts a batch again", "256 tokens a batch"}),
+            )
         ),
-        (["depth", "--smoke"], {"all layers again", "layer 1", "layer 2", "layer 3", "mean of layers 1 to 2"}),
-        (["padding", "--smoke"], {"32 texts a batch again", "256 tokens a batch"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and value[0] != "--smoke" else None,
 )

@@ -38,20 +38,23 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = "".join(f"{text}\n" for text, _ in documents)
     Path("texts.txt").write_text(texts, encoding="utf-8")
     Path("corpus.txt").write_text(texts, encoding="utf-8")
-    Path("letters.txt").write_text("".join(f"Dear {n}, the ship number {n} left at {n} o'clock.\n" for n in range(90)))
+    letters = "".join(f"Dear {n}, the ship number {n} left at {n} o'clock.\n" for n in range(90))
+    Path("letters.txt").write_text(letters, encoding="utf-8")
     lines = [f'{{"text": "{text}", "lang": "zh", "year": {year}}}\n' for text, year in documents]
     Path("corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
     pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
     clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(480)]
-    Path("clicks.jsonl").write_text("".join(clicks))
+    Path("clicks.jsonl").write_text("".join(clicks), encoding="utf-8")
     words = [
         f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)
     ]
-    Path("SLPWC_v1.csv").write_text("word,sentence1,sentence2,sentence3,sentence4,answer\n" + "".join(words))
+    Path("SLPWC_v1.csv").write_text(
+        "word,sentence1,sentence2,sentence3,sentence4,answer\n" + "".join(words), encoding="utf-8"
+    )
     reviews = [f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}\n" for n in range(60)]
-    Path("reviews.csv").write_text("text,label\n" + "".join(reviews))
+    Path("reviews.csv").write_text("text,label\n" + "".join(reviews), encoding="utf-8")
     return tmp_path
 
 

@@ -234,6 +234,7 @@ assert "st_reba" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_incomplete_without_the_package(repository: Copy, tmp_path: Path) -> None:
     """The code that travels with a repository refuses what is incomplete; who runs it trusts what it says."""
     places = []

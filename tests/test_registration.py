@@ -78,7 +78,10 @@ def test_import_is_light() -> None:
     }
 
 
-@pytest.mark.parametrize("order", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"])
+@pytest.mark.parametrize(
+    "order",
+    ["st_reba, sentence_transformers", pytest.param("sentence_transformers, st_reba", marks=pytest.mark.slow)],
+)
 def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path, order: str) -> None:
     """It loads without a flag, whichever is imported first, and imports nothing that a model does not need."""
     vectors = tmp_path / "vectors.npy"

@@ -67,7 +67,7 @@ def model(name: str) -> SentenceTransformer:
 
 @pytest.fixture(scope="module")
 def saved(model: SentenceTransformer, name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("private") / name
+    path = tmp_path_factory.mktemp("private 模型 of mine") / name
     model.save_pretrained(str(path))
     return path
 

@@ -100,6 +100,7 @@ def test_importing_and_reading_specs_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_public_name_stays_a_function_whatever_is_imported_first() -> None:
     """A submodule takes the place of a public name that it shares."""
     code = (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
+from marks import slow_but
 from oracle import TEXTS
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
@@ -26,7 +27,7 @@ Base = Callable[..., str]
 NAMES = [name for name in (*ARCHITECTURES, *EXTRA) if name != "gpt_neo"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES, "gpt2", "llama", "gemma2", "gpt_oss", "bloom", "mistral"))
 def test_every_architecture(base: Base, tmp_path: Path, name: str) -> None:
     """To the bit: of the model that is made, and of what plain sentence-transformers loads from where it was saved."""
     for method, layers, dtype in (

@@ -94,7 +94,7 @@ def available(device: str) -> float:
 
 def _kibibytes(file: str, name: str) -> int:
     """A line of the kernel's, in bytes."""
-    for line in Path(file).read_text().splitlines():
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"the kernel tells no {name}")

@@ -109,12 +109,12 @@ EXAMPLES = [
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with something of every kind that commands take."""
     monkeypatch.chdir(tmp_path)
-    Path("texts.txt").write_text("a cat\n")
-    Path("a.csv").write_text("words\nx\n")
-    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "a\tb\t1\n" * 20)
+    Path("texts.txt").write_text("a cat\n", encoding="utf-8")
+    Path("a.csv").write_text("words\nx\n", encoding="utf-8")
+    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "a\tb\t1\n" * 20, encoding="utf-8")
     for kind, mark in (("my_model", "modules.json"), ("my_base", "config.json")):
         Path(kind).mkdir()
-        Path(kind, mark).write_text('[{"type": "st_reba.RepeatTransformer"}]')
+        Path(kind, mark).write_text('[{"type": "st_reba.RepeatTransformer"}]', encoding="utf-8")
     Path("my_index").mkdir()
     st_reba.Index.build(_Model(), ["a"], "my_index").close()
     return tmp_path
@@ -233,20 +233,22 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
         {"id": f"doc-{n}", "text": f"Document {n} 第{n}号", "lang": "en", "year": 2000 + n} for n in range(200)
     ]
     lines = [json.dumps(each) for each in documents]
-    Path("corpus.jsonl").write_text("\n".join(lines))
-    Path("corpus.txt").write_text("\n".join(each["text"] for each in documents))  # type: ignore[misc]
+    Path("corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    Path("corpus.txt").write_text("\n".join(each["text"] for each in documents), encoding="utf-8")  # type: ignore[misc]
     for name in ("texts.txt", "sample.txt", "questions.txt"):
         Path(name).write_text("他在银行取钱\nA cat.\n", encoding="utf-8")
     Path("texts").mkdir()
-    Path("texts", "a.txt").write_text("a\nb\n")
-    Path("more.jsonl").write_text('{"id": "more", "text": "more"}\n')
-    Path("more.csv").write_text("id,abstract\nm1,more and more\n")
-    Path("corrected.jsonl").write_text('{"id": "doc-1", "text": "corrected"}\n')
-    Path("corrected.csv").write_text("key,text\ndoc-2,corrected\n")
-    Path("old.txt").write_text("doc-3\ngone\n")
-    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(f"t {n}\tt {n % 7}\t{n % 5}\n" for n in range(90)))
+    Path("texts", "a.txt").write_text("a\nb\n", encoding="utf-8")
+    Path("more.jsonl").write_text('{"id": "more", "text": "more"}\n', encoding="utf-8")
+    Path("more.csv").write_text("id,abstract\nm1,more and more\n", encoding="utf-8")
+    Path("corrected.jsonl").write_text('{"id": "doc-1", "text": "corrected"}\n', encoding="utf-8")
+    Path("corrected.csv").write_text("key,text\ndoc-2,corrected\n", encoding="utf-8")
+    Path("old.txt").write_text("doc-3\ngone\n", encoding="utf-8")
+    Path("pairs.tsv").write_text(
+        "text1\ttext2\tscore\n" + "".join(f"t {n}\tt {n % 7}\t{n % 5}\n" for n in range(90)), encoding="utf-8"
+    )
     clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(160)]
-    Path("clicks.jsonl").write_text("".join(clicks))
+    Path("clicks.jsonl").write_text("".join(clicks), encoding="utf-8")
     elsewhere = (
         "C-MTEB",
         "organization/",

@@ -62,7 +62,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_are_run() -> None:
     # The example of training has tests of its own: tests/test_train_example.py.
     searching = [path for path in EXAMPLES.glob("*.py") if path.name != "train_echo.py"]
-    assert {path.name for path in searching} == set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text()))
+    assert {path.name for path in searching} == set(
+        re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text(encoding="utf-8"))
+    )
     for path in searching:
         assert len(path.read_text(encoding="utf-8").splitlines()) < 80
 

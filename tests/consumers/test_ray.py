@@ -110,7 +110,7 @@ def fail(told: Path) -> None:
 
 def is_alive(process: int) -> bool:
     status = Path(f"/proc/{process}/stat")
-    return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    return status.is_file() and status.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
 
 
 def test_two_workers_on_a_cluster_of_its_own(tmp_path: Path, single: Corpus) -> None:

@@ -144,4 +144,4 @@ def alive(process: int) -> bool:
         return False
     # Dead, but nobody's child any more to be waited for.
     state = Path(f"/proc/{process}/stat")
-    return not (state.is_file() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+    return not (state.is_file() and state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")

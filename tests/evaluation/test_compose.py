@@ -431,9 +431,7 @@ def rescored(model: Any, parts: Parts, part: Items, learn: Items | None = None) 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    slow_but(
-        [("STS", 216), ("Clustering", 40), ("Classification", 40), ("Reranking", 36)], "STS", "Clustering", rows=True
-    ),
+    slow_but([("STS", 216), ("Clustering", 40), ("Classification", 40), ("Reranking", 36)], "STS", rows=True),
 )
 def test_the_recipe_is_what_was_reported(
     base: Any, kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -743,7 +741,7 @@ def test_from_the_command_line(
     rows = pandas.DataFrame(rows_of("STS", 120), columns=["第一", "second", "score"])
     rows.to_csv("pairs.tsv", sep="\t", index=False)
     Path("small.yaml").write_text(
-        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n"
+        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n", encoding="utf-8"
     )
     words = ["compose", base("gpt2"), "pairs.tsv", "out", "--space", "small.yaml", "--device", "cpu", "--limit", "40"]
     words += ["--columns", "text1=第一,text2=second", "--speed", "0.6", "--minutes", "30"]

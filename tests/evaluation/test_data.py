@@ -714,6 +714,7 @@ def test_what_is_trained_on_is_read_alike(write: Write) -> None:
 # --- real data
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize(
     ("name", "options", "kind", "count", "left"),
@@ -750,6 +751,7 @@ def test_real_files(name: str, options: dict[str, Any], kind: str, count: int, l
         assert task.items.types == ["LOC", "MISC", "ORG", "PER"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_tasks(write: Write) -> None:
     """The tasks of docs/results/mini.md, as its examples list them."""

@@ -294,7 +294,7 @@ def test_from_the_command_line(
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("\n".join(TEXTS[:90]), encoding="utf-8")
     Path("small.yaml").write_text(
-        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n"
+        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n", encoding="utf-8"
     )
     words = [
         "tune",

@@ -140,6 +140,7 @@ def test_without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(["mini"])
 
 
+@pytest.mark.slow
 def test_gradio_is_imported_by_the_page_alone() -> None:
     code = "import sys, st_reba, st_reba.explore; assert not {'gradio', 'fastapi', 'uvicorn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

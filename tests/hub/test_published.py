@@ -146,6 +146,7 @@ def test_a_private_repository_and_broken_downloads(
     assert not verify(REPO, cache_folder=str(tmp_path / "b"), device="cpu").ok
 
 
+@pytest.mark.slow
 def test_a_recipe_is_built_checked_and_published(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     build, verify_fresh = st_reba.build, pushing.verify_fresh

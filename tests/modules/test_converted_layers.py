@@ -93,9 +93,14 @@ def depths(kind: str) -> Iterator[tuple[int, int, int]]:
         yield from ((1, 0, 1), (2, 0, 1), (3, 0, 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("architecture", "variant"), READINGS)
-@pytest.mark.parametrize("name", BY_HAND)
+# Every pair of base and reading, base and kind, reading and kind; the other half is slow.
+PAIRS = [
+    (BY_HAND[(one + two) % 2], *reading, kind) for one, reading in enumerate(READINGS) for two, kind in enumerate(KINDS)
+]
+ALL = [(name, *reading, kind) for name in BY_HAND for reading in READINGS for kind in KINDS]
+
+
+@pytest.mark.parametrize(("name", "architecture", "variant", "kind"), slow_but(ALL, *PAIRS, rows=True))
 def test_kinds(deep: Deep, name: str, architecture: Any, variant: Any, kind: Any) -> None:
     path = deep(name)
     for k, k0, m in depths(kind):

@@ -89,7 +89,11 @@ def assert_same(got: Any, wanted: Any) -> None:
         assert_close(one, torch.as_tensor(other).double())
 
 
-@pytest.mark.parametrize(("name", "tokenizer", "method"), CASES)
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "method"),
+    # Every method, and every tokenizer; the other bases are slow.
+    slow_but(CASES, "llama", "gpt2", rows=True),
+)
 def test_odd_texts(base: Base, name: str, tokenizer: str, method: str) -> None:
     """Each is a finite unit vector, the same alone, in any batch, in any order."""
     model = model_of(base, name, tokenizer, method, max_seq_length=96)

@@ -37,7 +37,7 @@ REPO = "org/model-onnx"
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A recipe's model, saved, and exported with a graph of 8 bits."""
+    """A recipe's model, saved, and exported with a graph of 8 bits; slow."""
     folder = tmp_path_factory.mktemp("recipe")
     loaded = zoo.load("mini-reba")
     save(st_reba.build("zoo:mini-reba", device="cpu"), folder / "model", about=loaded.about, name="mini-reba")
@@ -108,6 +108,7 @@ def test_the_card_says_what_is_asked_and_what_stands_around_it(tiny: Path) -> No
     assert "| length of a vector | not scaled |" in text
 
 
+@pytest.mark.slow
 def test_the_card_s_example_runs(recipe: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -140,6 +141,7 @@ def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(told["changes"]) == ["onnxruntime"] and told["graph"] == "onnx/model.onnx"
 
 
+@pytest.mark.slow
 def test_another_graph_is_found(recipe: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(recipe["onnx"], tmp_path / "onnx"))
     assert verify(folder).ok
@@ -232,6 +234,7 @@ def test_a_graph_that_changed_is_not_published(hub: Hub, folder: Path) -> None:
     assert hub.repos == {}
 
 
+@pytest.mark.slow
 def test_vectors_of_the_other_are_not_taken_for_its_own(hub: Hub, recipe: dict[str, Path], tmp_path: Path) -> None:
     """A graph beside a model would vouch for the model's weights."""
     both = Path(shutil.copytree(recipe["model"], tmp_path / "both"))
@@ -259,6 +262,7 @@ def test_what_does_not_belong_is_refused(hub: Hub, folder: Path, name: str) -> N
     assert hub.seen == []
 
 
+@pytest.mark.slow
 def test_neither_overwrites_the_other(hub: Hub, recipe: dict[str, Path]) -> None:
     push(recipe["model"], "org/mini", verify=False, say=quiet)
     with pytest.raises(

@@ -1,0 +1,296 @@
+"""Plant faults in the package, one at a time, and see whether the tests find them.
+
+    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report=    .coverage: which tests run a line
+    python scripts/plant_faults.py --faults 150 --seed 0                             a line a fault, and a table
+
+A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The tests that run the
+changed line are run, the quickest first, until one fails. What is found by none is printed with its place: a test is
+missing, or the change is one that nobody could see.
+Processes are forked from one that holds the heavy libraries, so a fault costs seconds. Needs pytest-cov.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Part of the package: its share of the faults, its files, and the tests of lines that run when a file is imported.
+PARTS: dict[str, tuple[float, list[str], list[str]]] = {
+    "modules": (0.40, ["st_reba/modules"], ["tests/modules"]),
+    "spec": (0.13, ["st_reba/spec.py", "st_reba/building.py"], ["tests/test_spec.py", "tests/test_build.py"]),
+    "index": (0.22, ["st_reba/index"], ["tests/index"]),
+    "evaluation": (0.25, ["st_reba/evaluation"], ["tests/evaluation"]),
+}
+SECONDS = 90  # of processor time; a fault that makes the tests run on and on is found
+FIRST, MOST = 25, 150  # tests of a line: so many are tried first, and so many at all
+
+COMPARE = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
+ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//"}
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "argmax": "argmin", "cumsum": "cumprod"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change of a file: what stands between two offsets of its text is replaced."""
+
+    file: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+
+def changes(file: Path) -> Iterator[Fault]:
+    """Every fault that could be planted in a file."""
+    text = file.read_bytes().decode()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    source = text.encode()
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    def fault(start: int, end: int, new: str) -> Fault:
+        line = source[:start].count(b"\n") + 1
+        return Fault(str(file.relative_to(ROOT)), line, start, end, source[start:end].decode(), new)
+
+    def between(left: ast.expr, right: ast.expr, new: str) -> Fault:
+        start = at(left.end_lineno or 0, left.end_col_offset or 0)
+        end = at(right.lineno, right.col_offset)
+        gap = source[start:end].decode()
+        # Brackets that belong to the operands stay.
+        close = len(gap) - len(gap.lstrip(") \n"))
+        open_ = len(gap) - len(gap.rstrip("( \n"))
+        return fault(start + close, end - open_, new)
+
+    def whole(node: ast.expr | ast.stmt, new: str) -> Fault:
+        return fault(at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0), new)
+
+    def walk(node: ast.AST) -> Iterator[Fault]:
+        match node:
+            case ast.Raise():
+                yield whole(node, "pass")
+                return  # no wrong word in a message
+            case ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
+                return
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                return
+            case ast.AnnAssign(value=value):
+                if value is not None:
+                    yield from walk(value)
+                return
+            case ast.FunctionDef(name="__repr__"):
+                return
+            case ast.FunctionDef(body=body, args=arguments):
+                for each in [*body, *arguments.defaults, *(one for one in arguments.kw_defaults if one is not None)]:
+                    yield from walk(each)
+                return
+            case ast.Expr(value=ast.Constant()):
+                return
+            case ast.Expr(value=ast.Call()):
+                yield whole(node, "pass")
+            case ast.Continue():
+                yield whole(node, "break")
+            case ast.Break():
+                yield whole(node, "continue")
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARE:
+                yield between(left, right, f" {COMPARE[type(op)]} ")
+            case ast.BoolOp(op=op, values=[left, right, *_]):
+                yield between(left, right, " or " if isinstance(op, ast.And) else " and ")
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
+                if not any(
+                    isinstance(each, ast.Constant | ast.JoinedStr | ast.List)
+                    and not isinstance(getattr(each, "value", None), int | float)
+                    for each in (left, right)
+                ):
+                    yield between(left, right, f" {ARITHMETIC[type(op)]} ")
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield whole(node, f"({ast.unparse(operand)})")
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                yield whole(node, f"({ast.unparse(operand)})")
+            case ast.IfExp(test=test, body=body, orelse=other):
+                yield whole(node, f"({ast.unparse(other)} if {ast.unparse(test)} else {ast.unparse(body)})")
+            case ast.Constant(value=bool(value)):
+                yield whole(node, str(not value))
+            case ast.Constant(value=int(value)):
+                yield whole(node, str(value + 1))
+            case ast.Call(func=ast.Name(id=name) as called) if name in CALLS:
+                yield whole(called, CALLS[name])
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child)
+
+    yield from walk(ast.parse(text))
+
+
+def drawn(faults: int, seed: int) -> list[tuple[str, Fault]]:
+    """So many faults of each part, at random."""
+    generator = random.Random(seed)
+    found = []
+    for part, (share, folders, _) in PARTS.items():
+        files = [
+            file
+            for each in folders
+            for file in ([ROOT / each] if each.endswith(".py") else (ROOT / each).rglob("*.py"))
+        ]
+        every = [fault for file in sorted(files) for fault in changes(file)]
+        found += [(part, fault) for fault in generator.sample(every, round(share * faults))]
+    return found
+
+
+class Planted(MetaPathFinder):
+    """Imports one file with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        self.name = fault.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        fault, file = self.fault, ROOT / self.fault.file
+
+        class Loader(SourceFileLoader):
+            def get_code(self, fullname: str) -> Any:
+                source = file.read_bytes()
+                changed = source[: fault.start] + fault.new.encode() + source[fault.end :]
+                return compile(changed, str(file), "exec", dont_inherit=True)
+
+        places = [str(file.parent)] if file.name == "__init__.py" else None
+        return spec_from_file_location(name, file, loader=Loader(name, str(file)), submodule_search_locations=places)
+
+
+def failed(fault: Fault | None, tests: list[str]) -> str:
+    """Run tests in a process of its own: ``found``, ``missed`` or ``time``."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.environ.get("ST_REBA_FAULTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        os.dup2(1, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        os.setpgrp()
+        if fault is not None:
+            sys.meta_path.insert(0, Planted(fault))
+        import pytest
+
+        status: int = 1
+        arguments = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-m", "not slow"]
+        try:
+            status = int(pytest.main([*arguments, *tests]))
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if os.WIFSIGNALED(status):
+        return "time" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "found"
+    return "missed" if os.WEXITSTATUS(status) in (0, 5) else "found"
+
+
+def runs(coverage: Path, seconds: dict[str, float]) -> dict[str, dict[int, list[str]]]:
+    """Which tests run which lines, the quickest first: ``[file][line]``."""
+    from coverage.numbits import numbits_to_nums
+
+    found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    with sqlite3.connect(coverage) as database:
+        rows = database.execute(
+            "select path, context, numbits from line_bits"
+            " join file on file.id = file_id join context on context.id = context_id"
+        )
+        for path, context, numbits in rows:
+            test = context.rpartition("|")[0]
+            if test and "/st_reba/" in path:
+                for line in numbits_to_nums(numbits):
+                    found["st_reba/" + path.rpartition("/st_reba/")[2]][line].add(test)
+    return {
+        file: {line: sorted(tests, key=lambda test: (seconds.get(test, 1.0), test)) for line, tests in lines.items()}
+        for file, lines in found.items()
+    }
+
+
+def mirrored(part: str, fault: Fault) -> list[str]:
+    """The tests of a file's name, or else of its part."""
+    named = sorted((ROOT / "tests").rglob(f"test_{Path(fault.file).stem}.py"))
+    return [str(path.relative_to(ROOT)) for path in named] or PARTS[part][2]
+
+
+def main() -> int:
+    """Run; returns the exit status: 1 if a fault was not found."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=150, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="(default: .coverage)")
+    parser.add_argument(
+        "--seconds", type=Path, help="JSON, a test's name: its seconds; the order in which they are tried"
+    )
+    parser.add_argument("--out", type=Path, help="a JSON line a fault; what is there is not tried again")
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="(default: all)")
+    parser.add_argument("--list", action="store_true", help="print the faults, run nothing")
+    options = parser.parse_args()
+    faults = [each for each in drawn(options.faults, options.seed) if each[0] in options.part]
+    if options.list:
+        for part, fault in faults:
+            print(f"{part:10} {fault.file}:{fault.line}: {fault.old!r} -> {fault.new!r}")
+        return 0
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    lines = runs(options.coverage, json.loads(options.seconds.read_text()) if options.seconds else {})
+    known = {}
+    if options.out and options.out.exists():
+        for row in map(json.loads, options.out.read_text().splitlines()):
+            known[row["file"], row["start"], row["new"]] = row["outcome"]
+
+    import faiss  # noqa: F401
+    import pandas  # noqa: F401
+    import sentence_transformers.sentence_transformer.modules  # noqa: F401
+    import torch
+    import transformers.models.auto.modeling_auto  # noqa: F401
+
+    torch.set_num_threads(1)
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    for part, fault in faults:
+        outcome = known.get((fault.file, fault.start, fault.new))
+        began = time.monotonic()
+        if outcome is None:
+            covering = lines.get(fault.file, {}).get(fault.line, [])
+            outcome = failed(fault, covering[:FIRST] or mirrored(part, fault))
+            if outcome == "missed" and covering[FIRST:]:
+                outcome = failed(fault, covering[FIRST:MOST])
+            if options.out:
+                with options.out.open("a") as out:
+                    row = {"part": part, **asdict(fault), "outcome": outcome, "covering": len(covering)}
+                    print(json.dumps(row, ensure_ascii=False), file=out)
+        table[part][outcome] += 1
+        said = f"{fault.file}:{fault.line}: {fault.old!r} -> {fault.new!r}"
+        print(f"{outcome:7} {time.monotonic() - began:6.1f} s  {said}", flush=True)
+    print(f"\n{'part':12}{'faults':>8}{'found':>8}{'time':>8}{'missed':>8}")
+    for part, counts in table.items():
+        print(f"{part:12}{counts.total():8}{counts['found']:8}{counts['time']:8}{counts['missed']:8}")
+    return int(any(counts["missed"] for counts in table.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
