@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from .embedded import EMBEDDED as EMBEDDED
 from .modules.decoder import DecoderTransformer
 
-EMBEDDED = {"mini": Path(__file__).parent / "mini"}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 # What a sentence-transformers that leaves weights where accelerate put them has.

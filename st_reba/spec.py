@@ -79,7 +79,7 @@ class Spec:
         known = [field for kind in kinds for field in kind.names()]
         for field, value in fields.items():
             if field not in known:
-                raise ValueError(unknown(f"{name}: {field}", field, known, value))
+                raise ValueError(_not_of(name, field, value, known))
         parts = [{field: fields[field] for field in kind.names() if field in fields} for kind in kinds]
         if name == "nosink":
             parts[0].setdefault("pooling", "mean")
@@ -146,6 +146,14 @@ def _kinds(name: str) -> tuple[type[Options], ...]:
     if name not in METHODS:
         raise ValueError(unknown("method", name, list(METHODS), name))
     return METHODS[name]
+
+
+def _not_of(name: str, field: str, value: Any, known: Sequence[str]) -> str:
+    """The message for a field that a method does not have: whose it is, or the nearest that it has."""
+    others = [other for other, kinds in METHODS.items() if any(field in kind.names() for kind in kinds)]
+    if not others:
+        return unknown(f"{name}: {field}", field, known, value)
+    return f"{field}={shown(value)} is for {' and '.join(others)}, not {name}. Add method={others[0]!r}, or drop it."
 
 
 def _stage(text: str) -> Stage:

@@ -8,9 +8,12 @@ import typer
 
 from ..version import __version__
 
-# In the order of the help. A new file of commands is one more name here.
-from . import models, vectors, index, serve, evaluate, choose, explore, share  # noqa: F401  # isort: skip
-from .app import app
+try:
+    # In the order of the help. A new file of commands is one more name here.
+    from . import models, vectors, index, serve, evaluate, choose, explore, share  # noqa: F401  # isort: skip
+    from .app import app
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 __all__ = ["app", "main"]
 

@@ -185,6 +185,9 @@ def _scored(
     layers = scoring.layers if scoring.layers in ("all", "last") else numbers(scoring.layers, "--layers")
     for name in models:
         places.expect_base("--model", name)
+    for word in tasks:
+        if _FILE.search(word):
+            places.expect_there("FILE", word.partition("=")[2] or word)
     from ..evaluation.data import read_tasks
     from ..evaluation.methods import read_methods
 
@@ -301,7 +304,7 @@ def report(
     if no_figures and to is None:
         raise ValueError("--no-figures: without --out no figure is drawn. Drop the option, or give --out FOLDER.")
     for folder in results:
-        places.expect("RESULTS", folder, "a folder of other files")
+        places.expect_results("RESULTS", folder)
     from ..evaluation.report import make_report, write_report
 
     made = make_report(results, metric)  # type: ignore[arg-type]

@@ -37,16 +37,18 @@ def explore(
         st-reba explore my_model "mini echo:pooling=mean" --index my_index --open
     """
     Output(verbose=verbose)  # hides what loading shows
-    for model in models or ():
-        if not Path(model).exists():
-            places.expect_base("MODEL", model.partition(" ")[0])
+    from ..explore import names
+
+    chosen = names.checked(models or names.DEFAULT)
+    for model in chosen:
+        places.expect_base("MODEL", names.base_and_method(model)[0])
     if index is not None:
         places.expect("--index", index, "an index")
+    names.check_installed()
     from ..explore import launch
-    from ..explore.serve import DEFAULT
 
     launch(
-        models or DEFAULT,
+        chosen,
         host=host,
         port=port,
         index=index,
@@ -72,6 +74,7 @@ def space(
 
     Examples:
         st-reba space my_space mini "mini echo:pooling=mean"
+        st-reba space my_space org/my-model --title "My model" --language zh
     """
     from ..explore import write_space
 

@@ -155,7 +155,7 @@ def _said(about: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@command(app, _PANEL, interrupted="what was printed stands", names={"k": "--top"})
+@command(app, _PANEL, interrupted="the index is as it was", names={"k": "--top"})
 def search(
     *,
     folder: Path = INDEX,
@@ -240,7 +240,8 @@ def _show(out: Output, query: str, results: list[Any], *, ids_only: bool, severa
     if several:
         print(query)
     for one in results:
-        print(f"{one.rank:>3}. {one.score:.4f}  {one.id}  {one.passage or one.text}".rstrip())
+        file = f"  ({one.metadata['file']})" if "file" in (one.metadata or {}) else ""
+        print(f"{one.rank:>3}. {one.score:.4f}  {one.id}  {one.passage or one.text}".rstrip() + file)
 
 
 @dataclass

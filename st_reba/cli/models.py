@@ -101,7 +101,7 @@ def build(
 ) -> None:
     """Turn a base model into a text embedder, and save it.
 
-    SentenceTransformer(OUT) loads it.
+    SentenceTransformer(OUT) loads it, after import st_reba or with trust_remote_code=True.
 
     Examples:
         st-reba build mini my_model
@@ -135,7 +135,8 @@ def build(
     )
     save(model, folder, overwrite=overwrite, golden=not no_golden, truncate_layers=truncate_layers, **facts)
     description = describe(folder, trust_remote_code=run.trust_remote_code)
-    out.report(description, description.to_json(), indent=2)
+    loads = f"saved: SentenceTransformer({str(folder)!r}) loads it after import st_reba"
+    out.report(f"{description}\n\n{loads}", description.to_json(), indent=2)
 
 
 def _prompts(given: list[str]) -> dict[str, str]:

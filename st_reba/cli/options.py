@@ -255,6 +255,8 @@ class Records(Texts):
 
     def open(self, input: str) -> Any:
         """The input, its first record read: what is wrong with it is told before a model is loaded."""
+        if input != "-":
+            places.expect_there("INPUT", input)
         from ..corpus.records import Reading
         from ..corpus.source import open_source
 
@@ -291,6 +293,7 @@ def texts_of(file: str, column: str | None) -> Iterable[str]:
     if file == "-":
         texts = iter(lines_of_stdin())
     else:
+        places.expect_there("FILE", file)
         from ..corpus import read_documents
 
         texts = (document.text for document in read_documents(file, text_column=column))

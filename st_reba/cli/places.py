@@ -6,9 +6,10 @@ import json
 from difflib import get_close_matches
 from pathlib import Path
 
+from ..embedded import EMBEDDED as EMBEDDED
 from ..folders import check_folder
+from ..recipe import is_recipe
 
-EMBEDDED = ("mini",)
 # The files that only a folder of this kind has; the first kind that fits is told.
 _MARKS: dict[str, tuple[str, ...]] = {
     "an index": ("index.sqlite",),
@@ -67,6 +68,32 @@ def expect_model(name: str, path: str) -> None:
         )
     if not _on_hub(path):
         expect(name, path, *MODELS)
+
+
+def expect_results(name: str, path: str | Path) -> None:
+    """Refuse what cannot be a folder of results."""
+    found = kind_of(path)
+    if found is None:
+        raise FileNotFoundError(f"{name} {str(path)!r}: there is no such folder.{_nearest(path)}")
+    if found != "a folder of other files":
+        raise ValueError(f"{name} {str(path)!r} is {found}, not a folder of results of st-reba evaluate.")
+
+
+def expect_there(name: str, path: str | Path) -> None:
+    """Refuse a path where nothing is; the nearest name is told."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{name} {str(path)!r}: there is no such file.{_nearest(path)}")
+
+
+def expect_source(name: str, path: str) -> None:
+    """Refuse what is neither a saved model nor a recipe."""
+    if Path(path).is_dir() or path in EMBEDDED:
+        expect_model(name, path)
+    elif path.removeprefix("zoo:") not in zoo_names() and not is_recipe(path):
+        near = _nearest(path, [*zoo_names(), *(each.name for each in Path().iterdir() if each.is_dir())])
+        raise FileNotFoundError(
+            f"{name} {path!r}: there is no such folder, and the zoo has no such name.{near} All names: st-reba zoo"
+        )
 
 
 def expect_base(name: str, path: str) -> None:

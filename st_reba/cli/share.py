@@ -139,9 +139,8 @@ def push(
             "--no-weights, --dtype, --device and --trust-remote-code go with a recipe, which is built first; a folder "
             "is published as it is."
         )
-    if folder:
-        places.expect_model("SOURCE", source)
-    else:
+    places.expect_source("SOURCE", source)
+    if not folder:
         from ..zoo import load
 
         load(source.removeprefix("zoo:"))

@@ -104,16 +104,20 @@ def words(
     _one_of(to, out, (".npy", ".jsonl"))
     places.expect_model("MODEL", model)
     texts = list(texts_of(file, read.text_column))
-    import numpy as np
-
-    from ..files import whole_file
-    from ..words import encode_words, unseen_words, words_of
+    from ..splitting import words_of
 
     items = [item for text in texts for item in words_of(text, word)]
     if not items:
         raise ValueError(
-            "There is no word in the texts." if word is None else f"--word {word!r}: in none of the texts."
+            f"FILE {file!r} has no words."
+            if word is None
+            else f"--word {word!r} is in none of the texts. Correct it, or leave it out for all words."
         )
+    import numpy as np
+
+    from ..files import whole_file
+    from ..words import encode_words, unseen_words
+
     loaded = run.load(model)
     given: dict[str, Any] = {"prompt": prompt, "task": task}
     if unseen := unseen_words(loaded, items, **given):

@@ -107,6 +107,11 @@ def _paths(input: Input) -> list[Path] | None:
     return None
 
 
+def _with_file(records: Iterator[Document | Reject], name: str) -> Iterator[Document | Reject]:
+    for record in records:
+        yield replace(record, metadata={"file": name}) if isinstance(record, Document) else record
+
+
 def _from_paths(paths: list[Path], reading: Reading) -> Source:
     split = reading.split
     if len(paths) == 1 and paths[0].is_dir() and ((splits := dataset_splits(paths[0])) is not None or split):
@@ -128,7 +133,9 @@ def _from_paths(paths: list[Path], reading: Reading) -> Source:
 
     def read() -> Iterator[Document | Reject]:
         for file, name in zip(files, names, strict=True):
-            yield from read_file(file, name, reading)
+            records = read_file(file, name, reading)
+            # A search in many small files is for the file that a text comes from.
+            yield from _with_file(records, name) if base and suffix_of(file) == ".txt" else records
 
     return Source(", ".join(str(path) for path in paths[:3]) + ", …" * (len(paths) > 3), None, read)
 

@@ -165,7 +165,9 @@ class Report:
                     low, high = sorted(map(abs, each.corrected))
                     words.append(f"{more} > {less} by {abs(each.value):.4f} [{low:.4f}, {high:.4f}]")
             shown = "; ".join(words[:6]) + (f"; and {len(words) - 6} more" if len(words) > 6 else "")
-            total = f"of {len(found)} pairs {len(words)} can be told apart (95 %, corrected for all pairs)"
+            total = (
+                f"{len(words)} of {len(found)} differences between methods are significant (95 %, corrected for all)"
+            )
             yield f"{task}: {total}" + (f": {shown}" if words else "")
 
 

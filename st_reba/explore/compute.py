@@ -24,11 +24,11 @@ from ..modules.repeat import RepeatTransformer
 from ..pipelines import rebuilt
 from ..recipe import is_recipe
 from ..words import token_spans, words_of
+from .names import base_and_method, checked
 
 Weighting = Literal["last", "mean", "word"]
 
 # What the page takes at most: each is a table that has to be read, or work that others wait for.
-MOST_MODELS = 6
 MOST_SENTENCES = 12
 MOST_DOCUMENTS = 100
 MOST_CHARACTERS = 300
@@ -72,16 +72,11 @@ def open_models(names: Sequence[str], **running: Any) -> dict[str, SentenceTrans
         >>> list(open_models(["mini", "mini echo:pooling=mean"]))
         ['mini', 'mini echo:pooling=mean']
     """
-    names = [" ".join(name.split()) for name in names]
-    if not 1 <= len(names) <= MOST_MODELS:
-        raise ValueError(f"MODEL: {len(names)} are given, and the page shows 1 to {MOST_MODELS}.")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"MODEL={twice[0]!r} stands twice. Keep one.")
-    return {name: _open(name, running) for name in names}
+    return {name: _open(name, running) for name in checked(names)}
 
 
 def _open(name: str, running: Mapping[str, Any]) -> SentenceTransformer:
-    base, _, method = (name, "", "") if os.path.exists(name) else name.partition(" ")
+    base, method = base_and_method(name)
     if base.startswith("zoo:") or is_recipe(base):
         return build(base, method or None, **running)
     home = Base(base, **running)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from . import compute, draw
+from .names import LANGUAGES
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LANGUAGES = {"en": "English", "zh": "中文"}
 # Answers that are kept, so that a slider or the language does not run a model again; all layers' attention is large.
 _KEPT = 64
 _KEPT_INSIDE = 8

@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..modules.options import unknown
 from ..optional import required
 from ..ports import check_port
 from . import compute
-from .page import LANGUAGES, Page
+from .names import DEFAULT, check_language
+from .page import Page
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from ..index import Index
 
-DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 _FONTS = ("system-ui", "Segoe UI", "Helvetica Neue", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", "sans-serif")
 # The browser refuses whatever is not from this server.
 _POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
@@ -64,12 +63,6 @@ def launch(
     if open_browser:
         threading.Timer(1.0, webbrowser.open, [url]).start()
     uvicorn.run(app, host=host, port=port, log_level="warning")
-
-
-def check_language(language: str | None) -> None:
-    """Raise a ValueError for a language that the page does not speak."""
-    if language is not None and language not in LANGUAGES:
-        raise ValueError(unknown("language", language, list(LANGUAGES), language))
 
 
 def make_app(models: Mapping[str, SentenceTransformer], index: Index | None, language: str | None) -> Any:

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..bases import EMBEDDED
 from ..folders import new_folder
-from ..recipe import is_recipe
 from ..version import __version__
-from .serve import check_language
+from .names import check_language, checked, on_this_machine
 
 # Of which a Space is made where gradio is not installed here.
 _GRADIO = "6.0.0"
@@ -68,7 +66,7 @@ def write_space(
 
     Raises:
         FileExistsError: Something is there.
-        ValueError: There is no model, or one is on this machine alone; or the language is not known.
+        ValueError: There is no model or too many, one is on this machine alone, or the language is not known.
 
     Example:
         >>> folder = write_space("my_space", ["mini", "mini echo:pooling=mean"])
@@ -76,16 +74,12 @@ def write_space(
         ['README.md', 'app.py', 'requirements.txt']
     """
     check_language(language)
-    models = list(models)
-    if not models:
-        raise ValueError("MODEL: none is given. Name one at least, as mini.")
-    for model in models:
-        base = model.split(" ")[0]
-        if base not in EMBEDDED and (os.path.exists(model) or os.path.exists(base) or is_recipe(base)):
-            raise ValueError(
-                f"MODEL={model!r} is on this machine, where a Space cannot read it. Publish it (st-reba push) and give "
-                "its Hub id."
-            )
+    models = checked(models)
+    for model in filter(on_this_machine, models):
+        raise ValueError(
+            f"MODEL {model!r} is on this machine, where a Space cannot read it. Publish it with st-reba push, and give "
+            "its Hub id."
+        )
     try:
         gradio = version("gradio")
     except PackageNotFoundError:

@@ -160,7 +160,7 @@ def _known(api: Any, repo_id: str, branch: str, say: Callable[[str], Any] | None
     except HubError as error:
         if say is None:
             raise
-        say(f"What {repo_id} holds is not known. {error}")
+        say(f"The Hub did not say what {repo_id} holds already: {error}")
         return _Place()
 
 

@@ -439,7 +439,7 @@ def delete(store: Store, ids: Iterable[str], missing: Literal["error", "ignore"]
             shown = ", ".join(repr(one) for one in absent[:5]) + (", …" if len(absent) > 5 else "")
             raise ValueError(
                 f"{len(absent)} of {len(wanted)} ids are not in the index: {shown}; nothing was deleted. Leave them "
-                "out, or give missing='ignore' (--missing ignore)"
+                "out, or give missing='ignore' (--missing)"
             )
         for document in found.values():
             writer.remove(document)

@@ -54,10 +54,9 @@ def load(name: str | os.PathLike[str]) -> Recipe:
     if given in names():
         return read_recipe(_RECIPES / f"{given}.yaml")
     near = get_close_matches(given, names(), n=3, cutoff=0.3)
-    raise ValueError(
-        f"zoo:{given} is not known: it is no YAML file that is there and no name of the zoo"
-        f"{f' (near: {near})' if near else ''}. All names: st-reba zoo"
-    )
+    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    lacks = "there is no such file" if given.endswith((".yaml", ".yml")) else "the zoo has no such name"
+    raise ValueError(f"zoo:{given} is not known: {lacks}.{meant} All names: st-reba zoo")
 
 
 def recipe_named(name: str, given: Mapping[str, Any]) -> Recipe:

@@ -159,7 +159,7 @@ def test_help(run: Run, name: str) -> None:
     assert max(len(line) for line in out.split("Examples:")[0].splitlines()) <= 80
     # Two at least, of which none is long.
     lines = [line for command, line in EXAMPLES if command == name]
-    assert len(lines) >= (1 if name == "space" else 2) and max(map(len, lines)) <= 98
+    assert len(lines) >= 2 and max(map(len, lines)) <= 98
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)
@@ -210,10 +210,9 @@ def test_what_is_written_out_is_what_the_package_has() -> None:
     """The command line names these without importing the libraries that have them."""
     from inspect import signature
 
-    from st_reba.bases import EMBEDDED
     from st_reba.batches import DEFAULT_BATCH_TOKENS
 
-    assert options.BATCH_TOKENS == DEFAULT_BATCH_TOKENS and set(places.EMBEDDED) == set(EMBEDDED)
+    assert options.BATCH_TOKENS == DEFAULT_BATCH_TOKENS
     assert (options.ENGINES, vectors.STORE_DTYPES, options.MAX_CHARS) == (
         encode.ENGINES,
         folder.DTYPES,

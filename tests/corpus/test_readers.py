@@ -424,6 +424,9 @@ def test_folders_of_files(tmp_path: Path) -> None:
     assert [one.text for one in found] == ["c", "z", "", "b1", "b2"]
     assert isinstance(found[2], Reject) and found[2].place == "a/z.jsonl.gz, line 2"
     assert texts([folder / "b.txt", folder / "a"]) == ["b1", "b2", "z", None]
+    # Which file a text comes from is asked of folders of small ones.
+    kept = {each.text: each.metadata for each in found if isinstance(each, Document)}
+    assert kept["b1"] == {"file": "b.txt"} and not kept["c"] and not kept["z"]
     with pytest.raises(ValueError, match="out: an encoded corpus, not a folder of texts"):
         open_source(folder / "out")
     (tmp_path / "empty").mkdir()

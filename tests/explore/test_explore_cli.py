@@ -13,25 +13,25 @@ import pytest
 import st_reba.explore
 from st_reba.cli import main
 from st_reba.cli.explore import _LANGUAGES
-from st_reba.explore.page import LANGUAGES
-from st_reba.explore.serve import DEFAULT
+from st_reba.explore import names
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
-    monkeypatch.setattr(st_reba.explore, "launch", lambda models, **given: calls.append((models, given)))
+    monkeypatch.setattr(st_reba.explore, "launch", lambda models, **given: calls.append((models, given)), raising=False)
+    monkeypatch.setattr(names, "check_installed", lambda: None)
     return calls
 
 
 def test_languages() -> None:
-    assert tuple(LANGUAGES) == _LANGUAGES
+    assert tuple(names.LANGUAGES) == _LANGUAGES
 
 
 def test_explore(launched: list[Any], tmp_path: Path) -> None:
     assert main(["explore"]) == 0
     models, given = launched.pop()
-    assert models == DEFAULT and (given["host"], given["port"], given["index"]) == ("127.0.0.1", 7860, None)
+    assert models == list(names.DEFAULT) and (given["host"], given["port"], given["index"]) == ("127.0.0.1", 7860, None)
     options = ["--port", "8000", "--language", "zh", "--open", "--device", "cpu", "--dtype", "bfloat16"]
     assert main(["explore", "mini", "mini echo:pooling=mean", "zoo:mini-reba", *options]) == 0
     models, given = launched.pop()
@@ -55,7 +55,11 @@ def test_explore(launched: list[Any], tmp_path: Path) -> None:
         (["explore", "mini", "--language", "de"], "'en'"),
         (["explore", "--index", "nowhere"], "no such folder"),
         (["explore", "--port", "99999"], "--port"),
+        (["explore", "mini echoo"], "'echo'"),
+        (["explore", "mini", "mini"], "given twice"),
+        (["explore", *(f"mini echo-{n}" for n in range(2, 9))], "you named 7 models"),
         (["space", "out"], "MODEL"),
+        (["space", "out", "st_reba"], "on this machine"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str) -> None:
@@ -63,8 +67,15 @@ def test_mistakes(arguments: list[str], message: str) -> None:
         "import sys; from st_reba.cli import main; status = main(sys.argv[1:]);"
         "assert not {'torch', 'gradio'} & set(sys.modules); sys.exit(status)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    root = Path(st_reba.explore.__file__).parents[2]
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(names, "find_spec", lambda module: None)
+    assert main(["explore"]) == 2 and "pip install 'st-reba[explore]'" in capsys.readouterr().err
 
 
 def test_space(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

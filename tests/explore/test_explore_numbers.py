@@ -18,7 +18,6 @@ import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.explore.compute import (
     MOST_CHARACTERS,
-    MOST_MODELS,
     MOST_POSITIONS,
     Refused,
     can_look,
@@ -34,6 +33,7 @@ from st_reba.explore.compute import (
     similarities,
     tokens_of,
 )
+from st_reba.explore.names import MOST_MODELS
 
 TEXT = "他在银行取了钱，then went home."
 
@@ -156,9 +156,9 @@ def test_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names, message",
     [
-        ([], f"0 are given, and the page shows 1 to {MOST_MODELS}"),
-        (["mini"] * 7, "7 are given"),
-        (["mini echo", "mini  echo"], "MODEL='mini echo' stands twice"),
+        ([], f"you named 0 models, and the page shows 1 to {MOST_MODELS}"),
+        (["mini"] * 7, "you named 7 models"),
+        (["mini echo", "mini  echo"], "MODEL 'mini echo' is given twice"),
         (["mini ehco"], "Did you mean 'echo'"),
         (["mini echo:poling=mean"], "Did you mean 'pooling'"),
         (["zoo:qwen3-0.6b-reab"], "qwen3-0.6b-reba"),

@@ -17,14 +17,14 @@ import pytest
 import yaml
 
 import st_reba
-from st_reba.explore import draw, launch, page, serve, write_space
+from st_reba.explore import draw, launch, names, page, serve, write_space
 from st_reba.explore.compute import Hit, look
 
 WORDS = page.words()
 
 
 def test_both_languages_say_the_same() -> None:
-    assert set(WORDS) == set(page.LANGUAGES)
+    assert set(WORDS) == set(names.LANGUAGES)
     english, chinese = WORDS["en"], WORDS["zh"]
     assert set(english) == set(chinese)
     for key in english:
@@ -128,7 +128,7 @@ def test_refused_before_it_starts(server: list[Any], tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="give another port"):
+        with pytest.raises(OSError, match="Give another port"):
             # A model that is not there: the port is looked at first.
             launch(["mini ehco"], port=taken.getsockname()[1])
     assert not server
@@ -181,7 +181,7 @@ def test_a_space_cannot_read_this_machine(tmp_path: Path) -> None:
     for model in (str(tmp_path / "model"), f"{tmp_path / 'model'} echo", str(tmp_path / "recipe.yaml")):
         with pytest.raises(ValueError, match="st-reba push"):
             write_space(tmp_path / "space", [model])
-    with pytest.raises(ValueError, match="none is given"):
+    with pytest.raises(ValueError, match="you named 0 models"):
         write_space(tmp_path / "space", [])
     with pytest.raises(ValueError, match="language"):
         write_space(tmp_path / "space", ["mini"], language="de")

@@ -23,8 +23,9 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 import st_reba
 from st_reba.explore import compute
+from st_reba.explore.names import DEFAULT
 from st_reba.explore.page import words
-from st_reba.explore.serve import DEFAULT, make_app
+from st_reba.explore.serve import make_app
 
 pytestmark = pytest.mark.slow
 
@@ -289,6 +290,10 @@ def test_what_is_refused_is_said_on_the_page(opened: Any) -> None:
 def test_a_phone(opened: Any, name: str) -> None:
     page = opened(width=390)
     answer = tab(page, name)
+    if name == "compare":
+        fill(page, "sentences", "\n".join(f"第{number}句" for number in range(compute.MOST_SENTENCES)))
+        page.locator("#compare-run").click()
+        expect(answer.locator("figure").first.locator("tbody tr")).to_have_count(compute.MOST_SENTENCES)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     # What is wider can be moved with a finger.
     wide = (
