@@ -7,6 +7,7 @@
 # set PYTHON to the environment's interpreter.
 #
 #   prepare_chromium        sets ST_REBA_CHROMIUM to a browser
+#   prepare_node            sets ST_REBA_NODE to a folder with transformers.js
 
 prepare_environment() {
     local folder="$1" extra="$2"
@@ -67,6 +68,26 @@ install_cpu_torch() {
         return
     fi
     echo "The package index offers no CPU build of torch: the default build follows." >&2
+}
+
+# transformers.js and what it runs on, as npm has them, without their scripts: one would fetch a build for NVIDIA's.
+prepare_node() {
+    local wanted="@huggingface/transformers@^4.3"
+    if ! command -v npm >/dev/null 2>&1; then
+        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+            echo "transformers.js is run by node, which was not found. Install it; on Debian: sudo apt-get install" \
+                "nodejs npm" >&2
+            exit 2
+        fi
+        apt-get update -q >&2
+        apt-get install -q --yes --no-install-recommends nodejs npm >&2
+    fi
+    if [ "$(cat .node/installed 2>/dev/null)" != "$wanted" ]; then
+        echo "Setting up .node (once) ..." >&2
+        npm install --silent --ignore-scripts --no-audit --no-fund --prefix .node "$wanted" >&2
+        printf '%s' "$wanted" >.node/installed
+    fi
+    export ST_REBA_NODE="$PWD/.node"
 }
 
 prepare_chromium() {

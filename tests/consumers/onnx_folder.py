@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 VARIABLE = "ST_REBA_ONNX"
 
@@ -39,6 +40,11 @@ def check(model: Any, folder: Path) -> None:
             found = model.encode(texts, batch_size=size)
             assert found.shape == wanted.shape
             assert float(np.abs(found - wanted).max()) < 1e-5 * scale, (side, size)
+    # A text that spells a special token is ordinary text.
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.no_padding()
+    for text in ("<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"):
+        assert list(model.tokenizer(text)["input_ids"]) == raw.encode(text).ids
     # What is too long is cut to the same tokens.
     limit = model.max_seq_length
     one, two = model.encode(["word and 字 " * limit, "word and 字 " * (limit + 100)])

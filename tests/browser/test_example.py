@@ -1,0 +1,164 @@
+"""examples/browser/ in Chromium, with transformers.js from npm in the CDN's place. ``scripts/test --browser``.
+
+With ST_REBA_FIGURES=FOLDER the figure of docs/how-to/onnx.md is written there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+import st_reba
+from st_reba.hub.golden import LEAST, TEXTS
+from st_reba.hub.onnx import export_onnx
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[2] / "examples" / "browser" / "index.html"
+CDN = re.compile(r"https://cdn\.jsdelivr\.net/npm/(@huggingface/transformers|onnxruntime-web)@([^/]+)(/.*)?")
+SPELLED = ["<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"]
+
+
+class _Served(SimpleHTTPRequestHandler):
+    """A folder, and what npm installed below /npm/."""
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}  # noqa: RUF012
+
+    def translate_path(self, path: str) -> str:
+        if path.startswith("/npm/"):
+            return str(Path(os.environ["ST_REBA_NODE"]) / "node_modules" / path.removeprefix("/npm/"))
+        return super().translate_path(path)
+
+    def end_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", "*")
+        super().end_headers()
+
+    def log_message(self, *given: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return st_reba.build("mini", pooling="mean", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The folder of the example as its first lines make it."""
+    folder = tmp_path_factory.mktemp("browser")
+    shutil.copy(PAGE, folder)
+    export_onnx(model, folder / "my_onnx", int8=True)
+    served = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Served, directory=str(folder)))
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
+    with sync_playwright() as playwright:
+        # As root, Chromium starts without its sandbox alone.
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, server: str) -> Iterator[Callable[[str], Page]]:
+    """``opened(query)``: the page, when it has found something; it asks nobody but its server and the CDN."""
+    outside: list[str] = []
+    problems: list[str] = []
+    pages: dict[str, Page] = {}
+
+    def answer(route: Route) -> None:
+        if known := CDN.fullmatch(route.request.url):
+            # An address without a file is that of the one that package.json names for this CDN.
+            place = f"{server}/npm/{known[1]}{known[3] or '/dist/transformers.min.js'}"
+            route.fulfill(status=302, headers={"Location": place, "Access-Control-Allow-Origin": "*"})
+        elif route.request.url.startswith(server):
+            route.continue_()
+        else:
+            outside.append(route.request.url)
+            route.abort()
+
+    def get(query: str = "") -> Page:
+        if query not in pages:
+            pages[query] = page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+            page.route("**/*", answer)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.goto(f"{server}/index.html{query}")
+            done = re.compile(r"texts; \d+ new vectors|could not")
+            expect(page.locator("#status")).to_have_text(done, timeout=120_000)
+        return pages[query]
+
+    yield get
+    for page in pages.values():
+        page.context.close()
+    assert not outside and not problems
+
+
+def vectors(page: Page, texts: list[str]) -> Any:
+    return np.array([page.evaluate("async (text) => Array.from(await embed(text))", text) for text in texts])
+
+
+def test_it_fits(opened: Any) -> None:
+    page = opened()
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        if folder := os.environ.get("ST_REBA_FIGURES"):
+            page.screenshot(path=f"{folder}/browser-{width}.png", full_page=True)
+
+
+def test_same_vectors(opened: Any, model: Any) -> None:
+    page = opened()
+    texts = [*(text for text in TEXTS if text), *SPELLED]
+    assert np.abs(vectors(page, texts) - model.encode(texts)).max() < 1e-5
+    assert (
+        page.evaluate(
+            "caches.keys().then(async (names) => (await Promise.all(names.map(async (name) => "
+            "(await (await caches.open(name)).keys()).map((each) => each.url)))).flat())"
+        )
+        == []
+    )
+
+
+def test_search(opened: Any, model: Any) -> None:
+    page = opened()
+    found = page.locator("#found li")
+
+    def wanted(query: str, texts: list[str]) -> list[str]:
+        scores = (model.encode(texts) @ model.encode(query)).tolist()
+        return [f"{text}{score:.3f}" for score, text in sorted(zip(scores, texts, strict=True), reverse=True)]
+
+    texts = page.locator("#texts").input_value().split("\n")
+    assert len(texts) == 8 and found.all_inner_texts() == wanted("明天天气怎么样？", texts)
+    page.locator("#texts").fill("银行在河边。\n\nA <b>bank</b> by the river\n今天下雨")
+    page.locator("#query").fill("rain")
+    expect(found).to_have_count(3)
+    expect(page.locator("#status")).to_have_text(re.compile("^3 texts"))
+    assert found.all_inner_texts() == wanted("rain", ["银行在河边。", "A <b>bank</b> by the river", "今天下雨"])
+
+
+def test_8_bits(opened: Any, model: Any) -> None:
+    texts = [text for text in TEXTS if text]
+    cosines = (vectors(opened("?dtype=q8"), texts) * model.encode(texts)).sum(axis=1)
+    assert LEAST["min"] < cosines.min() < 1 - 1e-5 and cosines.mean() > LEAST["mean"]
+
+
+def test_a_model_that_is_not_there(opened: Any) -> None:
+    status = opened("?model=nothing").locator("#status")
+    expect(status).to_have_class("wrong")
+    expect(status).to_contain_text("nothing could not be loaded")

@@ -1,0 +1,96 @@
+"""An exported folder in transformers.js, under node: the same ids and vectors as here. ``scripts/test --onnx``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures import save
+from onnx_folder import folder, golden
+from tokenizer_families import FAMILIES, spelling
+
+import st_reba
+from st_reba.hub.golden import LEAST
+from st_reba.hub.onnx.folder import write_folder
+from st_reba.hub.onnx.method import method_of
+from st_reba.persistence import load
+
+FOLDER = folder()
+# Whose model transformers.js does not know.
+UNKNOWN = {"wordlevel"}
+PLAIN = ["A small dog slept.", "银行今天关门了。", " two  spaces\nand a line ", "naïve 👍 Ærø"]
+LONG = "word " * 300
+
+
+def in_node(tokenizers: dict[str, list[str]], models: list[dict[str, Any]]) -> dict[str, Any]:
+    script = Path(__file__).with_name("transformers_js.mjs")
+    given = json.dumps({"tokenizers": tokenizers, "models": models})
+    run = subprocess.run(["node", str(script)], input=given, capture_output=True, text=True, env=os.environ)
+    assert run.returncode == 0, run.stderr
+    return dict(json.loads(run.stdout))
+
+
+def test_vectors() -> None:
+    """In float32, alone and in a batch; in 8 bits alone, as dtype "q8" loads onnx/model_quantized.onnx."""
+    texts, wanted = golden(FOLDER)
+    model = load(FOLDER.parent / "model", device="cpu", dtype="float32")
+    spelled = [*spelling(model.tokenizer), "word and 字 " * 600]
+    wanted = np.concatenate([wanted, model.encode(spelled)])
+    texts = [*texts, *spelled]
+    alone = [[text] for text in texts]
+    found = in_node(
+        {},
+        [
+            {"folder": str(FOLDER), "dtype": "fp32", "batches": alone},
+            {"folder": str(FOLDER), "dtype": "fp32", "batches": [texts[:-1]]},
+            {"folder": str(FOLDER), "dtype": "q8", "batches": alone},
+        ],
+    )["models"]
+    one, together, rounded = (np.array(each) for each in found)
+    assert np.abs(one - wanted).max() < 1e-5 and np.abs(together - wanted[:-1]).max() < 1e-5
+    cosines = (rounded * wanted).sum(axis=1)
+    assert LEAST["min"] < cosines.min() < 1 - 1e-5 and cosines.mean() > LEAST["mean"]
+
+
+def test_ids(tmp_path: Path) -> None:
+    """Of each family of tokenizers, also where a text spells a special token."""
+    given, wanted, ends = {}, {}, {}
+    for name in sorted(set(FAMILIES) - UNKNOWN):
+        save("gpt2", tmp_path / name, FAMILIES[name]())
+        model: Any = st_reba.build(str(tmp_path / name), "echo", dtype="float32", device="cpu")
+        target, method, layout = tmp_path / f"{name}-onnx", method_of(model), model[0].token_layout
+        target.mkdir()
+        write_folder(model, method, target)
+        given[str(target)] = [*PLAIN, *spelling(model.tokenizer), LONG]
+        before, after = layout.special
+        ends[str(target)] = len(after)
+        ids = layout.content(given[str(target)])["input_ids"]
+        wanted[str(target)] = [[*before, *each[: method.budget], *after] for each in ids]
+    found = in_node(given, [])["tokenizers"]
+    for target, texts in given.items():
+        for text, ids, right in zip(texts, found[target], wanted[target], strict=True):
+            if text == LONG:
+                # It cuts special tokens off the end, too. The graph counts them, and does not read them.
+                assert len(ids) == len(right)
+                ids, right = ids[: -ends[target] or None], right[: -ends[target] or None]
+            assert ids == right, (Path(target).name, text)
+
+
+def test_weights_beside_the_graph(tmp_path: Path) -> None:
+    """As those of a model beyond 2 GB are; of both graphs."""
+    pytest.importorskip("onnxscript")
+    from st_reba.hub.onnx import export_onnx
+
+    save("gpt2", tmp_path / "base", "bos_eos")
+    model = st_reba.build(str(tmp_path / "base"), "classical", pooling="mean", dtype="float32", device="cpu")
+    export_onnx(model, tmp_path / "onnx", largest=0, int8=True)
+    texts = [*PLAIN[:3], LONG]
+    target = {"folder": str(tmp_path / "onnx"), "batches": [[text] for text in texts]}
+    exact, rounded = in_node({}, [{**target, "dtype": "fp32"}, {**target, "dtype": "q8"}])["models"]
+    assert np.abs(np.array(exact) - model.encode(texts)).max() < 1e-5
+    assert (np.array(rounded) * model.encode(texts)).sum(axis=1).min() > LEAST["min"]
