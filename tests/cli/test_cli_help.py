@@ -260,8 +260,8 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
     first = ("demo", "build", "encode-corpus", "index build")
     order = [*first, *(name for name in COMMANDS if name not in first)]
     for name, line in sorted(EXAMPLES, key=lambda each: order.index(each[0])):
-        # The page of explore is served until it is stopped.
-        if name in ("explore", "space") or any(word in line for word in elsewhere):
+        # What is served is so until it is stopped.
+        if name in ("explore", "serve", "space") or any(word in line for word in elsewhere):
             continue
         said, _, piped = line.partition(" | ")
         text = said.removeprefix("echo ") if piped else None

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-import st_reba
 import st_reba.serve
 from st_reba.cli import main
 from st_reba.serve import Settings, run
 
-ROOT = Path(st_reba.__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from serving import process
 
 
 @pytest.fixture
@@ -101,28 +96,6 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     run.open_model("m", None, None)
     assert found == [2, 7]
-
-
-@contextmanager
-def process(folder: Path, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of the folder's ``model``, and its address; it is stopped at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "st_reba.cli", "serve", "model", "--port", str(port), *options]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    with subprocess.Popen(command, cwd=folder, env=settings, stdout=subprocess.PIPE, text=True) as started:
-        try:
-            assert started.stdout is not None and f":{port}/v1" in started.stdout.readline()
-            while True:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert started.poll() is None
-                time.sleep(0.05)
-            yield started, f"http://127.0.0.1:{port}"
-        finally:
-            started.kill()
 
 
 def ask(address: str, texts: list[str]) -> Any:
