@@ -55,7 +55,7 @@ def serve(
 
     Examples:
         st-reba serve my_model
-        ST_REBA_API_KEY=secret st-reba serve my_model --index my_index --host 0.0.0.0 --port 80
+        st-reba serve my_model --index my_index --host 0.0.0.0 --port 80
     """
     Output(verbose=verbose)  # hides what loading shows
     places.expect_model("MODEL", model)

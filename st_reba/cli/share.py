@@ -117,6 +117,7 @@ def push(
     create_pr: bool = opt(False, "Open a pull request instead of writing to main."),
     dry_run: bool = opt(False, "Say what would be sent and removed; send nothing."),
     no_weights: bool = opt(False, "Of a recipe: publish no weights, but name the pinned base."),
+    with_endpoint: bool = opt(False, "Add handler.py, by which Hugging Face's Inference Endpoints serve the model."),
 ) -> None:
     """Publish a model on the Hub: check it, say what will be sent, then one commit.
 
@@ -153,6 +154,7 @@ def push(
         "create_pr": create_pr,
         "message": message,
         "dry_run": dry_run,
+        "with_endpoint": with_endpoint,
         "say": out.say,
     }
     if folder:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CODE = "st_reba.py"
+# What Inference Endpoints run.
+HANDLER = "handler.py"
 # Lists, in a repository, the files that a push wrote, which later ones may remove. All else there is somebody's own.
 PUSHED = "st_reba_files.json"
 _OURS = re.compile(r"st_reba(_\w+)?\.py")
@@ -82,6 +84,7 @@ def push(
     token: str | None = None,
     dry_run: bool = False,
     verify: bool = True,
+    with_endpoint: bool = False,
     say: Callable[[str], Any] = print,
 ) -> Pushed:
     """Publish a saved model as a Hub repository, in one commit.
@@ -99,6 +102,7 @@ def push(
         token: For the Hub; None: the one of ``hf auth login`` or HF_TOKEN.
         dry_run: Check the folder, say what would be sent and removed, and send nothing.
         verify: Check the golden vectors first.
+        with_endpoint: Publish handler.py and requirements.txt too, for Hugging Face's Inference Endpoints.
         say: Is told what happens, a line at a time.
 
     Returns:
@@ -114,7 +118,7 @@ def push(
     from huggingface_hub import HfApi, get_token
 
     _check_name(repo_id, revision, create_pr)
-    files, left_out = _contents(Path(folder), repo_id)
+    files, left_out = _contents(Path(folder), repo_id, with_endpoint)
     for name in left_out:
         say(f"Left out: {name}")
     # A public repository can be read without a token.
@@ -254,7 +258,7 @@ def _check_name(repo_id: str, revision: str | None, create_pr: bool) -> None:
 # What is published.
 
 
-def _contents(folder: Path, repo_id: str) -> tuple[dict[str, Path | bytes], list[str]]:
+def _contents(folder: Path, repo_id: str, with_endpoint: bool) -> tuple[dict[str, Path | bytes], list[str]]:
     """What of a folder is published, by its path there, and the hidden and temporary files that are left out."""
     given = f"FOLDER={str(folder)!r}"
     if not folder.is_dir():
@@ -290,10 +294,24 @@ def _contents(folder: Path, repo_id: str) -> tuple[dict[str, Path | bytes], list
             f"{given} holds what is no part of such a model and is not published: {shown}. Move it elsewhere (and save "
             "weights as safetensors, not as pickles), then push."
         )
+    if with_endpoint:
+        files |= _endpoint(files, exported)
     files[CARD] = with_repo_id((folder / CARD).read_text(encoding="utf-8"), repo_id).encode("utf-8")
     listed = {"files": sorted({*files, PUSHED})}
     files[PUSHED] = (json.dumps(listed, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
     return dict(sorted(files.items())), list(left_out)
+
+
+def _endpoint(files: Mapping[str, Any], exported: bool) -> dict[str, bytes]:
+    """What Inference Endpoints look for: who answers, and what must be installed."""
+    from ..modules.vendoring import REQUIREMENTS  # here, as it imports torch
+
+    if exported:
+        raise ValueError("with_endpoint=True (--with-endpoint) goes with a saved model, not with an exported graph.")
+    if own := {HANDLER, "requirements.txt"} & set(files):
+        raise ValueError(f"with_endpoint=True (--with-endpoint): FOLDER holds {', '.join(sorted(own))} of its own.")
+    lines = "".join(f"{package}{bound}\n" for package, bound in REQUIREMENTS.items())
+    return {HANDLER: Path(__file__).with_name(HANDLER).read_bytes(), "requirements.txt": lines.encode()}
 
 
 # The Hub.

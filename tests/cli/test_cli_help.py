@@ -64,6 +64,10 @@ MISTAKES = [
     (["index", "delete", "my_indx", "1"], "'my_index'"),
     (["search", "my_index", "x", "--top", "0"], "--top"),
     (["search", "my_index", "x", "--where", "lang"], "NAME=VALUE"),
+    (["serve", "my_index"], "an index, not a saved model"),
+    (["serve", "my_model", "--index", "my_model"], "a saved model, not an index"),
+    (["serve", "my_model", "--queue", "0"], "--queue"),
+    (["serve", "my_model", "--port", "99999"], "--port"),
     (["encode-corpus", "my_model", "texts.txt", "out", "--passages", "8:9"], "--passages"),
     (["encode-corpus", "my_model", "texts.txt", "my_model"], "not an encoded corpus"),
     (["onnx", "my_model", "my_model"], "not an exported model"),
@@ -262,8 +266,8 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
     first = ("demo", "build", "encode-corpus", "index build")
     order = [*first, *(name for name in COMMANDS if name not in first)]
     for name, line in sorted(EXAMPLES, key=lambda each: order.index(each[0])):
-        # The page of explore is served until it is stopped.
-        if name in ("explore", "space") or any(word in line for word in elsewhere):
+        # What is served is so until it is stopped.
+        if name in ("explore", "serve", "space") or any(word in line for word in elsewhere):
             continue
         said, _, piped = line.partition(" | ")
         text = said.removeprefix("echo ") if piped else None

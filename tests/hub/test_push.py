@@ -73,6 +73,12 @@ def sent(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_handler_of_ones_own_is_kept(folder: Path, send: Callable[..., Pushed]) -> None:
+    (folder / "handler.py").write_text("")
+    with pytest.raises(ValueError, match="--with-endpoint.*handler.py"):
+        send(with_endpoint=True, dry_run=True)
+
+
 def test_one_commit_shows_all_files(hub: Hub, folder: Path) -> None:
     said: list[tuple[str, int]] = []
     pushed = push(

@@ -1,0 +1,184 @@
+"""The application: vectors are the model's own, and what cannot be answered is refused in OpenAI's form."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from asking import Ask
+from sentence_transformers import SentenceTransformer
+
+from st_reba.corpus import Document
+from st_reba.demo import sentences
+from st_reba.index import Index
+from st_reba.serve import Settings
+from st_reba.serve.app import make_app
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tiny import tiny_model
+
+pytest_plugins = ("asking",)
+
+PATH = "/v1/embeddings"
+TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
+
+
+def vectors(answer: Any) -> Any:
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [one["index"] for one in data] == list(range(len(data)))
+    return np.array([one["embedding"] for one in data])
+
+
+def test_vectors_are_the_models_own(ask: Ask, model: SentenceTransformer) -> None:
+    """Of a text and of a list, of each kind, with both forms; and the positions that were run."""
+    texts, query, named, document, packed = ask(
+        (PATH, {"input": TEXTS, "model": "m"}),
+        (PATH, {"input": TEXTS[0], "model": "m:query", "user": "somebody"}),
+        (PATH, {"input": [TEXTS[0]], "model": "m", "input_type": "query"}),
+        (PATH, {"input": TEXTS, "model": "m:document"}),
+        (PATH, {"input": TEXTS, "encoding_format": "base64"}),
+    )
+    plain = model.encode(TEXTS)
+    np.testing.assert_allclose(vectors(texts), plain, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(vectors(query), [model.encode_query(TEXTS[0])], atol=1e-6, rtol=0)
+    np.testing.assert_allclose(vectors(named), vectors(query), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(vectors(document), model.encode_document(TEXTS), atol=1e-6, rtol=0)
+    assert np.abs(plain[0] - vectors(query)[0]).max() > 1e-2
+    rows = [base64.b64decode(one["embedding"]) for one in packed.json()["data"]]
+    np.testing.assert_allclose([np.frombuffer(row, "<f4") for row in rows], plain, atol=1e-6, rtol=0)
+    run = int(model.preprocess(TEXTS)["attention_mask"].sum())
+    assert texts.json()["usage"] == {"prompt_tokens": run, "total_tokens": run}
+    assert (texts.json()["object"], texts.json()["model"]) == ("list", "m")
+
+
+def test_dimensions(ask: Ask, model: SentenceTransformer) -> None:
+    """The first components, as long as the whole vector was."""
+    cut, whole = ask((PATH, {"input": TEXTS, "dimensions": 5}), (PATH, {"input": TEXTS, "dimensions": 192}))
+    full = model.encode(TEXTS).astype(np.float64)
+    expected = [row[:5] / np.sqrt(sum(row[:5] ** 2)) * np.sqrt(sum(row**2)) for row in full]
+    np.testing.assert_allclose(vectors(cut), expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(vectors(whole), full, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "given, status, param, word",
+    [
+        (b'{"inp', 400, None, "no JSON"),
+        (b"[" * 100_000, 400, None, "no JSON"),
+        (b"[1]", 400, None, "object"),
+        (b'{"input": "\\ud800"}', 400, "input", "surrogate"),
+        ({"model": "m"}, 400, "input", "string"),
+        ({"input": []}, 400, "input", "empty"),
+        ({"input": [1, 2]}, 400, "input", "check_embedding_ctx_length=False"),
+        ({"input": [[1, 2]]}, 400, "input", "token ids"),
+        ({"input": ["a", 1]}, 400, "input", "strings"),
+        ({"input": "a", "model": "other"}, 404, "model", "m:query"),
+        ({"input": "a", "model": "m:query", "input_type": "document"}, 400, "input_type", "exclude"),
+        ({"input": "a", "input_type": "question"}, 400, "input_type", "'query'"),
+        ({"input": "a", "dimensions": 193}, 400, "dimensions", "192"),
+        ({"input": "a", "dimensions": True}, 400, "dimensions", "whole"),
+        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "base64"),
+        ({"input": "a", "user": 1}, 400, "user", "string"),
+        ({"input": "a", "prompt": "x"}, 400, "prompt", "input_type"),
+        ({"input": ["a"] * 9}, 422, "input", "several requests"),
+        ({"input": "a " * 90}, 422, "input", "tokens"),
+        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None, "1 MiB"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_refused(ask: Ask, given: Any, status: int, param: str | None, word: str) -> None:
+    (answer,) = ask((PATH, given), settings=Settings(max_texts=8, max_tokens=100, max_body=1))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param) and word in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_refused_by_path_and_kind(ask: Ask) -> None:
+    nowhere, method, kind, search, unknown, there = ask(
+        ("/v1/nowhere", None),
+        (PATH, None),
+        (PATH, {"input": "a"}, {"Content-Type": "text/plain"}),
+        ("/v1/search", {"query": "a"}),
+        ("/v1/models/other", None),
+        ("/v1/models/m:query", None),
+    )
+    assert [one.status_code for one in (nowhere, method, kind, search, unknown)] == [404, 405, 415, 404, 404]
+    assert all("message" in one.json()["error"] for one in (nowhere, method, kind, search, unknown))
+    assert there.json()["dimensions"] == 192
+
+
+def test_keys_and_hosts(ask: Ask) -> None:
+    paths = ("/v1/models", "/metrics", PATH)
+    right, wrong = {"Authorization": "Bearer two"}, {"Authorization": "Bearer on"}
+    body = {"input": "a"}
+    requests = [(path, body if path == PATH else None, headers) for path in paths for headers in (right, wrong, None)]
+    answers = ask(("/health", None), *requests, keys=["one", "two"])
+    assert [one.status_code for one in answers] == [200, *[200, 401, 401] * 3]
+    assert answers[2].json()["error"]["code"] == "invalid_api_key"
+    named, other = ask(
+        ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"}), hosts=["127.0.0.1"]
+    )
+    assert (named.status_code, other.status_code) == (200, 403)
+
+
+def test_models_health_and_metrics(ask: Ask, model: SentenceTransformer) -> None:
+    app = make_app(model, "m")
+    (answer,) = ask(("/v1/models", None), app=app)
+    assert [one["id"] for one in answer.json()["data"]] == ["m", "m:query", "m:document"]
+    ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
+    health, metrics = ask(("/health", None), ("/metrics", None), app=app)
+    assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
+    lines = metrics.text.splitlines()
+    assert "st_reba_texts_total 2.0" in lines and "st_reba_waiting_texts 0.0" in lines
+    assert f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}" in lines
+    for status in (200, 400):
+        assert f'st_reba_requests_total{{path="{PATH}",status="{status}"}} 1.0' in lines
+
+
+@pytest.fixture
+def index(model: SentenceTransformer, tmp_path: Path) -> Index:
+    documents = [Document(one.text, str(row), {"row": row}) for row, one in enumerate(sentences()[:12])]
+    return Index.build(model, documents, tmp_path / "index", show_progress_bar=False)
+
+
+def test_search(ask: Ask, index: Index) -> None:
+    """As the index itself answers, with conditions; for a text a list, for a list of texts a list of lists."""
+    where = {"row": {">=": 7}}
+    one, many, ids, *refused = ask(
+        ("/v1/search", {"query": "一只猫", "k": 4, "where": where}),
+        ("/v1/search", {"query": ["a cat", "money"]}),
+        ("/v1/search", {"query": "a cat", "ids_only": True}),
+        ("/v1/search", {"query": " "}),
+        ("/v1/search", {"query": "a", "k": 0}),
+        ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
+        ("/v1/search", {"query": "a", "where": []}),
+        ("/v1/search", {"query": "a", "top": 1}),
+        index=index,
+    )
+    assert one.json()["results"] == _shown(index.search("一只猫", 4, where=where))
+    assert many.json()["results"] == [_shown(found) for found in index.search(["a cat", "money"])]
+    assert ids.json()["results"] == _shown(index.search("a cat", ids_only=True))
+    assert [one.status_code for one in refused] == [400] * 5
+    assert [one.json()["error"]["param"] for one in refused] == ["query", "k", "where", "where", "top"]
+
+
+def _shown(found: Any) -> list[dict[str, Any]]:
+    return [{**asdict(one), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
+
+
+def test_an_index_that_has_become_another_models(ask: Ask, tmp_path: Path) -> None:
+    """Its vectors are as long, so that only the fingerprint tells."""
+    model, other = tiny_model(), tiny_model(seed=1)
+    with Index.build(model, ["a cat"], tmp_path / "i", show_progress_bar=False) as index:
+        app = make_app(model, "m", index=index)
+        (before,) = ask(("/v1/search", {"query": "cat"}), app=app)
+        Index.build(other, ["a cat"], tmp_path / "i", overwrite=True, show_progress_bar=False).close()
+        (after,) = ask(("/v1/search", {"query": "cat"}), app=make_app(model, "m", index=index))
+    assert before.json()["results"][0]["text"] == "a cat"
+    assert after.status_code == 409 and "model" in after.json()["error"]["message"]
