@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _PANEL = "Search"
 grouped = group("Build an index of texts, change it, export it. st-reba search and st-reba info read it.")
 app.add_typer(grouped, name="index", rich_help_panel=_PANEL)
+# Written out, so that help needs no library; the tests hold them against the package.
+EXPORTS = ("npy", "parquet", "faiss", "lancedb")
 INDEX = arg("INDEX", "A folder of st-reba index build.")
 OTHER_MODEL = opt(
     None, "The model, if it is no longer where the index remembers it.", "MODEL", "--model", rich_help_panel="Options"
@@ -369,27 +371,29 @@ def compact(
 def export(
     *,
     folder: Path = INDEX,
-    to: Path = arg("OUT", "X.parquet, X.faiss, or a folder."),
+    file: Path = arg("OUT", "Where to: X.parquet, X.lancedb, X.faiss, or a folder."),
     out: Output,
+    to: str | None = choice(None, EXPORTS, f"{', '.join(EXPORTS)}; without: as the name says, a folder is npy."),
     overwrite: bool = OVERWRITE,
 ) -> None:
     """Write all documents and vectors of an index for other tools.
 
-    X.parquet: the columns id, text, metadata (JSON), passage and vector. X.faiss: one FAISS file, its ids the keys.
-    Another name: a folder with vectors.npy, documents.jsonl (key, id, text, metadata) and index.faiss.
+    parquet: the columns id, text, metadata (JSON), passage and vector. lancedb: a LanceDB database, whose table
+    documents has the same columns. faiss: one FAISS file, its ids the keys. npy: a folder with vectors.npy,
+    documents.jsonl (key, id, text, metadata) and index.faiss.
 
     Examples:
         st-reba index export my_index everything.parquet
-        st-reba index export my_index my_export
+        st-reba index export my_index my_database --to lancedb
     """
     places.expect("INDEX", folder, "an index")
-    if to.is_file() and not overwrite:
-        raise FileExistsError(f"{to}: already there; give another path, or --overwrite.")
+    if file.is_file() and not overwrite:
+        raise FileExistsError(f"{file}: already there; give another path, or --overwrite.")
     from ..index import Index as Opened
 
     with Opened.open(folder) as index:
-        written = index.export(to, overwrite=overwrite, show_progress_bar=out.bar)
-    out.report(f"{to}: {written:,} vectors", {"path": str(to), "vectors": written})
+        written = index.export(file, to, overwrite=overwrite, show_progress_bar=out.bar)  # type: ignore[arg-type]
+    out.report(f"{file}: {written:,} vectors", {"path": str(file), "vectors": written})
 
 
 def _tell(out: Output, folder: Path, change: Change) -> None:

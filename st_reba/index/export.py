@@ -6,9 +6,9 @@ import glob
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -24,19 +24,26 @@ from .vectors import Segment, Vectors
 
 logger = logging.getLogger(__name__)
 
+Format = Literal["npy", "parquet", "faiss", "lancedb"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_BY_SUFFIX: dict[str, Format] = {"": "npy", ".parquet": "parquet", ".faiss": "faiss", ".lancedb": "lancedb"}
 _ROWS = 8192
-_FILES = ("vectors.npy", "documents.jsonl", "index.faiss")
+_FILES = ["documents.jsonl", "index.faiss", "vectors.npy"]
+# Of a LanceDB database, and the folder that LanceDB makes of it.
+_TABLE, _LANCE = "documents", "documents.lance"
 
 
-def export(store: Store, tx: sqlite3.Connection, out: Path, *, overwrite: bool, show: bool | None) -> int:
+def export(
+    store: Store, tx: sqlite3.Connection, out: Path, to: Format | None, *, overwrite: bool, show: bool | None
+) -> int:
     """Write an index's vectors and documents; arguments as for ``Index.export``."""
+    to = _format(out, to)
     if out.exists() and not overwrite:
         raise FileExistsError(f"{out}: already there; give another path, or overwrite=True (--overwrite)")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder; make it first")
-    if out.suffix not in ("", ".parquet", ".faiss"):
-        raise ValueError(f"{out}: export writes X.parquet, X.faiss, or a folder; give it such a name")
-    if out.suffix and out.is_dir():
+    if to in ("parquet", "faiss") and out.is_dir():
         raise FileExistsError(f"{out}: a folder is there; give another path")
     if out.resolve().is_relative_to(store.folder):
         raise ValueError(f"{out}: in the folder of the index; give a path outside of it")
@@ -50,14 +57,32 @@ def export(store: Store, tx: sqlite3.Connection, out: Path, *, overwrite: bool, 
     with tqdm(
         total=vectors.count, desc="Exporting", unit=" vectors", disable=None if show is None else not show
     ) as bar:
-        if out.suffix == ".parquet":
+        if to == "parquet":
             _write_parquet(out, tx, vectors, state, bar)
-        elif out.suffix == ".faiss":
+        elif to == "faiss":
             _write_faiss(out, vectors, bar)
         else:
-            with new_folder(out, overwrite=overwrite, kind="an export", is_kind=_is_export) as folder:
-                _write_folder(folder, tx, vectors, bar)
+            lancedb = required("lancedb", "lancedb") if to == "lancedb" else None
+            with new_folder(out, overwrite=overwrite, kind=f"an export to {to}", is_kind=_IS[to]) as folder:
+                if lancedb is None:
+                    _write_folder(folder, tx, vectors, bar)
+                else:
+                    lancedb.connect(folder).create_table(_TABLE, _reader(tx, vectors, state, bar))
     return vectors.count
+
+
+def _format(out: Path, to: Format | None) -> Format:
+    """What to write: as it is said, or as the name says."""
+    if to is not None and to not in FORMATS:
+        raise ValueError(f"to={to!r} (--to): choose one of {', '.join(FORMATS)}")
+    named = _BY_SUFFIX.get(out.suffix)
+    if to is not None and out.suffix and named not in (None, to):
+        raise ValueError(f"{out}: the name says {named}, and to={to!r} (--to) something else; change one of them")
+    if (found := to or named) is None:
+        raise ValueError(
+            f"{out}: export writes X.parquet, X.faiss, X.lancedb, or a folder; give it such a name, or say to (--to)"
+        )
+    return found
 
 
 def all_vectors(store: Store, tx: sqlite3.Connection, state: State) -> Vectors:
@@ -106,24 +131,39 @@ def _write_folder(folder: Path, tx: sqlite3.Connection, vectors: Vectors, bar: A
     _write_faiss(folder / "index.faiss", vectors, bar)
 
 
-def _is_export(folder: Path) -> bool:
-    return sorted(path.name for path in folder.iterdir()) == sorted(_FILES)
+def _holds(*names: str) -> Callable[[Path], bool]:
+    return lambda folder: sorted(path.name for path in folder.iterdir()) == list(names)
+
+
+_IS = {"npy": _holds(*_FILES), "lancedb": _holds(_LANCE)}
 
 
 def _write_parquet(out: Path, tx: sqlite3.Connection, vectors: Vectors, state: State, bar: Any) -> None:
-    pa, parquet = required("pyarrow", "corpus"), required("pyarrow.parquet", "corpus")
+    parquet = required("pyarrow.parquet", "corpus")
+    rows = _reader(tx, vectors, state, bar)
+    with whole_path(out) as temporary, parquet.ParquetWriter(temporary, rows.schema) as writer:
+        for batch in rows:
+            writer.write_batch(batch)
+
+
+def _reader(tx: sqlite3.Connection, vectors: Vectors, state: State, bar: Any) -> Any:
+    """Documents and vectors, a vector a row, as pyarrow's reader of batches."""
+    pa = required("pyarrow", "corpus")
     columns = [
         pa.field(name, pa.string(), nullable=name == "passage") for name in ("id", "text", "metadata", "passage")
     ]
     about = {"st_reba.metric": state.metric, "st_reba.factory": state.factory}
     schema = pa.schema([*columns, pa.field("vector", pa.list_(pa.float32(), vectors.dim), nullable=False)], about)
     lines = _lines(tx)
-    with whole_path(out) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+
+    def batches() -> Iterator[Any]:
         for block in vectors.blocks():
             for start in range(0, len(block), _ROWS):
                 some = block[start : start + _ROWS]
                 rows = [next(lines)[1:] for _ in range(len(some))]
                 arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
                 arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(some.ravel(), pa.float32()), vectors.dim))
-                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
                 bar.update(len(some))
+
+    return pa.RecordBatchReader.from_batches(schema, batches())

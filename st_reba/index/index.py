@@ -29,7 +29,7 @@ from ..fingerprint import ModelFingerprint, check, fingerprint, version_of
 from ..persistence import loaded, located, place_of
 from .ann import Recipe
 from .changes import Change, compact, delete, no_index, take_in
-from .export import export
+from .export import Format, export
 from .snapshot import Found, Snapshot
 from .store import COLUMNS, FILE, State, Store, Stored, by_ids, by_keys, damaged, read_state
 from .vectors import METRICS, scaled_queries
@@ -590,14 +590,21 @@ class Index:
         return change
 
     def export(
-        self, out: str | PathLike[str], *, overwrite: bool = False, show_progress_bar: bool | None = None
+        self,
+        out: str | PathLike[str],
+        to: Format | None = None,
+        *,
+        overwrite: bool = False,
+        show_progress_bar: bool | None = None,
     ) -> int:
         """Write all documents with their vectors, as they are at one moment, for other tools.
 
         Args:
-            out: ``X.parquet``: the columns id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS file,
-                its ids the keys. Another name: a folder with vectors.npy, documents.jsonl (key, id, text, metadata,
-                passage; a line a vector) and index.faiss.
+            out: Where to.
+            to: ``"parquet"``: the columns id, text, metadata (JSON), passage and vector. ``"lancedb"``: a LanceDB
+                database, whose table ``documents`` has the same columns. ``"faiss"``: one FAISS file, its ids the keys.
+                ``"npy"``: a folder with vectors.npy, documents.jsonl (key, id, text, metadata, passage; a line a
+                vector) and index.faiss. None: by the name, ``X.parquet``, ``X.lancedb``, ``X.faiss`` or ``X``.
             overwrite: Replace what is there, at one moment.
             show_progress_bar: Show a bar; None: on a terminal.
 
@@ -617,7 +624,7 @@ class Index:
         store = Store(self._path)
         try:
             with store.reading() as tx:
-                return export(store, tx, Path(out), overwrite=overwrite, show=show_progress_bar)
+                return export(store, tx, Path(out), to, overwrite=overwrite, show=show_progress_bar)
         finally:
             store.close()
 

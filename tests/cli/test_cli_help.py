@@ -18,11 +18,12 @@ from commanding import Run
 
 import st_reba
 from st_reba import cli, zoo
-from st_reba.cli import evaluate, options, places, vectors
+from st_reba.cli import evaluate, index, options, places, vectors
 from st_reba.corpus import encode, folder, records
 from st_reba.encode import Task
 from st_reba.evaluation import methods
 from st_reba.evaluation import run as runs
+from st_reba.index.export import FORMATS
 from st_reba.modules import Stage
 from st_reba.spec import METHODS
 
@@ -222,6 +223,7 @@ def test_what_is_written_out_is_what_the_package_has() -> None:
         folder.DTYPES,
         records.MAX_CHARS,
     )
+    assert index.EXPORTS == FORMATS
     assert evaluate.MTEB_SEED == runs.MTEB_SEED == signature(runs.evaluate).parameters["seed"].default
     assert signature(methods.methods_for).parameters["default"].default == evaluate.METHODS
     assert set(evaluate.METHODS.split(",")) < set(evaluate.COMPARED.split(","))

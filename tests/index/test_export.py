@@ -54,7 +54,8 @@ def test_parquet(index: Index, tmp_path: Path) -> None:
 
 def test_faiss_and_a_folder(index: Index, tmp_path: Path) -> None:
     """The ids of FAISS files are keys, of exports as of the index's own."""
-    index.export(tmp_path / "x.faiss", **QUIET)
+    index.export(tmp_path / "x.index", "faiss", **QUIET)
+    (tmp_path / "x.index").rename(tmp_path / "x.faiss")
     assert index.export(tmp_path / "folder", **QUIET) == 27
     ids, given, vectors = expected()
     lines = [json.loads(line) for line in (tmp_path / "folder" / "documents.jsonl").read_text("utf-8").splitlines()]
@@ -120,14 +121,22 @@ def test_whole_or_not_at_all(index: Index, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_refused(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"export writes X\.parquet, X\.faiss, or a folder"):
+    with pytest.raises(ValueError, match=r"export writes X\.parquet, X\.faiss, X\.lancedb, or a folder"):
         index.export(tmp_path / "x.csv")
+    with pytest.raises(ValueError, match="the name says parquet, and to='faiss'"):
+        index.export(tmp_path / "x.parquet", "faiss")
+    with pytest.raises(ValueError, match="to='csv'.*choose one of npy, parquet, faiss, lancedb"):
+        index.export(tmp_path / "x", "csv")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="no such folder"):
         index.export(tmp_path / "no" / "x.faiss")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    with pytest.raises(FileExistsError, match="not an export"):
+    with pytest.raises(FileExistsError, match="not an export to npy"):
         index.export(tmp_path / "mine", overwrite=True)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "lancedb", None)
+        with pytest.raises(ImportError, match=r"pip install 'st-reba\[lancedb\]'"):
+            index.export(tmp_path / "x", "lancedb")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "pyarrow.parquet", None)
         with pytest.raises(ImportError, match=r"pip install 'st-reba\[corpus\]'"):
