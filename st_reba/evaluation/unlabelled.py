@@ -21,6 +21,8 @@ from .views import Viewed
 FEWEST = 50
 # From so many on another draw of texts hardly changes the choice (docs/results/tune.md).
 ENOUGH = 200
+# All are ranked for each: of more the cosines would not fit into memory.
+MOST = 20_000
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ def unlabelled(
         >>> print(found)
         the list: 60 of 120 texts (60 repeated)
     """
-    if isinstance(sample, bool) or not isinstance(sample, int) or sample < FEWEST:
-        raise ValueError(f"sample={sample!r} must be a whole number from {FEWEST} on.")
+    if isinstance(sample, bool) or not isinstance(sample, int) or not FEWEST <= sample <= MOST:
+        raise ValueError(f"sample={sample!r} must be a whole number from {FEWEST} to {MOST:,}.")
     source = open_source(texts, Reading(text_column, ""))
     # By script the texts whose hashes are the smallest: one text, one hash, whatever the order.
     drawn: dict[str, list[tuple[int, str]]] = {}
