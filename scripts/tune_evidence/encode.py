@@ -43,12 +43,13 @@ def main() -> None:
     parser.add_argument("base", help="a model folder, or mini")
     parser.add_argument("out", type=Path, help="where the vectors go")
     parser.add_argument("--languages", nargs="+", default=["zh", "en"])
+    parser.add_argument("--prompteol", action="store_true", help="run PromptEOL too, the last arm")
     parser.add_argument("--every-view", action="store_true", help="see above")
     options = parser.parse_args()
     texts = texts_of(options.shared, options.languages, options.every_view)
     transformer: Any = st_reba.build(options.base, "classical", dtype="float32")[0]
     depth = transformer.depth
-    for number, arm in enumerate(arms(depth)):
+    for number, arm in enumerate(arms(depth)[: None if options.prompteol else -1]):
         folder = options.out / str(number)
         if (folder / DONE).exists():
             continue

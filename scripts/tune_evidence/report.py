@@ -30,6 +30,7 @@ SIGNALS = (
 # What is tried together with crops, and which filters a guard leaves.
 PARTNERS = ("query", "disjoint", "hidden words", "hidden, near", "TwoNN", "RankMe", "uniformity", "agreement")
 MILD = ("no filter", "center", "abtt-2")
+HALF = (*MILD, "whiten power 0.5")
 
 
 def loaded(folder: Path) -> pd.DataFrame:
@@ -81,13 +82,30 @@ def highest(signal: str, filters: Sequence[str] | None = None) -> Rule:
     return rule
 
 
-def together(first: str, second: str) -> Rule:
-    """Choose by the sum of two signals' ranks."""
+def together(first: str, second: str, weight: float = 0.5, filters: Sequence[str] | None = None) -> Rule:
+    """Choose by the sum of two signals' ranks, the second's weighted."""
 
     def rule(group: pd.DataFrame) -> int:
-        return int((group[first].rank() + group[second].rank() + group[first].rank() * 1e-6).idxmax())
+        own = group if filters is None else group[group["filter"].isin(filters)]
+        # Of equal sums, the one that the first prefers.
+        return int((own[first].rank() * (1 + 1e-6) + weight * own[second].rank()).idxmax())
 
     return rule
+
+
+# What tables compare.
+RULES: dict[str, Rule] = {
+    "overlap": highest("overlap"),
+    "overlap, at most half whitening": highest("overlap", HALF),
+    "overlap, no whitening": highest("overlap", MILD),
+    "overlap + half of disjoint": together("overlap", "disjoint"),
+    "overlap + half of agreement": together("overlap", "agreement"),
+    "query": highest("query"),
+    "disjoint": highest("disjoint"),
+    "TwoNN": highest("TwoNN"),
+    "RankMe": highest("RankMe"),
+    "uniformity": highest("uniformity"),
+}
 
 
 def choices(frame: pd.DataFrame, rule: Rule) -> pd.DataFrame:
@@ -123,11 +141,10 @@ def summary(table: pd.DataFrame) -> list[str]:
 def without_base(frame: pd.DataFrame, use: str) -> pd.DataFrame:
     """For each base the rule that is best on the others: crops alone, crops with a partner, or crops behind a guard."""
     own = frame[frame["use"] == use]
-    rules: dict[str, Rule] = {"overlap": highest("overlap"), "overlap, mild filters": highest("overlap", MILD)}
+    rules = dict(RULES)
     for partner in PARTNERS:
         if own[partner].notna().all():
-            rules[partner] = highest(partner)
-            rules[f"overlap + {partner}"] = together("overlap", partner)
+            rules |= {f"overlap + half of {partner}": together("overlap", partner)}
     made = {name: ratios(choices(own, rule)) for name, rule in rules.items()}
     found = []
     for base in own["base"].unique():
@@ -135,8 +152,6 @@ def without_base(frame: pd.DataFrame, use: str) -> pd.DataFrame:
         # Crops alone unless something is better on the other bases.
         name = max(others, key=lambda each: (others[each], each == "overlap"))
         found.append(made[name][made[name]["base"] == base].assign(rule=name))
-    means = {name: table["/best"].mean() for name, table in made.items()}
-    print(f"\n{use}: mean share of hindsight's best, all bases:", json.dumps(means, indent=1))
     return pd.concat(found)
 
 
@@ -255,10 +270,8 @@ def main() -> None:
     print(signal_table(frame))
     for use in USES:
         own = frame[frame["use"] == use]
-        for signal in ("overlap", "query", "disjoint", "hidden words"):
-            if own[signal].notna().all():
-                print(use, signal, *summary(ratios(choices(own, highest(signal)))), sep=" | ")
-        print(use, "overlap, mild filters", *summary(ratios(choices(own, highest("overlap", MILD)))), sep=" | ")
+        for name, rule in RULES.items():
+            print(use, name, *summary(ratios(choices(own, rule))), sep=" | ")
         left = without_base(frame, use)
         print(use, "leave one base out", dict(zip(left["base"], left["rule"], strict=True)), *summary(left), sep=" | ")
     given = {each.name: each for each in sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")}

@@ -66,7 +66,8 @@ def main() -> None:
     }
     # By set, size and draw: of each composition the signal; and by set: fitted on views of other folds.
     signals: dict[Any, dict[int, float]] = {}
-    both = zip(compositions(options.vectors, len(whole)), compositions(options.every_view, len(shown)), strict=True)
+    # PromptEOL's arm, the last one, may be missing in the second.
+    both = zip(compositions(options.vectors, len(whole)), compositions(options.every_view, len(shown)), strict=False)
     for number, ((trial, wholes, _), (_, crops, _)) in enumerate(tqdm(both)):
         for name, (own, first, second) in rows.items():
             for size in SIZES:

@@ -67,7 +67,7 @@ def tune(
         "What a method may cost: half of a pass of the text through BASE, one, or any number.",
     ),
     labels: str | None = opt(None, "Labelled items that choose instead (as st-reba compose reads them).", "FILE"),
-    sample: int = opt(1000, "Draw so many of the texts.", "N", min=50),
+    sample: int = opt(1000, "Draw so many of the texts.", "N", min=50, max=20_000),
     quick: bool = opt(False, "Search layers, poolings and a few filters alone."),
     space: str | None = opt(None, "A YAML file of what is searched (docs/how-to/compose.md).", "FILE"),
     minutes: float | None = opt(None, "Draw as many arms as fit into M minutes.", "M"),

@@ -119,6 +119,16 @@ def _two(text: str, spans: Sequence[tuple[int, int]], how: How) -> tuple[str, st
     return (_ZH if dense else _EN).format(whole), whole
 
 
+def pieces(text: str) -> int:
+    """How long a text is, in words, or in characters of scripts without spaces.
+
+    Example:
+        >>> pieces("How do I page a list?"), pieces("北京，今天下大雪")
+        (6, 7)
+    """
+    return sum(1 for _ in _PIECE.finditer(text))
+
+
 def reciprocal_ranks(first: NDArray[Any], second: NDArray[Any]) -> Array:
     """How well two views of the same texts find each other; their mean is the MRR.
 

@@ -14,13 +14,15 @@ from tqdm.auto import tqdm
 
 from ..corpus.records import Reading, Reject
 from ..corpus.source import Input, open_source
-from .signals import How, views
+from .signals import pieces, views
 from .views import Viewed
 
 # Below so many a choice is one by chance, and most filters cannot be fitted.
 FEWEST = 50
 # From so many on another draw of texts hardly changes the choice (docs/results/tune.md).
 ENOUGH = 200
+# All are ranked for each: of more the cosines would not fit into memory.
+MOST = 20_000
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,6 @@ class Unlabelled:
     Args:
         name: Where they are from.
         texts: The texts.
-        how: Which views of them are items; see :func:`st_reba.evaluation.signals.views`.
         read: Records that were read.
         left_out: How many cannot be used, by reason.
         writing: How many of the texts are in each script.
@@ -38,7 +39,6 @@ class Unlabelled:
 
     name: str
     texts: tuple[str, ...]
-    how: How
     read: int
     left_out: Mapping[str, int] = field(default_factory=dict)
     writing: Mapping[str, int] = field(default_factory=dict)
@@ -46,8 +46,13 @@ class Unlabelled:
     @property
     def items(self) -> Viewed:
         """The texts as items."""
-        made = views(self.texts, self.how)
+        made = views(self.texts)
         return Viewed.of(self.texts, list(zip(made.first, made.second, strict=True)))
+
+    @property
+    def pieces(self) -> int:
+        """How long the text in the middle is, in words, or in characters of scripts without spaces."""
+        return sorted(map(pieces, self.texts))[len(self.texts) // 2]
 
     @property
     def warning(self) -> str:
@@ -70,7 +75,6 @@ SHORT, REPEATED, UNREADABLE = "too short for two views", "repeated", "empty or n
 
 def unlabelled(
     texts: Input,
-    how: How,
     *,
     sample: int = 1000,
     seed: int = 0,
@@ -84,7 +88,6 @@ def unlabelled(
 
     Args:
         texts: A file, a folder, a table or texts, as :func:`st_reba.corpus.encode_corpus` takes them.
-        how: Which views; see :func:`st_reba.evaluation.signals.views`.
         sample: How many to draw.
         seed: Of the draw.
         text_column: The column or key of the text; None: text, content, body, …
@@ -94,12 +97,12 @@ def unlabelled(
         ValueError: There are too few texts, or an argument cannot be.
 
     Example:
-        >>> found = unlabelled([f"text number {n} is about {n} things" for n in range(60)] * 2, "overlap")
+        >>> found = unlabelled([f"text number {n} is about {n} things" for n in range(60)] * 2)
         >>> print(found)
         the list: 60 of 120 texts (60 repeated)
     """
-    if isinstance(sample, bool) or not isinstance(sample, int) or sample < FEWEST:
-        raise ValueError(f"sample={sample!r} must be a whole number from {FEWEST} on.")
+    if isinstance(sample, bool) or not isinstance(sample, int) or not FEWEST <= sample <= MOST:
+        raise ValueError(f"sample={sample!r} must be a whole number from {FEWEST} to {MOST:,}.")
     source = open_source(texts, Reading(text_column, ""))
     # By script the texts whose hashes are the smallest: one text, one hash, whatever the order.
     drawn: dict[str, list[tuple[int, str]]] = {}
@@ -117,7 +120,7 @@ def unlabelled(
             counts[REPEATED] += 1
             continue
         seen.add(digest[:8])
-        if not views([text], how).rows:
+        if not views([text]).rows:
             counts[SHORT] += 1
             continue
         # The smallest of a heap is its first: negative hashes keep the largest there.
@@ -126,7 +129,7 @@ def unlabelled(
         (heapq.heappush if len(heap) < sample else heapq.heappushpop)(heap, entry)
     shares = shared({script: len(heap) for script, heap in drawn.items()}, sample)
     chosen = [each for script, heap in drawn.items() for each in heapq.nlargest(shares[script], heap)]
-    found = Unlabelled(source.name, tuple(text for _, text in sorted(chosen, reverse=True)), how, read, counts, shares)
+    found = Unlabelled(source.name, tuple(text for _, text in sorted(chosen, reverse=True)), read, counts, shares)
     if len(found.texts) < FEWEST:
         raise ValueError(
             f"{found.name}: {len(found.texts)} different texts can be used, but {FEWEST} are needed at the least, and "

@@ -30,7 +30,7 @@ class Viewed(Items):
         >>> items = Viewed.of(["cats sleep", "ships sail"], [("cats", "sleep"), ("ships", "sail")])
         >>> vectors = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.9, 0.1]])
         >>> items.evidence(vectors).ravel().tolist()
-        [0.5, 0.5]
+        [0.75, 0.5]
     """
 
     kind: ClassVar[str] = "Views"

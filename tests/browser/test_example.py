@@ -33,7 +33,7 @@ SPELLED = ["<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"]
 class _Served(SimpleHTTPRequestHandler):
     """A folder, and what npm installed below /npm/."""
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}  # noqa: RUF012
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}
 
     def translate_path(self, path: str) -> str:
         if path.startswith("/npm/"):

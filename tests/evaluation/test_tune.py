@@ -15,6 +15,7 @@ from searched import TEXTS, task_of
 import st_reba
 from st_reba.cli import main
 from st_reba.evaluation import heldout
+from st_reba.evaluation import tune as module
 from st_reba.evaluation.crossfit import FOLDS, Scored
 from st_reba.evaluation.halving import Halving
 from st_reba.evaluation.heldout import digest
@@ -102,18 +103,18 @@ def test_a_draw_is_of_different_texts_of_every_script(tmp_path: Path) -> None:
     chinese = [f"第{n}家银行今天在城里开了门。" for n in range(200)]
     english = [f"The bank number {n} opened in town today." for n in range(70)]
     texts = [*chinese, *english, *english, "short", " ", "好"]
-    drawn = unlabelled(texts, "overlap", sample=100)
+    drawn = unlabelled(texts, sample=100)
     assert drawn.writing == {"LATIN": 50, "CJK": 50} and len(set(drawn.texts)) == len(drawn.items) == 100
     assert drawn.left_out == {"repeated": 70, "too short for two views": 2, "empty or not readable": 1}
     assert drawn.read == len(texts) and "100 of 343 texts" in str(drawn) and "100 texts are few" in drawn.warning
-    assert unlabelled(texts[::-1], "overlap", sample=100).texts == drawn.texts
-    assert unlabelled(texts, "overlap", sample=100, seed=1).texts != drawn.texts
+    assert unlabelled(texts[::-1], sample=100).texts == drawn.texts
+    assert unlabelled(texts, sample=100, seed=1).texts != drawn.texts
     # All of the script that has fewer.
-    assert unlabelled(texts, "overlap", sample=250).writing == {"LATIN": 70, "CJK": 180}
-    assert "too short" in unlabelled([*chinese[:60], *"甲乙丙丁戊己庚辛壬癸"], "overlap").warning
+    assert unlabelled(texts, sample=250).writing == {"LATIN": 70, "CJK": 180}
+    assert "too short" in unlabelled([*chinese[:60], *"甲乙丙丁戊己庚辛壬癸"]).warning
     (tmp_path / "a.txt").write_text("\n".join(chinese), encoding="utf-8")
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in english))
-    assert unlabelled(tmp_path, "overlap", sample=100).texts == drawn.texts
+    assert unlabelled(tmp_path, sample=100).texts == drawn.texts
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,16 @@ def test_the_best_within_a_budget(
     assert all(COSTS.of(best[other][0]) <= BUDGETS[other] for other in others)
 
 
+@pytest.mark.parametrize(
+    ("like", "words", "mild"), [("pairs", 14, True), ("pairs", 15, False), ("search", 5, False), ("topics", 99, True)]
+)
+def test_filters_of_which_views_speak_too_well(like: str, words: int, mild: bool) -> None:
+    drawn = unlabelled([" ".join(f"w{n}{place}" for place in range(words)) for n in range(50)])
+    assert drawn.pieces == words
+    space = module._searched(module.QUICK, like, drawn)
+    assert (space.filters == module.MILD) is mild and (space == module.QUICK) is not mild
+
+
 def test_below_the_last_layers_mean_on_held_out_texts_that_is_the_recipe(tuned: Any) -> None:
     report, _ = tuned()
     worse = [row if row.name != "balanced" else type(row)(**{**vars(row), "heldout": -1.0}) for row in report.rows]
@@ -245,7 +256,7 @@ def test_what_is_written(tuned: Any, base: Any) -> None:
     trial = report.row("balanced").trial
     if trial.filter != NO_FILTER:
         # On all texts, also those that only reported.
-        items = unlabelled(TEXTS[:220], "overlap").items
+        items = unlabelled(TEXTS[:220]).items
         assert saved[0].stage("filter").texts == len(items.fitted_on) > len(report.parts.validation.fitted_on)
 
 
