@@ -165,8 +165,7 @@ def planned_batches(
     if prompt is None:
         if name is not None and name not in model.prompts:
             raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
-        saved = (one for one in PROMPT_NAMES.get(task or "", ()) if one in model.prompts)
-        prompt = model.prompts.get(name or next(saved, None) or model.default_prompt_name or "")
+        prompt = saved_prompt(model, task) if name is None else model.prompts[name]
     # Anything else does not concern the input's layout, or is refused by the model's method.
     known = {*model.get_model_kwargs(), "processing_kwargs"}
     fields = {key: value for key, value in kwargs.items() if key in known}
@@ -176,6 +175,12 @@ def planned_batches(
         budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
         return token_batches([len(text) for text in texts], budget, max_padding=1), None
     return sized_batches(counts or [len(text) for text in texts], batch_size, batch_tokens), counts
+
+
+def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
+    """The prompt that a model by itself puts in front of a task's texts; None: it has none."""
+    names = (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name)
+    return next((model.prompts[name] for name in names if name in model.prompts), None)
 
 
 def encode_batch(

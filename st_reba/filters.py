@@ -20,7 +20,7 @@ from torch import nn
 
 from .encode import encode_stream
 from .files import whole_file
-from .fingerprint import PROBES
+from .fingerprint import PROBES, dtype_of
 from .modules.decoder import DecoderTransformer
 from .modules.filter import Filter, Kind
 from .pipelines import copied, rebuilt
@@ -389,7 +389,7 @@ def postfilter_of(
     fitted = PostFilter.fit(vectors, kind, r=r, dimensions=dimensions, power=power)
     prompt = encoding.get("prompt")
     probe = _probe(whole, prompt)
-    return replace(fitted, seed=seed, sha256=digest, prompt=prompt, dtype=_dtype(model), probe=probe)
+    return replace(fitted, seed=seed, sha256=digest, prompt=prompt, dtype=dtype_of(model), probe=probe)
 
 
 def with_postfilter(model: SentenceTransformer, postfilter: PostFilter | str | os.PathLike[str]) -> SentenceTransformer:
@@ -410,7 +410,7 @@ def with_postfilter(model: SentenceTransformer, postfilter: PostFilter | str | o
         raise ValueError(f"{name} was fitted on vectors of {given}. {remedy}")
     if fitted.probe is not None:
         apart = float(np.linalg.norm(_probe(whole, fitted.prompt) - fitted.probe, axis=1).max())
-        allowed = _TOLERANCE if {fitted.dtype, _dtype(model)} == {"float32"} else _TOLERANCE_16
+        allowed = _TOLERANCE if {fitted.dtype, dtype_of(model)} == {"float32"} else _TOLERANCE_16
         if not apart <= allowed * fitted.spread:
             raise ValueError(
                 f"{name} was fitted on vectors of another model: those of a fixed text differ by {apart:.3g}, not "
@@ -446,10 +446,6 @@ def sample_texts(texts: Iterable[str], sample: int | None = None, seed: int = 0)
 def _probe(model: SentenceTransformer, prompt: str | None) -> NDArray[np.float32]:
     """Vectors [2, d] of two fixed texts, by which a filter knows its model again."""
     return np.asarray(model.encode(list(PROBES[:2]), prompt=prompt, show_progress_bar=False), dtype=np.float32)
-
-
-def _dtype(model: SentenceTransformer) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _whole(model: SentenceTransformer) -> SentenceTransformer:

@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from .spec import spec_of
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
@@ -40,7 +42,6 @@ PROBES = (
 TOLERANCE = {"float32": 0.005, "other": 0.025}
 # Choices of how to run the model, which leave the vectors the same up to rounding.
 _VOLATILE = {"architectures", "attn_implementation", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-_UNTOLD = {"base_model", "embedding_dimension", "module_input_name", "module_output_name", "transformer_task"}
 _CACHE_FOLDER = re.compile(r"models--(?:.+--)?([^/\\]+)[/\\]snapshots[/\\]")
 
 
@@ -54,7 +55,7 @@ class ModelFingerprint:
         dtype: Of the weights.
         name: The base name of the model, for people to read.
         revision: The commit of the model files, when they came from a hub.
-        method: The modules with their settings, for people to read.
+        method: What it computes, for people to read.
         configuration: SHA-256 of the modules' settings and the backbone's configuration: where the vectors agree
             but this does not, a warning says so.
 
@@ -222,20 +223,9 @@ def _settings(model: SentenceTransformer) -> list[tuple[str, Any]]:
 
 
 def _method(model: SentenceTransformer) -> str:
-    """The modules and those of their settings that fit on a line."""
-    parts = []
-    for name, config in _settings(model):
-        shown = [
-            f"{key}={value}"
-            for key, value in config.items()
-            if isinstance(value, (str, int, float)) and not isinstance(value, bool) and 0 < len(str(value)) <= 40
-            if key not in _UNTOLD
-        ]
-        named = [config.get("method"), *(config.get("stages") or ())]
-        options = [item for each in named if isinstance(each, dict) for item in each.items()]
-        shown += [" ".join([key, *(f"{one}={value}" for one, value in own.items())]) for key, own in options]
-        parts.append(f"{name}({', '.join(shown)})")
-    return " → ".join(parts)
+    """What a model computes, in the short form; of one that is not st_reba's, its modules."""
+    modules = [type(one).__name__ for one in model.children()]
+    return str(spec_of(model)) if hasattr(model[0], "stages") else " → ".join(modules)
 
 
 def _configuration(model: SentenceTransformer, config: Any) -> str:

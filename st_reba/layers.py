@@ -59,7 +59,6 @@ class InnerStates(Bound):
             raise ValueError(f"layers={layers}: {error}, so only its last can be had. Use layers='last'.") from None
 
     def begin(self, run: Pass) -> None:
-        """The states are kept with the pass."""
         run.kept[self] = {}
 
     def after_layer(self, run: Pass, call: LayerCall) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .batches import check_sizes, copied_positions, sized_batches
+from .encode import saved_prompt
 from .layers import InnerStates, Layers, layer_numbers
 from .modules.chunked import ChunkedReBAPooling
 from .modules.pooling import ReBAPooling
@@ -132,7 +133,8 @@ def encode_word_layers(
     if pooling is not None and not isinstance(pooling, ChunkedReBAPooling):
         # A word needs the rows of all tokens; pieces run by themselves.
         watch.append(pooling.token_capture)
-    laid_out: dict[str, Any] = {"prompt": _prompt(model, prompt), "task": task, **fields}
+    prompt = saved_prompt(model) if prompt is None else prompt
+    laid_out: dict[str, Any] = {"prompt": prompt, "task": task, **fields}
     budget = transformer.budget(**laid_out)
     placed = [_placed(index, item) for index, item in enumerate(items)]
     # A text runs once for all of its words.
@@ -151,16 +153,12 @@ def encode_word_layers(
         with torch.inference_mode():
             output = transformer(batch_to_device(features, model.device), watch=watch)
             for layer, each in enumerate([output] if inner is None else inner.outputs(output)):
-                for turn in range(max(map(len, numbers_of))):
-                    # A word of each text at a time; what comes of a text without a further word is not used.
-                    turns = {row: mine[turn] for row, mine in enumerate(numbers_of) if turn < len(mine)}
-                    empty = torch.zeros_like(next(iter(spans.values())))
-                    marked = torch.stack([spans[turns[row]] if row in turns else empty for row in range(len(batch))])
+                for turn, marked in _turns(numbers_of, spans):
                     if pooling is None:
                         embedded = _hidden_means(each, marked, transformer.repeats)
                     else:
                         embedded = pooling.span_embeddings(each, marked, normalize=normalize)
-                    vectors[layer, list(turns.values())] = embedded[list(turns)].float().cpu().numpy()
+                    vectors[layer, list(turn.values())] = embedded[list(turn)].float().cpu().numpy()
         if progress is not None:
             progress(len(chosen), sum(lengths[place] for place in batch))
     return vectors
@@ -189,7 +187,7 @@ def unseen_words(
         {1: 'past the cut'}
     """
     transformer = _repeating(model)
-    budget = transformer.budget(_prompt(model, prompt), task, **fields)
+    budget = transformer.budget(saved_prompt(model) if prompt is None else prompt, task, **fields)
     found: dict[int, Literal["on no token", "past the cut"]] = {}
     for start in range(0, len(items), _LOOKED_AT_TOGETHER):
         piece = [_placed(start + place, item) for place, item in enumerate(items[start : start + _LOOKED_AT_TOGETHER])]
@@ -210,12 +208,6 @@ def _repeating(model: SentenceTransformer) -> RepeatTransformer:
         )
     transformer.check_single()
     return transformer
-
-
-def _prompt(model: SentenceTransformer, prompt: str | None) -> str | None:
-    if prompt is None and model.default_prompt_name is not None:
-        return model.prompts.get(model.default_prompt_name)
-    return prompt
 
 
 def _placed(index: int, item: Any) -> _Placed:
@@ -270,6 +262,14 @@ def token_spans(transformer: RepeatTransformer, items: dict[int, _Placed], budge
             )
         spans[row, tokens] = True
     return spans
+
+
+def _turns(words: Sequence[Sequence[int]], spans: dict[int, Tensor]) -> Iterator[tuple[dict[int, int], Tensor]]:
+    """A word of each text at a time, by its row; and its tokens, [B, n], none where a text has no further word."""
+    none = torch.zeros_like(next(iter(spans.values())))
+    for number in range(max(map(len, words))):
+        turn = {row: mine[number] for row, mine in enumerate(words) if number < len(mine)}
+        yield turn, torch.stack([spans[turn[row]] if row in turn else none for row in range(len(words))])
 
 
 def _hidden_means(features: dict[str, Any], spans: Tensor, copies: int) -> Tensor:

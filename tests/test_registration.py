@@ -26,6 +26,10 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 IMPORT = """
 import sys
 import st_reba
+try:
+    st_reba.build("mini", repeats=99)
+except ValueError as error:
+    assert "repeats=99" in str(error)
 print(*sorted(sys.modules))
 """
 WITH_IMPORT = """
@@ -67,7 +71,7 @@ def folder(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def test_import_is_light() -> None:
+def test_an_import_and_a_wrong_value_are_light() -> None:
     imported = set(python(IMPORT).split())
     assert "st_reba.modules.methods" in imported
     assert not {name.partition(".")[0] for name in imported} & {

@@ -6,7 +6,6 @@ import configparser
 import importlib.util
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,8 +204,8 @@ def test_what_unblocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         st_reba.build("zoo:llama3.2-3b-nosink", trust_remote_code=True)
     specs: list[Any] = []
-    module = sys.modules["st_reba.building"]
-    monkeypatch.setattr(module, "_Build", lambda base, spec, loading, *_: specs.append((base, spec, loading)))
+    made = "st_reba.assembly.Assembly"
+    monkeypatch.setattr(made, lambda base, spec, loading, *_: specs.append((base, spec, loading)))
     for name, given in [("minicpm4-8b-reba", {"trust_remote_code": True}), ("llama3.2-3b-nosink", {"k": 8})]:
         with pytest.raises(AttributeError):
             st_reba.build(f"zoo:{name}", **given)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from ..modules.vendoring import NAME, code
+from ..modules.vendoring import NAME, carried, code
 from ..persistence import load
 from ..version import __version__
 from .golden import Report, compare, find_golden, read_golden
 
 _VERSION = re.compile(r"# st_reba (\d[\w.+-]{0,40})\s")
-_CLASS = re.compile(rf"^from \.{NAME}_(\w+) import ([A-Z]\w+)$", re.MULTILINE)
-_FILE = re.compile(rf"^from \.{NAME}_(\w+) import __name__ as _", re.MULTILINE)
 # What another process runs; its last line is the report.
 _SCRIPT = (
     "import json, sys; from st_reba.hub.verify import verify; "
@@ -93,10 +90,8 @@ def code_state(path: str, **hub: Any) -> str | None:
     text = main.decode("utf-8", "replace")
     try:
         # As the repository itself says: which classes it has, and which files.
-        classes = [
-            getattr(import_module(f"..modules.{home}", __package__), name) for home, name in _CLASS.findall(text)
-        ]
-        wanted = code(*classes, files=_FILE.findall(text))
+        classes, files = carried(text)
+        wanted = code(*classes, files=files)
     except (ImportError, AttributeError, OSError):
         wanted = {f"{NAME}.py": b""}
     wrong = {name for name, content in wanted.items() if _read(path, name, hub) != content}

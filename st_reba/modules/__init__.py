@@ -9,15 +9,20 @@ from importlib import import_module
 from inspect import cleandoc
 from typing import Any
 
-from .ensemble import Ensemble
-from .filter import Filter
-from .layout import Layout
-from .methods import Classical, Echo, Method, PromptEOL, ReBA
-from .options import Options
-from .plan import LayerPlan, NoSink
-from .prepend import Prepend
-from .reading import ReadLayers
-from .stages import Stage
+from .ensemble import Ensemble as Ensemble
+from .filter import Filter as Filter
+from .layout import Layout as Layout
+from .methods import Classical as Classical
+from .methods import Echo as Echo
+from .methods import Method as Method
+from .methods import PromptEOL as PromptEOL
+from .methods import ReBA as ReBA
+from .options import Options as Options
+from .plan import LayerPlan as LayerPlan
+from .plan import NoSink as NoSink
+from .prepend import Prepend as Prepend
+from .reading import ReadLayers as ReadLayers
+from .stages import Stage as Stage
 
 # The classes that modules.json may name, and where they stand.
 MODULES = {
@@ -28,23 +33,6 @@ MODULES = {
     "ChunkedReBAPooling": "chunked",
     "PromptEnsemble": "prompts",
 }
-
-__all__ = [
-    "MODULES",
-    "Classical",
-    "Echo",
-    "Ensemble",
-    "Filter",
-    "Layout",
-    "LayerPlan",
-    "Method",
-    "NoSink",
-    "Prepend",
-    "PromptEOL",
-    "ReBA",
-    "ReadLayers",
-    "Stage",
-]
 
 
 def _documented(kind: type[Options]) -> str:

@@ -155,11 +155,16 @@ def switch_on(model: PreTrainedModel) -> bool:
     decoder = Backbone(model).decoder
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
+    return ask_for(decoder, ATTENTION_NAME)
+
+
+def ask_for(decoder: PreTrainedModel, name: str) -> bool:
+    """Ask a decoder for an implementation of attention; whether it takes it."""
     # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        decoder.set_attn_implementation(ATTENTION_NAME)
+        decoder.set_attn_implementation(name)
     finally:
         logging.set_verbosity(verbosity)
-    return bool(decoder.config._attn_implementation == ATTENTION_NAME)
+    return bool(decoder.config._attn_implementation == name)

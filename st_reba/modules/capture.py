@@ -80,12 +80,10 @@ class Capture(Bound):
         kind(self, run.places, run.length, run.real.device).begin(run)
 
     def finish(self, run: Pass, hidden: Tensor) -> Tensor:
-        """As the observer's."""
         seen: Tensor = run.observer.finish(run, hidden)
         return seen
 
     def features(self, run: Pass) -> dict[str, Any]:
-        """What was captured."""
         return {"backward_attention": run.observer.matrix(), "captured": self}
 
 

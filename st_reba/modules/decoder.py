@@ -68,8 +68,8 @@ class DecoderTransformer(Transformer):
         **kwargs: Any,
     ) -> None:
         stages = stages_of(stages)
-        known = [] if method is None else list(method.values()) if isinstance(method, Mapping) else [method]
-        if not all(isinstance(each, Mapping) for each in known):
+        known = {} if method is None else method
+        if not isinstance(known, Mapping) or not all(isinstance(each, Mapping) for each in known.values()):
             raise ValueError(f"method={shown(method)} must be a mapping of a method's name to its options.")
         kwargs = {**TEXT_ONLY, **kwargs}
         weights = dict(kwargs.get("model_kwargs") or {})
@@ -325,7 +325,6 @@ class DecoderTransformer(Transformer):
         leave_code(output_path, type(self), *map(type, self.stages), files=[name for name in also if also[name]])
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The module's configuration, JSON-serializable."""
         config: dict[str, Any] = super().get_config_dict()
         config["stages"] = as_stored(self.stages)
         if self.left_at is not None:

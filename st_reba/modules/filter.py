@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from .options import option, shown
-from .stages import Bound, Stage
-
-if TYPE_CHECKING:
-    from .decoder import DecoderTransformer
+from .stages import Bound, Decoder, Stage
 
 Kind = Literal["center", "abtt", "standardize", "whiten"]
 
@@ -65,7 +62,7 @@ class Filter(Stage):
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"filter: sha256={shown(self.sha256)} must be 64 hexadecimal digits, or None.")
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
+    def bind(self, decoder: Decoder) -> Bound:
         """Nothing: the vectors are filtered behind the pooling."""
         if self.file is not None:
             raise ValueError(

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .kinds import KINDS, PassMasks, kind_of
 from .options import MOST_LAYERS, option, shown
-from .stages import Bound, Pass, Stage
+from .stages import Bound, Decoder, Pass, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .decoder import DecoderTransformer
 
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 PlanVariant = Literal["paper", "published"]
@@ -193,8 +191,7 @@ class LayerPlan(Stage):
             chosen[layer] = kind
         return sorted(chosen.items())
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
-        """The plan of the decoder's layers, once it is known that they can be converted."""
+    def bind(self, decoder: Decoder) -> Bound:
         return planned(decoder, self)
 
 
@@ -275,12 +272,11 @@ class NoSink(Stage):
             fixed["k0"] = min(self.k0, max(1, self.k0 // 2)) if self.setting == "mask0-mid" else self.k0
         return LayerPlan(**fixed, k=self.k or 0, m=self.m, variant=self.variant)
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
-        """As of the plan."""
+    def bind(self, decoder: Decoder) -> Bound:
         return planned(decoder, self)
 
 
-def planned(decoder: DecoderTransformer, stage: LayerPlan | NoSink) -> PlannedLayers:
+def planned(decoder: Decoder, stage: LayerPlan | NoSink) -> PlannedLayers:
     """What a plan, or a named setting, makes of a decoder's layers; an error where they cannot be converted so."""
     try:
         stack = stage.plan.resolve(decoder.runs)
@@ -297,7 +293,7 @@ def planned(decoder: DecoderTransformer, stage: LayerPlan | NoSink) -> PlannedLa
 class PlannedLayers(Bound):
     """A decoder's layers, each of which sees what a plan says."""
 
-    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
+    def __init__(self, decoder: Decoder, stage: LayerPlan | NoSink, stack: Stack) -> None:
         self.stage, self.stack = stage, stack
         if stack.is_plain:
             return

@@ -191,7 +191,6 @@ class ReBAPooling(Module):
         return weighted_sum(weights, features[TOKENS])
 
     def get_embedding_dimension(self) -> int:
-        """Dimension of the vectors."""
         return self.embedding_dimension
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

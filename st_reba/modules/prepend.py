@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .layout import Frame, TokenLayout
 from .options import MOST_LAYERS, option
-from .stages import Bound, LayerCall, Pass, Stage
+from .stages import Bound, Decoder, LayerCall, Pass, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .decoder import DecoderTransformer
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,19 @@ class Prepend(Stage):
     )
 
     def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
-        """A frame with the placeholder."""
         if (token := layout.stand_in()) is None:
             raise ValueError("prepend: the tokenizer has no special token that could be the placeholder. Give it one.")
         first = frame.pieces.index(None)
         return Frame((*frame.pieces[:first], (token,), *frame.pieces[first:]))
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
-        """The replacement behind the layers."""
+    def bind(self, decoder: Decoder) -> Bound:
         return Prepending(decoder, self)
 
 
 class Prepending(Bound):
     """Replaces the placeholders of a decoder's passes; an error where that cannot be done."""
 
-    def __init__(self, decoder: DecoderTransformer, stage: Prepend) -> None:
+    def __init__(self, decoder: Decoder, stage: Prepend) -> None:
         from .layer_list import layers_of
 
         self.layers = stage.layers
@@ -88,10 +84,10 @@ class Prepending(Bound):
                 "prepend: it does not go with gradient checkpointing, whose second run replaces nothing. Call "
                 "model[0].model.gradient_checkpointing_disable()."
             )
-        position = torch.arange(run.length, device=run.real.device)
-        placeholder = position == run.column([first - 1 for first, _, _ in run.places])[:, None]
-        last = run.column([length - 1 for _, _, length in run.places])
-        run.kept[self] = [placeholder[:, :, None], last[:, None, None], 0]
+        device = run.real.device
+        first, _, length = torch.tensor(run.places).to(device, non_blocking=True)[:, :, None].unbind(dim=1)
+        placeholder = torch.arange(run.length, device=device) == first - 1
+        run.kept[self] = [placeholder[:, :, None], (length - 1)[:, :, None], 0]
 
     def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
         """Hidden states with each row's last real one in the placeholder's place."""

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .options import MOST_LAYERS, option, shown
-from .stages import Bound, LayerCall, Pass, Stage
+from .stages import Bound, Decoder, LayerCall, Pass, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .decoder import DecoderTransformer
 
 # A state is zero only where it is padding, and masked.
 _TINY = 1e-30
@@ -65,11 +63,9 @@ class ReadLayers(Stage):
         return Reading(tuple(range(first, last + 1)), self.final_norm, depth, self.join)
 
     def runs(self, depth: int) -> int:
-        """Up to the highest that is read."""
         return self.resolve(depth).runs
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
-        """Hooks behind the layers, whose list can then be cut short."""
+    def bind(self, decoder: Decoder) -> Bound:
         return ReadingPass(decoder, self.resolve(decoder.depth))
 
 
@@ -102,7 +98,7 @@ class Reading:
 class ReadingPass(Bound):
     """Reads layers in a decoder's passes; an error where they cannot be read."""
 
-    def __init__(self, decoder: DecoderTransformer, reading: Reading) -> None:
+    def __init__(self, decoder: Decoder, reading: Reading) -> None:
         self.reading = reading
         self.width = len(reading.layers) if reading.join == "concat" else 1
         if reading.is_plain:
@@ -121,7 +117,6 @@ class ReadingPass(Bound):
             raise ValueError(f"{given}: {error}. Drop the stage.") from None
 
     def begin(self, run: Pass) -> None:
-        """A pass keeps the states that it reads by layer."""
         run.kept[self] = {}
         run.runs = self.reading.runs
 

@@ -65,7 +65,6 @@ class RepeatTransformer(DecoderTransformer):
         self._warned_of_cut = False
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The module's configuration, JSON-serializable."""
         return {**super().get_config_dict(), "layout": self.layout.to_dict()}
 
     @property

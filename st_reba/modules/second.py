@@ -10,16 +10,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .decoder import DecoderTransformer
 from .layer_list import layers_of
 from .plan import LayerPlan, NoSink, PlannedLayers, Stack
-from .stages import LayerCall, Pass
+from .stages import Decoder, LayerCall, Pass
 
 
 class LayersTwice(PlannedLayers):
     """A decoder's layers as a plan says that runs some of them once more."""
 
-    def __init__(self, decoder: DecoderTransformer, stage: LayerPlan | NoSink, stack: Stack) -> None:
+    def __init__(self, decoder: Decoder, stage: LayerPlan | NoSink, stack: Stack) -> None:
         backbone = decoder.backbone
         if getattr(backbone.text_config, "num_kv_shared_layers", 0):
             raise ValueError(

@@ -10,18 +10,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from .options import Options, shown, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
-    from .decoder import DecoderTransformer
-    from .layout import Frame, TextTemplate, TokenLayout
+    from .backbone import Backbone
 
 # First content position, number of content tokens of a copy, number of real positions.
 Place = tuple[int, int, int]
+
+
+class Decoder(Protocol):
+    """What a stage knows of the decoder that it is bound to: see :class:`DecoderTransformer`."""
+
+    backbone: Backbone
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def stack(self) -> Any: ...
 
 
 class Stage(Options):
@@ -37,7 +52,7 @@ class Stage(Options):
         if cls.name:
             Stage.registry[cls.name] = cls
 
-    def bind(self, decoder: DecoderTransformer) -> Bound:
+    def bind(self, decoder: Decoder) -> Bound:
         """What runs in the decoder's passes; an error where this decoder cannot do it."""
         return Bound()
 
@@ -45,12 +60,12 @@ class Stage(Options):
         """How many of a backbone's ``depth`` layers run, from the bottom."""
         return depth
 
-    def rows(self) -> tuple[dict[str, TextTemplate], ...] | None:
-        """The templates of the rows that a text makes; None: this stage has none."""
+    def rows(self) -> Any:
+        """The templates by task, one mapping for each row that a text makes; None: this stage has none."""
         return None
 
-    def framed(self, frame: Frame, layout: TokenLayout) -> Frame:
-        """What surrounds a text, with what this stage adds."""
+    def framed(self, frame: Any, layout: Any) -> Any:
+        """The ``Frame`` around a text in a ``TokenLayout``, with what this stage adds."""
         return frame
 
 
@@ -105,9 +120,7 @@ class Pass:
     stands, on the host: nothing in a pass waits for the device. ``bound`` is all that acts in the pass.
     """
 
-    def __init__(
-        self, decoder: DecoderTransformer, mask: Tensor, places: Sequence[Place], bound: Sequence[Bound]
-    ) -> None:
+    def __init__(self, decoder: Decoder, mask: Tensor, places: Sequence[Place], bound: Sequence[Bound]) -> None:
         self.decoder = decoder
         self.real = mask.bool()
         self.places = places
@@ -126,12 +139,6 @@ class Pass:
         self.doubts: list[tuple[Tensor, str]] = []
         # What bound stages keep for the length of the pass.
         self.kept: dict[Bound, Any] = {}
-
-    def column(self, values: Sequence[int]) -> Tensor:
-        """One number a row as a tensor [B] on the pass's device."""
-        import torch  # here, so that options can be read without it
-
-        return torch.tensor(values, dtype=torch.long).to(self.real.device, non_blocking=True)
 
 
 _current: ContextVar[Pass | None] = ContextVar("st_reba_pass", default=None)

@@ -27,6 +27,7 @@ REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 _IMPORT = re.compile(r"^(\s*from \.)(\w+)(?= import )", re.MULTILINE)
 _CLASS = re.compile(r"^from \.(\w+) import (\w+)$", re.MULTILINE)
+_FILE = re.compile(r"^from \.(\w+) import __name__ as _", re.MULTILINE)
 # The modules that published classes stand in.
 _homes: dict[type, str] = {}
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -98,6 +99,12 @@ def _main(homes: dict[str, str], stems: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def carried(main: str) -> tuple[list[type], list[str]]:
+    """The classes that a repository's main file names, as they are here, and its files."""
+    classes = [getattr(import_module(_module(_stem(home))), name) for home, name in _CLASS.findall(main)]
+    return classes, [_stem(name) for name in _FILE.findall(main)]
+
+
 def leave_code(folder: str, *classes: type, files: Collection[str] = ()) -> None:
     """Write the code of a module that is being saved into ``folder``, and its requirements, into the repository.
 
@@ -109,10 +116,8 @@ def leave_code(folder: str, *classes: type, files: Collection[str] = ()) -> None
         for old in root.glob(f"{NAME}*.py"):
             old.unlink()
     if main.is_file():
-        kept = {name: _stem(home) for home, name in _CLASS.findall(main.read_text(encoding="utf-8"))}
-        here = {name: getattr(import_module(_module(home)), name) for name, home in kept.items()}
-        classes = (*classes, *here.values())
-        files = {_stem(old.stem) for old in root.glob(f"{NAME}_*.py")} | set(files)
+        kept, left = carried(main.read_text(encoding="utf-8"))
+        classes, files = (*classes, *kept), {*files, *left}
     for name, content in code(*dict.fromkeys(classes), files=files).items():
         (root / name).write_bytes(content)
     settings = root / SETTINGS_FILE

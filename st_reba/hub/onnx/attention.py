@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import ERROR
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import logging
 
-from ...modules.attention import UNKNOWN_ARGUMENTS
+from ...modules.attention import UNKNOWN_ARGUMENTS, ask_for
 from ...modules.backbone import Backbone
 from ...modules.kinds import KINDS, kind_of
 from ...modules.plan import Stack
@@ -141,15 +139,6 @@ def graph_attention(model: PreTrainedModel) -> Iterator[bool]:
     decoder = Backbone(model).decoder
     before = decoder.config._attn_implementation
     try:
-        _switch(decoder, GRAPH_ATTENTION)
-        yield decoder.config._attn_implementation == GRAPH_ATTENTION
+        yield ask_for(decoder, GRAPH_ATTENTION)
     finally:
-        _switch(decoder, before)
-
-
-def _switch(decoder: PreTrainedModel, name: str) -> None:
-    # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(ERROR)
-    decoder.set_attn_implementation(name)
-    logging.set_verbosity(verbosity)
+        ask_for(decoder, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -12,15 +12,13 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
+from ...encode import Task as Task
+from ...encode import saved_prompt
 from ...modules.backbone import TEXT_TOWER
 from ...modules.chunked import ChunkedReBAPooling
 from ...modules.layout import Frame
 from ...modules.pooling import ReBAPooling
 from ...modules.repeat import RepeatTransformer
-
-Task = Literal["query", "document"]
-# What sentence-transformers looks for among the prompts, in this order.
-_PROMPTS: dict[Task, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
 @dataclass(frozen=True)
@@ -132,19 +130,14 @@ def _check_backbone(first: RepeatTransformer) -> None:
 
 def _prompt(model: SentenceTransformer, task: Task | None) -> str | None:
     """The prompt by which the graph's template is filled."""
-    if task is not None and task not in _PROMPTS:
-        raise ValueError(f"task={task!r} is not known: choose one of {list(_PROMPTS)}, or None.")
+    every: tuple[Task | None, ...] = (None, "query", "document")
+    if task not in every:
+        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     first: Any = model[0]
-    prompts: Any = model.prompts
-    default: str | None = prompts.get(model.default_prompt_name)
-    names = {each: next((name for name in _PROMPTS[each] if name in prompts), None) for each in _PROMPTS}
-    found: dict[Task, str | None] = {each: default if name is None else prompts[name] for each, name in names.items()}
-    if task is not None:
-        return found[task]
-    calls = [(default, None), *((prompt, each) for each, prompt in found.items())]
-    if len({first.frames(*call)[0].pieces for call in calls}) > 1:
+    calls = [(saved_prompt(model, each), each) for each in every]
+    if task is None and len({first.frames(*call)[0].pieces for call in calls}) > 1:
         raise ValueError(
             "MODEL puts other words around a query than around a document (by its template or its prompts), and a "
             "graph holds one of both. Give task='query' or 'document' (--task), into a folder each."
         )
-    return default
+    return saved_prompt(model, task)
