@@ -25,6 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -157,6 +158,8 @@ def drawn(faults: int, seed: int) -> list[tuple[str, Fault]]:
         ]
         every = [fault for file in sorted(files) for fault in changes(file)]
         found += [(part, fault) for fault in generator.sample(every, round(share * faults))]
+    # So that a part of a run tells of all.
+    generator.shuffle(found)
     return found
 
 
@@ -206,6 +209,31 @@ def failed(fault: Fault | None, tests: list[str]) -> str:
     if os.WIFSIGNALED(status):
         return "time" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "found"
     return "missed" if os.WEXITSTATUS(status) in (0, 5) else "found"
+
+
+def warm(tests: list[str]) -> None:
+    """Import what the tests import of others, for all processes to come."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        import pytest
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "architecture or kills or run", *tests])
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(json.dumps([name for name, each in sys.modules.items() if "-packages" in str(each)]))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        names = json.load(pipe)
+    os.waitpid(child, 0)
+    for name in names:
+        if not name.startswith(("pytest", "_pytest")):
+            with suppress(Exception):
+                import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def runs(coverage: Path, seconds: dict[str, float]) -> dict[str, dict[int, list[str]]]:
@@ -263,13 +291,7 @@ def main() -> int:
         for row in map(json.loads, options.out.read_text().splitlines()):
             known[row["file"], row["start"], row["new"]] = row["outcome"]
 
-    import faiss  # noqa: F401
-    import pandas  # noqa: F401
-    import sentence_transformers.sentence_transformer.modules  # noqa: F401
-    import torch
-    import transformers.models.auto.modeling_auto  # noqa: F401
-
-    torch.set_num_threads(1)
+    warm(sorted({test for part in options.part for test in PARTS[part][2]}))
     table: dict[str, Counter[str]] = defaultdict(Counter)
     for part, fault in faults:
         outcome = known.get((fault.file, fault.start, fault.new))

@@ -284,6 +284,7 @@ WILD: list[tuple[str, str, dict[str, Any], str]] = [
     ("nosink", FIRST, stage(nosink={"setting": "x" * 10**6}), "setting"),
     ("nosink", FIRST, stage(nosink={"setting": "mask0-bidir", "k": 2, "m": -1}), "m=-1"),
     ("reba", FIRST, {"surprise": 1}, "surprise"),
+    ("reba", FIRST, {"from_base": "yes"}, "from_base='yes'"),
     ("reba", FIRST, {"tokenizer_name_or_path": "/etc"}, "tokenizer_name_or_path"),
     ("reba", FIRST, {"model_kwargs": {"weights_only": False}}, "weights_only"),
     ("reba", FIRST, {"model_args": {"proxies": {"https": "evil"}}}, "proxies"),

@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from tiny import tiny_model
 
 import st_reba
 from st_reba import Classical, Echo, Ensemble, LayerPlan, NoSink, Prepend, ReadLayers, ReBA, Spec
 from st_reba.modules import Method, Stage
+from st_reba.modules.methods import method_of
 
 SPECS = [
     Spec(ReBA()),
@@ -75,6 +77,24 @@ def test_an_error_names_option_value_and_remedy(text: str, named: str) -> None:
     with pytest.raises(ValueError) as error:
         Spec.parse(text)
     assert named in str(error.value)
+
+
+def test_a_stored_method_that_is_none() -> None:
+    for stored, message in (
+        ({"rebar": {}}, r"method \(='rebar'\) is not known: .*Did you mean 'reba'"),
+        ({"reba": {}, "echo": {}}, "must be a mapping of a method's name to its options"),
+        ([], r"method=\[\] must be a mapping"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            method_of(stored)  # type: ignore[arg-type]
+
+
+def test_given_twice_or_not_made_here() -> None:
+    for given in ({"fields": {"pooling": "last"}}, {"stages": [Prepend(2)]}):
+        with pytest.raises(ValueError, match="'echo:pooling=mean' has its fields and stages in it"):
+            Spec.make("echo:pooling=mean", **given)
+    with pytest.raises(ValueError, match="begins with StaticEmbedding, which no st_reba built: use st_reba.build"):
+        st_reba.spec_of(tiny_model())
 
 
 @pytest.mark.parametrize("value", ["x" * 100_000, [[["deep"] * 50] * 50] * 50, 10**400, {"a": {"b": {"c": "d"}}}])

@@ -129,6 +129,12 @@ def test_refused(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         index.export(tmp_path / "x", "csv")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="no such folder"):
         index.export(tmp_path / "no" / "x.faiss")
+    (tmp_path / "folder.faiss").mkdir()
+    with pytest.raises(FileExistsError, match="folder.faiss: a folder is there"):
+        index.export(tmp_path / "folder.faiss", overwrite=True)
+    (tmp_path / "folder.faiss").rmdir()
+    with pytest.raises(ValueError, match="in the folder of the index; give a path outside of it"):
+        index.export(tmp_path / "index" / "x.faiss")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(FileExistsError, match="not an export to npy"):

@@ -28,6 +28,7 @@ import st_reba.index.changes as changes
 import st_reba.index.store as store_module
 from st_reba.index import Document, Index
 from st_reba.index.ann import load_faiss
+from st_reba.index.searcher import Searcher
 from st_reba.index.store import Store
 
 GIVEN = texts(40)
@@ -202,6 +203,27 @@ def test_other_formats_and_places(path: Path) -> None:
         Index.open(path)
 
 
+def test_a_faiss_file_that_does_not_fit(tmp_path: Path) -> None:
+    faiss, vectors = load_faiss(), np.eye(4, DIM, dtype=np.float32)
+
+    def written(inner: Any, ids: list[int] | None) -> Path:
+        whole = inner if ids is None else faiss.IndexIDMap(inner)
+        whole.add(vectors) if ids is None else whole.add_with_ids(vectors, np.array(ids))
+        faiss.write_index(whole, str(tmp_path / "x.faiss"))
+        return tmp_path / "x.faiss"
+
+    assert Searcher(written(faiss.IndexFlatIP(DIM), [1, 3, 4, 9]), DIM).count == 4
+    for inner, ids, dim, message in (
+        (faiss.IndexFlatIP(DIM), [1, 3, 4, 9], DIM + 1, f"of dimension {DIM}, not {DIM + 1}"),
+        (faiss.IndexFlatL2(DIM), [1, 3, 4, 9], DIM, "or of another metric"),
+        (faiss.IndexFlatIP(DIM), None, DIM, "its vectors have no ids"),
+        (faiss.IndexFlatIP(DIM), [1, 4, 3, 9], DIM, "its ids do not ascend"),
+        (faiss.IndexFlatIP(DIM), [1, 3, 3, 9], DIM, "its ids do not ascend"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Searcher(written(inner, ids), dim)
+
+
 def test_what_is_not_replaced(path: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
@@ -213,7 +235,9 @@ def test_what_is_not_replaced(path: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(FileExistsError, match=message):
             Index.build(MODEL, ["cat"], target, overwrite=target != path)
-    assert os.listdir(tmp_path / "other") == ["mine.txt"]
+    with pytest.raises(TypeError, match="colour='red': there is no such option"):
+        Index.build(MODEL, ["cat"], tmp_path / "new", colour="red")
+    assert os.listdir(tmp_path / "other") == ["mine.txt"] and not (tmp_path / "new").exists()
     for missing in (tmp_path / "nowhere", tmp_path / "other", tmp_path / "file"):
         with pytest.raises(FileNotFoundError, match="no index is there"):
             Index.open(missing)
