@@ -234,7 +234,9 @@ def test_ctrl_c_says_how_far_it_got(run: Run, corpus: Path, tmp_path: Path, monk
     monkeypatch.setattr(part, "encode_batch", interrupted)
     status, printed, err = run(*arguments(corpus, tmp_path / "c"))
     assert (status, printed) == (130, "")
-    assert err.endswith("st-reba: interrupted; 7 of 19 texts are encoded and kept; the same command goes on\n")
+    assert err.endswith(
+        "st-reba: interrupted; 7 of 19 texts are encoded and kept; run the same command again to continue\n"
+    )
     status, printed, _ = run(*arguments(corpus, tmp_path / "c"))
     assert status == 0 and "encoded now: 12 texts" in printed
 
