@@ -213,7 +213,7 @@ def _queries(given: list[str], file: str | None) -> list[str] | None:
         text = Path(str(file)).read_text(encoding="utf-8-sig") if named else sys.stdin.read()
         queries += [line for line in text.splitlines() if line.strip()]
         if not queries:
-            raise ValueError("There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one a line.")
+            raise ValueError("There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one on each line.")
     if not all(query.strip() for query in queries):
         raise ValueError("A QUERY is empty: leave it out, or give it a text.")
     return queries or None
@@ -329,7 +329,7 @@ def delete(
         chosen += Path(ids).read_text(encoding="utf-8-sig").splitlines()
     chosen = [one for one in chosen if one]
     if not chosen:
-        raise ValueError("There is no id: st-reba index delete INDEX ID ..., or --ids FILE with an id a line.")
+        raise ValueError("There is no id: st-reba index delete INDEX ID ..., or --ids FILE with an id on each line.")
     from ..index import Index as Opened
 
     with Opened.open(folder) as index:
