@@ -213,7 +213,9 @@ def _queries(given: list[str], file: str | None) -> list[str] | None:
         text = Path(str(file)).read_text(encoding="utf-8-sig") if named else sys.stdin.read()
         queries += [line for line in text.splitlines() if line.strip()]
         if not queries:
-            raise ValueError("There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one on each line.")
+            raise ValueError(
+                "There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one on each line."
+            )
     if not all(query.strip() for query in queries):
         raise ValueError("A QUERY is empty: leave it out, or give it a text.")
     return queries or None
