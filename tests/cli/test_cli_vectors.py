@@ -287,5 +287,5 @@ def test_other_settings_are_refused(run: Run, refused: Refused, corpus: Path, tm
 
 def test_words_of_nothing(refused: Refused, saved: Path) -> None:
     given = ["words", saved / "model", saved / "texts.txt", "--json"]
-    assert "--word '没有': in none of the texts" in refused(*given, "--word", "没有")
+    assert "--word '没有' is in none of the texts" in refused(*given, "--word", "没有")
     assert "must end in .npy or .jsonl" in refused(*given[:3], "--out", saved / "words.txt")
