@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 from st_reba.version import __version__
 
 project = "st_reba"
@@ -13,11 +16,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"st_reba {release}"
 exclude_patterns = ["_build"]
 nitpicky = False
@@ -40,7 +43,7 @@ def write_commands(app: object) -> None:
         found = []
         for name, each in command.commands.items():
             own = [*path, name]
-            shown = CliRunner().invoke(st_reba, [*own, "--help"], prog_name="st-reba", env={"TERMINAL_WIDTH": "96"})
+            shown = CliRunner().invoke(st_reba, [*own, "--help"], prog_name="st-reba", env={"TERMINAL_WIDTH": "88"})
             text = "\n".join(line.rstrip() for line in shown.output.strip("\n").splitlines())
             found.append(f"## {' '.join(own)}\n\n```text\n{text}\n```\n")
             found += pages(each, own) if hasattr(each, "commands") else []
@@ -52,5 +55,13 @@ def write_commands(app: object) -> None:
     Path(__file__).with_name("reference").joinpath("commands.md").write_text(text, encoding="utf-8")
 
 
+def write_formula(page: Any, node: Any) -> None:
+    """A formula as MathML, which browsers draw by themselves: the site loads no script from elsewhere."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    page.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("builder-inited", write_commands)

@@ -24,13 +24,14 @@ PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
 Written by `python scripts/zoo_cards.py` from `st_reba/zoo/`. `st-reba zoo NAME` prints a recipe, and
-`st-reba build zoo:NAME FOLDER` builds its model. The cards in this folder are those of the models that were built here;
-any other card is written when its model is saved. Scores are the papers' own and were not measured with these models.
+`st-reba build zoo:NAME FOLDER` builds its model. This folder
+has the cards of the models that were built here; any other card is written when its model is saved. Scores are the
+papers' own and were not measured with these models.
 
-- ready: nothing stands in the way, though only the models of the embedded base were built here.
-- remote-code: the base needs code from its own repository, which `--trust-remote-code` allows.
+- ready: can be built now. Only the models of the embedded base were built here.
+- remote-code: the base needs code from its own repository; `--trust-remote-code` allows it.
 - old-transformers: the base's code does not run with the versions of transformers that st_reba needs.
-- tune: `st-reba compose --preset nosink` finds the numbers of layers first.
+- tune: first find the numbers of layers with `st-reba compose --preset nosink`.
 
 | model | base | method | parameters | language | licence | the paper's score | status |
 |---|---|---|---|---|---|---|---|

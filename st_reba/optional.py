@@ -33,4 +33,6 @@ def required(module: str, extra: str, need: str | None = None) -> Any:
 def missing(module: str, extra: str, need: str | None = None, why: str = "") -> ImportError:
     """The error for a module that is not installed; arguments as for :func:`required`."""
     need = need or f"this needs {module.partition('.')[0]}"
-    return ImportError(f"{need}, which could not be imported{why}. Run: pip install 'st-reba[{extra}]'")
+    return ImportError(
+        f"{need}, which could not be imported{why}. Run: pip install 'st-reba[{extra}]' (in a checkout: '.[{extra}]')"
+    )

@@ -153,7 +153,8 @@ def _not_of(name: str, field: str, value: Any, known: Sequence[str]) -> str:
     others = [other for other, kinds in METHODS.items() if any(field in kind.names() for kind in kinds)]
     if not others:
         return unknown(f"{name}: {field}", field, known, value)
-    return f"{field}={shown(value)} is for {' and '.join(others)}, not {name}. Add method={others[0]!r}, or drop it."
+    given = f"{name}: {field} (={shown(value)})"
+    return f"{given} is an option of {' and '.join(others)}. Give method={others[0]!r}, or drop it."
 
 
 def _stage(text: str) -> Stage:

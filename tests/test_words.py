@@ -264,7 +264,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [(each["word"], each["start"]) for each in lines] == [("银行", 2), ("银行", 0), ("银行", 3)]
     np.testing.assert_allclose(np.load(tmp_path / "banks.npy"), [each["vector"] for each in lines], atol=1e-6)
     for arguments, message in (
-        (["--json", "--word", "shop"], "'shop': in none of the texts"),
+        (["--json", "--word", "shop"], "'shop' is in none of the texts"),
         ([], "--out FILE or --json"),
         (["--out", "x.csv"], "x.csv': the name must end in .npy or .jsonl"),
     ):

@@ -29,7 +29,7 @@ METHODS = "classical,echo,reba"
 COMPARED = "classical,prompteol,echo,reba"
 MTEB_SEED = 42
 _FILE = re.compile(r"=|\.(csv|tsv|txt|jsonl?|parquet|ya?ml|gz)$")
-_KEPT = "every result that was found is kept in --out; the same command goes on"
+_KEPT = "all results so far are kept in --out; run the same command again to continue"
 
 
 @dataclass
@@ -37,11 +37,13 @@ class Items:
     """How files of labelled items are read."""
 
     panel: ClassVar[str] = "Files of your own"
-    columns: str | None = opt(None, "Where names are not guessed, as text1=asked.", "ROLE=NAME,…")
-    labels: str | None = opt(None, "What labels stand for, as yes=1,no=0.", "LABEL=VALUE,…")
-    train: str | None = opt(None, "What classifiers learn from; without: the other items, by fifths.", "FILE")
-    limit: int | None = opt(None, "Use N items of each file, drawn by the seed.", "N", min=1)
-    seed: int = opt(0, "Of all draws.", "N", min=0)
+    columns: str | None = opt(None, "Columns with unusual names, as text1=asked.", "ROLE=NAME,…")
+    labels: str | None = opt(None, "What the labels mean, as yes=1,no=0.", "LABEL=VALUE,…")
+    train: str | None = opt(
+        None, "What classifiers learn from. [default: for each fifth of the items the other four]", "FILE"
+    )
+    limit: int | None = opt(None, "Use N items of each file, drawn at random.", "N", min=1)
+    seed: int = opt(0, "Seed of all random draws.", "N", min=0)
     skip_bad_lines: bool = opt(False, "Leave out lines that cannot be read, and name them.")
     word_separator: str = opt(" ", "NER: between two words ('' in Chinese).", "TEXT")
     subtoken: str = choice("first", ("first", "last"), "NER: which token stands for a word.")
@@ -70,7 +72,7 @@ class Scoring(Batches):
         f"between, or repeated. [default: {METHODS}; of compare {COMPARED}]",
         "LIST",
     )
-    max_tokens: str | None = opt(None, "Of a text; several, as 16,32,64, make a curve.", "N,…")
+    max_tokens: str | None = opt(None, "The most tokens of a text; several, as 16,32,64, give a curve.", "N,…")
     budget: str = choice(
         "total",
         BUDGETS,
@@ -78,10 +80,10 @@ class Scoring(Batches):
         "tokens of one copy.",
     )
     templates: int | None = opt(None, "Score each method with N drawn templates.", "N", min=1)
-    language: str = choice("en", LANGUAGES, "Of these.")
+    language: str = choice("en", LANGUAGES, "Of the drawn templates.")
     prompts: str | None = opt(None, "Instructions before the texts: nosink, echo, none, or a YAML file.", "NAME")
     layers: str = opt("last", "WordSense: all, last, or numbers as 0,3,6.", "LIST")
-    mteb_seed: int = opt(MTEB_SEED, "Of what mteb draws.", "N", min=0)
+    mteb_seed: int = opt(MTEB_SEED, "Seed of what mteb draws.", "N", min=0)
     revision: str | None = opt(None, "Hub revision of the models.", "REF")
     tokenizer: str | None = opt(None, "Folder or Hub id of a tokenizer, in place of the models' own.", "NAME")
     stop: bool = opt(False, "Stop at the first task that fails.")
@@ -107,14 +109,14 @@ def evaluate(
     """Score methods on tasks, and keep every result.
 
     A TASK is a file with named columns (.csv, .tsv, .jsonl, .json, .parquet), id||text||text||score lines,
-    STSBenchmark, CoNLL or a SLPWC table. The columns tell what it holds; or say so, as KIND=FILE, with one of STS,
-    PairClassification, Triples, Classification, Clustering, Reranking, Retrieval, NER, WordSense.
+    STSBenchmark, CoNLL or a SLPWC table. The columns show what it holds; or name the kind, as KIND=FILE, with one of
+    STS, PairClassification, Triples, Classification, Clustering, Reranking, Retrieval, NER, WordSense.
 
     A TASK is also toy (Echo's structures); and, with mteb installed, C-MTEB, MTEB-15, MTEB-MINI, MTEB-56, or any name
     that mteb knows.
 
-    Each result is a file in --out: the same command goes on where it was stopped, and st-reba report makes tables and
-    figures of one folder or more.
+    Each result is a file in --out. If the command was stopped, run it again to continue. st-reba report makes tables
+    and figures of one folder or more.
 
     Examples:
         st-reba evaluate pairs.tsv toy --model mini
@@ -146,7 +148,7 @@ def compare(
     out: Output,
     tasks: list[str] = arg("FILE...", "Labelled files, as for st-reba evaluate."),
     model: list[str] | None = opt(None, "A base model, or a saved one; repeatable. [default: mini]", "MODEL"),
-    to: Path = opt(Path("comparison"), "Results and report.", "FOLDER", "--out"),
+    to: Path = opt(Path("comparison"), "The folder of the results and the report.", "FOLDER", "--out"),
 ) -> int:
     """Compare methods on files of your own: a table with intervals, which methods differ, and figures.
 
@@ -275,7 +277,7 @@ def _failed(failures: Sequence[str]) -> int:
         print(f"st-reba: {failure}", file=sys.stderr)
     if failures:
         print(
-            f"st-reba: {len(failures)} failed. The rest is kept, and the same command goes on from there.",
+            f"st-reba: {len(failures)} failed. The rest is kept: run the same command again to continue.",
             file=sys.stderr,
         )
     return 1 if failures else 0
@@ -292,10 +294,10 @@ def report(
         "both", METRICS, "main: the tasks' own; paper: the papers'; both: a second table where they differ."
     ),
 ) -> None:
-    """Make tables and figures of folders of results, beside the numbers that the papers print.
+    """Make tables and figures of folders of results, beside the papers' numbers.
 
-    Without --out the tables are printed as Markdown. With it, report.md and figures/*.png are written there, or nothing
-    is. An earlier report in that folder is replaced; a folder with anything else is refused.
+    Without --out the tables are printed as Markdown. With it, report.md and figures/*.png are written there, all of
+    them or none. An earlier report in that folder is replaced; a folder with anything else is refused.
 
     Examples:
         st-reba report results --out report

@@ -13,18 +13,20 @@ _MODELS = (
     "Each a saved model (folder or Hub id); a base, alone or with a method as 'mini echo:pooling=mean'; zoo:NAME; or a "
     "recipe.yaml."
 )
-_LANGUAGE = choice(None, _LANGUAGES, "Of the page; without: the browser's. It can be changed there.")
+_LANGUAGE = choice(None, _LANGUAGES, "Of the page, where it can be changed. [default: the browser's]")
 
 
 @command(app, "Choose and look inside", interrupted="the page is closed")
 def explore(
     *,
-    models: list[str] | None = arg("[MODEL]", f"{_MODELS} Up to six; without: three methods on mini.", None),
+    models: list[str] | None = arg("[MODEL]", f"{_MODELS} Up to six. [default: three methods on mini]", None),
     run: Running,
     index: Path | None = opt(None, "An index to search in, beside pasted texts.", "FOLDER"),
     language: str | None = _LANGUAGE,
-    host: str = opt("127.0.0.1", "Where it is served; 0.0.0.0: to everybody who reaches this machine.", "ADDRESS"),
-    port: int = opt(7860, "Its port.", "N", min=1, max=65535),
+    host: str = opt(
+        "127.0.0.1", "The address to serve on; with 0.0.0.0 everybody who reaches this machine can use it.", "ADDRESS"
+    ),
+    port: int = opt(7860, "The port.", "N", min=1, max=65535),
     open_browser: bool = opt(False, "Open the page.", None, "--open"),
     verbose: bool = opt(False, "Show the libraries' messages, and errors in full."),
 ) -> None:

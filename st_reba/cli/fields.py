@@ -60,7 +60,11 @@ def _options(name: str, hint: Any, uses: list[tuple[str, str, Any, str]], whose:
     if hint is bool:
         # Help shows the one that makes a difference.
         yield name, bool, opt(False, f"{whose}{words}.", hidden=default is True)
-        yield f"no_{name}", bool, opt(False, f"{whose}do not {words[0].lower()}{words[1:]}.", hidden=default is False)
+        yield (
+            f"no_{name}",
+            bool,
+            opt(False, f"{whose}{'do' if whose else 'Do'} not {words[0].lower()}{words[1:]}.", hidden=default is False),
+        )
         return
     choices = list(dict.fromkeys(each for _, allowed, *_ in uses for each in re.findall("'([^']*)'", allowed)))
     numeric = bool({int, float} & set(alternatives(hint)))

@@ -44,7 +44,7 @@ INDEX = arg("INDEX", "A folder of st-reba index build.")
 OTHER_MODEL = opt(
     None, "The model, if it is no longer where the index remembers it.", "MODEL", "--model", rich_help_panel="Options"
 )
-_KEPT = "the index is as it was; the same command goes on"
+_KEPT = "the index is as it was; run the same command again to continue"
 _FACTORY = re.compile("Flat|IVF|IMI|HNSW|NSG|OPQ|PQ|SQ|RQ|LSQ|RFlat|Refine|LSH")
 
 
@@ -83,7 +83,7 @@ def _kept(folder: Path) -> Iterator[None]:
         begun = unfinished(folder)
         parts, left = sum(one.parts() for one in begun), sum(len(one.pending()) for one in begun)
         done = f"{parts - left:,} of {parts:,} parts are encoded and kept" if parts else "nothing was encoded yet"
-        raise KeyboardInterrupt(f"{done}; the same command goes on") from None
+        raise KeyboardInterrupt(f"{done}; run the same command again to continue") from None
 
 
 @command(grouped)
@@ -109,7 +109,7 @@ def build(
 ) -> None:
     """Write the folder that st-reba search reads, from texts or from an encoded corpus.
 
-    Killed while it encodes, the same command goes on.
+    If it is killed, run the same command again to continue.
 
     Examples:
         st-reba index build my_model corpus.jsonl my_index
@@ -164,13 +164,13 @@ def search(
     run: Running,
     out: Output,
     query: list[str] | None = arg(
-        "[QUERY]...", "What to search for; without: lines of standard input, or asked for.", None
+        "[QUERY]...", "What to search for. [default: lines of standard input; on a terminal st-reba asks]", None
     ),
-    queries: str | None = opt(None, "A file with a query a line; -: standard input.", "FILE"),
+    queries: str | None = opt(None, "A file with a query on each line; -: standard input.", "FILE"),
     top: int = TOP,
     where: list[str] | None = opt(
         None,
-        'On the metadata, as lang=zh, year>=2020 or {"tags": {"has": "a"}}; of several all must hold.',
+        'On the metadata, as lang=zh, year>=2020 or {"tags": {"has": "a"}}; repeatable, all must hold.',
         "CONDITION",
     ),
     ids_only: bool = opt(False, "Print ids and scores, without the texts."),
@@ -179,7 +179,7 @@ def search(
 ) -> None:
     """Search an index for the texts nearest to one or more queries.
 
-    Without a query it asks for one after the other. With --json, one object a query (query, results).
+    Without a query it asks for one after the other. With --json, one object for each query (query, results).
 
     Examples:
         st-reba search my_index 股票为什么下跌 --top 5
@@ -215,7 +215,9 @@ def _queries(given: list[str], file: str | None) -> list[str] | None:
         text = Path(str(file)).read_text(encoding="utf-8-sig") if named else sys.stdin.read()
         queries += [line for line in text.splitlines() if line.strip()]
         if not queries:
-            raise ValueError("There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one a line.")
+            raise ValueError(
+                "There is no query: st-reba search INDEX QUERY ..., or --queries FILE with one on each line."
+            )
     if not all(query.strip() for query in queries):
         raise ValueError("A QUERY is empty: leave it out, or give it a text.")
     return queries or None
@@ -261,8 +263,8 @@ def add(*, what: Addition, engine: Engine, run: Running, out: Output) -> None:
     """Add documents to an index.
 
     An id that is there already with another text is set aside, or an error with --strict; st-reba index upsert
-    replaces. Searches see the index before the change or after it. Killed, the same command goes on, and adds nothing
-    twice.
+    replaces. Searches see the index before the change or after it. If it is killed, run the same command again; nothing
+    is added twice.
 
     Examples:
         st-reba index add my_index more.jsonl
@@ -276,7 +278,7 @@ def upsert(*, what: Addition, engine: Engine, run: Running, out: Output) -> None
     """Add documents to an index, in place of those with the same ids.
 
     Both happen in one step, and documents that have not changed are not encoded. Searches see the index before the
-    change or after it. Killed, the same command goes on, and adds nothing twice.
+    change or after it. If it is killed, run the same command again; nothing is added twice.
 
     Examples:
         st-reba index upsert my_index corrected.jsonl
@@ -309,7 +311,7 @@ def delete(
     folder: Path = INDEX,
     out: Output,
     id: list[str] | None = arg("[ID]...", "Which documents.", None),
-    ids: str | None = opt(None, "A file with an id a line; -: standard input.", "FILE"),
+    ids: str | None = opt(None, "A file with an id on each line; -: standard input.", "FILE"),
     missing: str = choice(
         "error", ("error", "ignore"), "Of an id that is not there: error deletes nothing; ignore passes it over."
     ),
@@ -331,7 +333,7 @@ def delete(
         chosen += Path(ids).read_text(encoding="utf-8-sig").splitlines()
     chosen = [one for one in chosen if one]
     if not chosen:
-        raise ValueError("There is no id: st-reba index delete INDEX ID ..., or --ids FILE with an id a line.")
+        raise ValueError("There is no id: st-reba index delete INDEX ID ..., or --ids FILE with an id on each line.")
     from ..index import Index as Opened
 
     with Opened.open(folder) as index:

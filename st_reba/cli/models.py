@@ -165,11 +165,11 @@ def info(
     *,
     path: str = arg("PATH", "A folder of build, onnx or index build, or a Hub id."),
     out: Output,
-    rejects: bool = opt(False, "Of an index: what its last change set aside."),
+    rejects: bool = opt(False, "Of an index: show what its last change set aside."),
     revision: str | None = REVISION,
     trust_remote_code: bool = TRUST,
 ) -> None:
-    """Tell what a model or an index holds, without loading weights.
+    """Show what a model or an index holds, without loading weights.
 
     Examples:
         st-reba info my_model
@@ -204,7 +204,7 @@ def zoo(
 ) -> None:
     """List the models that are known, or show one's recipe.
 
-    They are the papers', today's, and tiny ones that run offline. st-reba build zoo:NAME OUT builds one.
+    They are the papers' models, current ones, and tiny ones that run offline. st-reba build zoo:NAME OUT builds one.
 
     Examples:
         st-reba zoo --language zh --method reba --status ready
@@ -236,7 +236,7 @@ def zoo(
 def postfilter(
     *,
     model: str = MODEL,
-    texts: str = arg("TEXTS", "Texts like those to be embedded: .txt (one a line), .jsonl, .csv or .tsv."),
+    texts: str = arg("TEXTS", "Texts like those to be embedded: .txt (one on each line), .jsonl, .csv or .tsv."),
     to: Path = arg("OUT", "The folder to write; or X.safetensors: the filter alone, for a recipe's stage."),
     fields: FilterFields,
     read: Texts,

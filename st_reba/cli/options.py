@@ -28,7 +28,7 @@ MAX_CHARS = 1_000_000
 # Kinds of device that torch knows; others come with packages of their own.
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "npu", "mlu", "musa", "xla")
 CORPUS_FILES = (
-    ".txt (a text a line), .jsonl, .csv, .tsv, each also .gz, .parquet; a folder of these; a folder of datasets' "
+    ".txt (a text on each line), .jsonl, .csv, .tsv, each also .gz, .parquet; a folder of these; a folder of datasets' "
     "save_to_disk"
 )
 
@@ -105,9 +105,9 @@ BASE = arg(
 )
 OUT = arg("OUT", "The folder to write.")
 OVERWRITE = opt(False, "Replace what is there, if it is of the same kind.")
-SEED = opt(0, "Of all draws.", "N", min=0)
-PROMPT = opt(None, "Text in front, or the template's {instruction}.", "TEXT")
-TOP = opt(10, "Results a query.", "N", "--top", "-n", min=1)
+SEED = opt(0, "Seed of all random draws.", "N", min=0)
+PROMPT = opt(None, "A text in front of the texts, or the template's {instruction}.", "TEXT")
+TOP = opt(10, "Results for each query.", "N", "--top", "-n", min=1)
 TASK = choice(None, ("query", "document"), "Encode as queries or as documents.")
 NO_GOLDEN = opt(False, "Write no golden.json, which st-reba verify reads.")
 REVISION = opt(None, "Branch, tag or commit of a Hub repository.", "REF")
@@ -189,9 +189,9 @@ class Running:
     """Where and how a model runs."""
 
     panel: ClassVar[str] = "Where it runs"
-    device: str | None = opt(None, "cpu, cuda, cuda:1, mps; without: a GPU if there is.", "NAME", callback=_device)
+    device: str | None = opt(None, "cpu, cuda, cuda:1, mps. [default: a GPU if there is one]", "NAME", callback=_device)
     dtype: str | None = choice(
-        None, DTYPES, f"Of the weights: {', '.join(DTYPES)}; without: float32 on a CPU, else as stored."
+        None, DTYPES, f"Of the weights: {', '.join(DTYPES)}. [default: float32 on a CPU, else as stored]"
     )
     trust_remote_code: bool = TRUST
 
@@ -209,12 +209,12 @@ class Batches:
     panel: ClassVar[str] = "How texts are read"
     batch_tokens: int | None = opt(
         None,
-        f"Token positions a forward pass, with all copies of a text and at most 5 % padding. Fewer need less "
+        f"Token positions in a forward pass, with all copies of a text and at most 5 % padding. Fewer need less "
         f"memory, more suit a GPU. [default: {BATCH_TOKENS}]",
         "N",
         min=1,
     )
-    batch_size: int | None = opt(None, "Texts a forward pass, in place of that.", "N", min=1)
+    batch_size: int | None = opt(None, "Texts in a forward pass, instead of --batch-tokens.", "N", min=1)
 
     def __post_init__(self) -> None:
         if self.batch_tokens is not None and self.batch_size is not None:
@@ -231,22 +231,24 @@ class Batches:
 class Texts(Batches):
     """How a file of texts is read."""
 
-    text_column: str | None = opt(None, "Column or key of the text; without: text, content, body, …", "NAME")
+    text_column: str | None = opt(None, "Column or key of the text. [default: text, content, body, …]", "NAME")
 
 
 @dataclass
 class Records(Texts):
     """How a corpus is read."""
 
-    id_column: str | None = opt(None, "Column or key of the id; without: id, _id, doc_id, …; '': none.", "NAME")
-    encoding: str = opt("utf-8-sig", "Of text files, as gb18030.", "NAME")
-    split: str | None = opt(None, "Of a folder of several datasets.", "NAME")
+    id_column: str | None = opt(None, "Column or key of the id; '': none. [default: id, _id, doc_id, …]", "NAME")
+    encoding: str = opt("utf-8-sig", "Encoding of text files, such as gb18030.", "NAME")
+    split: str | None = opt(None, "Which one, in a folder of several datasets.", "NAME")
     max_chars: int = opt(MAX_CHARS, "The longest text; longer ones are set aside.", "N", min=1)
     strict: bool = opt(False, "Stop at the first record that would be set aside.")
     passages: str | None = opt(
         None, "Cut long texts into passages of N tokens that overlap by M; each gets a vector.", "N:M"
     )
-    part_size: int | None = opt(None, "Records that a kill costs at most; without: a minute's work.", "N", min=1)
+    part_size: int | None = opt(
+        None, "Records in a part: the most that a kill can lose. [default: a minute's work]", "N", min=1
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -271,8 +273,8 @@ class Engine:
 
     panel: ClassVar[str] = "Where it runs"
     engine: str = choice("local", ENGINES, "On this machine, or on a Ray cluster.")
-    workers: int | None = opt(None, "Processes; without: this one; of ray: one a GPU or node.", "N", min=1)
-    devices: str | None = opt(None, "Where they run, as cuda:0,cuda:1.", "D,D")
+    workers: int | None = opt(None, "Processes. [default: this one; with ray, one for each GPU or node]", "N", min=1)
+    devices: str | None = opt(None, "Where the processes run, as cuda:0,cuda:1.", "D,D")
 
     @property
     def settings(self) -> dict[str, Any]:

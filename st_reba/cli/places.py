@@ -117,7 +117,7 @@ def expect_no_embedder(name: str, path: str) -> None:
     except (OSError, ValueError, LookupError, TypeError):
         return  # loading says what is wrong with it
     if str(first).startswith("st_reba."):
-        raise ValueError(f"{name} {path!r} is a saved model already. Build from its base, which st-reba info names.")
+        raise ValueError(f"{name} {path!r} is a saved model already. Build from its base: st-reba info shows it.")
 
 
 def expect_free(out: Path, kind: str, *, overwrite: bool) -> None:

@@ -21,7 +21,7 @@ def verify(
     out: Output,
     revision: str | None = REVISION,
 ) -> int:
-    """Hold a saved model against the vectors that it gave when it was saved, or an index against its digests.
+    """Check that a saved model gives the same vectors as when it was saved, or an index against its digests.
 
     The exit code is 1 where they differ.
 
@@ -102,7 +102,7 @@ def onnx(
 @command(
     app,
     _PANEL,
-    interrupted="the repository holds what it held, or all of the push; the same command goes on",
+    interrupted="the repository holds what it held, or all of the push; run the same command again",
     names={"weights": "--no-weights"},
 )
 def push(
@@ -116,12 +116,12 @@ def push(
     message: str | None = opt(None, "Of the commit.", "TEXT"),
     create_pr: bool = opt(False, "Open a pull request instead of writing to main."),
     dry_run: bool = opt(False, "Say what would be sent and removed; send nothing."),
-    no_weights: bool = opt(False, "Of a recipe: publish no weights, but name the pinned base."),
-    with_endpoint: bool = opt(False, "Add handler.py, by which Hugging Face's Inference Endpoints serve the model."),
+    no_weights: bool = opt(False, "Of a recipe: publish no weights, only the name of the pinned base."),
+    with_endpoint: bool = opt(False, "Add handler.py, with which Hugging Face's Inference Endpoints serve the model."),
 ) -> None:
-    """Publish a model on the Hub: check it, say what will be sent, then one commit.
+    """Publish a model on the Hub: check it, show what will be sent, and send it in one commit.
 
-    The token is the one of hf auth login, or HF_TOKEN. A push that was cut off goes on when it is run again.
+    The token is that of hf auth login, or HF_TOKEN. If a push was cut off, run it again to continue.
 
     Examples:
         st-reba push my_model org/my-model --dry-run

@@ -50,14 +50,14 @@ def encode(
     read: Texts,
     run: Running,
     out: Output,
-    file: str = arg("[FILE]", "Texts: .txt (one a line), .jsonl, .csv or .tsv; -: standard input.", "-"),
+    file: str = arg("[FILE]", "Texts: .txt (one on each line), .jsonl, .csv or .tsv; -: standard input.", "-"),
     to: Path | None = opt(None, "Write the vectors here, [texts, dimension] float32.", "X.npy", "--out"),
     task: str | None = TASK,
     prompt: str | None = PROMPT,
 ) -> None:
     """Encode texts, from a file or from standard input.
 
-    The vectors go to --out X.npy; or with --json to stdout, one object a text (text, vector).
+    The vectors go to --out X.npy; or with --json to stdout, one object for each text (text, vector).
 
     Examples:
         st-reba encode my_model corpus.jsonl --out vectors.npy
@@ -87,15 +87,15 @@ def words(
     read: Texts,
     run: Running,
     out: Output,
-    word: str | None = opt(None, "This word alone, wherever it stands; without: all words.", "WORD"),
-    to: Path | None = opt(None, ".npy: [words, dimension] float32; .jsonl: one object a word.", "FILE", "--out"),
+    word: str | None = opt(None, "Only this word, wherever it occurs. [default: all words]", "WORD"),
+    to: Path | None = opt(None, ".npy: [words, dimension] float32; .jsonl: one object for each word.", "FILE", "--out"),
     task: str | None = TASK,
     prompt: str | None = PROMPT,
 ) -> None:
-    """Encode words where they stand in their texts: all words, or one wherever it stands.
+    """Encode words in their context: all words of the texts, or every occurrence of one.
 
     A Chinese character is a word, unless --word names a longer one. The vectors go to --out; or with --json to stdout,
-    one object a word (text, word, start, end, vector).
+    one object for each word (text, word, start, end, vector).
 
     Examples:
         st-reba words my_model texts.txt --out words.jsonl
@@ -151,18 +151,20 @@ def words(
 def encode_corpus(
     *,
     model: str = MODEL,
-    input: str = arg("INPUT", f"{CORPUS_FILES}; -: standard input, which must be the same to go on."),
-    folder: Path = arg("OUT", "The folder to write, or to go on with."),
+    input: str = arg("INPUT", f"{CORPUS_FILES}; -: standard input, which must be the same to continue."),
+    folder: Path = arg("OUT", "The folder to write, or to continue."),
     records: Records,
     engine: Engine,
     run: Running,
     out: Output,
-    store_dtype: str = choice("float32", STORE_DTYPES, "Of the stored vectors; float16: half the disk, three digits."),
+    store_dtype: str = choice(
+        "float32", STORE_DTYPES, "Of the stored vectors; float16 needs half the disk, and keeps three digits."
+    ),
     overwrite: bool = opt(False, "Replace a corpus that does not fit; go on with one that does."),
 ) -> int:
     """Encode a corpus of any size into a folder of parts.
 
-    Killed at any moment, the same command goes on. st-reba index build makes an index of the folder.
+    If it is killed, run the same command again to continue. st-reba index build makes an index of the folder.
 
     Examples:
         st-reba encode-corpus my_model corpus.jsonl my_corpus
@@ -198,7 +200,7 @@ def encode_corpus(
         done = f"{doing.records:,} were read"
         if doing.total:
             done = f"{doing.kept:,} of {doing.total:,} texts are encoded and kept"
-        raise KeyboardInterrupt(f"{done}; the same command goes on") from None
+        raise KeyboardInterrupt(f"{done}; run the same command again to continue") from None
     about = _about(corpus, doing)
     out.report(_said(about), about)
     return 0

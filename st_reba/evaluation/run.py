@@ -56,7 +56,7 @@ class TasksFailed(ValueError):
         self.failures, self.results = list(failures), list(results)
         super().__init__(
             f"{len(self.failures)} of {len(self.failures) + len(self.results)} failed; the rest is kept, and the same "
-            f"command goes on from there. {'; '.join(self.failures)}"
+            f"command continues from there. {'; '.join(self.failures)}"
         )
 
 

@@ -115,7 +115,9 @@ def test_ctrl_c_says_what_is_kept(run: Run, saved: Path, tmp_path: Path, monkeyp
     arguments = ["index", "build", saved / "model", saved / "texts.txt", tmp_path / "index", "--part-size", "1"]
     status, out, err = run(*arguments)
     assert (status, out) == (130, "")
-    assert err.endswith("st-reba: interrupted; 2 of 3 parts are encoded and kept; the same command goes on\n")
+    assert err.endswith(
+        "st-reba: interrupted; 2 of 3 parts are encoded and kept; run the same command again to continue\n"
+    )
     assert run(*arguments)[0] == 0 and len(done) == 4
 
 

@@ -26,7 +26,9 @@ def test_build(run: Run, tmp_path: Path) -> None:
     wanted = st_reba.build("mini").encode(TEXTS)
     assert np.allclose(SentenceTransformer(str(out), device="cpu").encode(TEXTS), wanted, atol=1e-5)
     status, again, _ = run("info", out)
-    assert (status, again) == (0, printed)
+    assert (
+        status == 0 and printed == f"{again}\nsaved: SentenceTransformer({str(out)!r}) loads it after import st_reba\n"
+    )
     about = json.loads(run("info", out, "--json")[1])
     assert (about["method"], about["copies"], about["tokens_per_copy"]) == ("reba", 2, 511)
 
@@ -119,9 +121,9 @@ def test_build_does_not_write_over(run: Run, refused: Refused, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        # An option that the method has not is refused, and those that it has are named.
-        ("--method echo --chunk 3", ["echo: --chunk 3", "pooling", "compute_matched"]),
-        ("--setting mask0-bidir --k 2", ["reba: --setting 'mask0-bidir'", "pooling"]),
+        # An option that the method has not is refused, and the method that has it is named.
+        ("--method echo --chunk 3", ["echo: --chunk 3", "of reba"]),
+        ("--setting mask0-bidir --k 2", ["reba: --setting 'mask0-bidir'", "--method 'nosink'"]),
         ("--method echo:pooling=mean --pooling last", ["echo:pooling=mean"]),
         ("--pooling cls", ["--pooling 'cls'", "'last' or 'mean'"]),
         ("--repeats 3 --template echo", ["--repeats 3", "template"]),

@@ -234,7 +234,9 @@ def test_ctrl_c_says_how_far_it_got(run: Run, corpus: Path, tmp_path: Path, monk
     monkeypatch.setattr(part, "encode_batch", interrupted)
     status, printed, err = run(*arguments(corpus, tmp_path / "c"))
     assert (status, printed) == (130, "")
-    assert err.endswith("st-reba: interrupted; 7 of 19 texts are encoded and kept; the same command goes on\n")
+    assert err.endswith(
+        "st-reba: interrupted; 7 of 19 texts are encoded and kept; run the same command again to continue\n"
+    )
     status, printed, _ = run(*arguments(corpus, tmp_path / "c"))
     assert status == 0 and "encoded now: 12 texts" in printed
 
@@ -285,5 +287,5 @@ def test_other_settings_are_refused(run: Run, refused: Refused, corpus: Path, tm
 
 def test_words_of_nothing(refused: Refused, saved: Path) -> None:
     given = ["words", saved / "model", saved / "texts.txt", "--json"]
-    assert "--word '没有': in none of the texts" in refused(*given, "--word", "没有")
+    assert "--word '没有' is in none of the texts" in refused(*given, "--word", "没有")
     assert "must end in .npy or .jsonl" in refused(*given[:3], "--out", saved / "words.txt")

@@ -172,7 +172,7 @@ def test_a_failing_task_leaves_the_others(run: Run, tmp_path: Path, monkeypatch:
     given = ["evaluate", "STSB", pairs(tmp_path), "--model", "mini", "--methods", "classical"]
     status, out, err = run(*given)
     assert status == 1 and "pairs" in out and "STSB: its data" in err and "cannot be reached" in err
-    assert err.endswith("1 failed. The rest is kept, and the same command goes on from there.\n")
+    assert err.endswith("1 failed. The rest is kept: run the same command again to continue.\n")
     assert "Traceback" not in err
     logger = logging.getLogger("st_reba")
     level = logger.level
