@@ -1,7 +1,4 @@
-"""examples/browser/ in Chromium, with transformers.js from npm in the CDN's place. ``scripts/test --browser``.
-
-With ST_REBA_FIGURES=FOLDER the figure of docs/how-to/onnx.md is written there.
-"""
+"""examples/browser/ in Chromium, with transformers.js from npm in the CDN's place. ``scripts/test --browser``."""
 
 from __future__ import annotations
 
@@ -120,8 +117,6 @@ def test_it_fits(opened: Any) -> None:
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") == width
-        if folder := os.environ.get("ST_REBA_FIGURES"):
-            page.screenshot(path=f"{folder}/browser-{width}.png", full_page=True)
 
 
 def test_same_vectors(opened: Any, model: Any) -> None:
