@@ -101,6 +101,6 @@ def _check(layout: TokenLayout, method: Method, folder: Path, special: list[str]
             if list(given) != wanted:
                 raise ValueError(
                     f"{type(layout.tokenizer).__name__}: read by {reader}, tokenizer.json gives {given[:8]}… for "
-                    f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save the tokenizer as a plain "
-                    "PreTrainedTokenizerFast and build anew."
+                    f"{text!r}, where the model's own tokenizer gives {wanted[:8]}…. Save it as a plain "
+                    "PreTrainedTokenizerFast, with its special tokens in its vocabulary, and build anew."
                 )
