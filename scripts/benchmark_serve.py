@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ class Server:
 
     def wait(self) -> None:
         """Until it answers."""
+        stop = time.monotonic() + 180
         while True:
             try:
-                if Client(self.port).ask(["a"]):
-                    return
-            except (OSError, RuntimeError):
-                if self.process.poll() is not None:
-                    raise SystemExit(f"{self.name} has ended:\n{self.log.read_text()[-2000:]}") from None
+                Client(self.port).ask(["a"])
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > stop:
+                    raise SystemExit(f"{self.name} does not answer:\n{self.log.read_text()[-2000:]}") from None
                 time.sleep(0.5)
 
     def seconds(self) -> float:
@@ -81,12 +83,8 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
-        for kind in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, kind)
-            except ProcessLookupError:
-                return
-            time.sleep(1)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Client:
@@ -166,6 +164,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
     parser.add_argument("--logs", type=Path, default=Path("."), help="where the servers' output goes")
     options = parser.parse_args()
+    # So that the servers are stopped.
+    signal.signal(signal.SIGTERM, lambda *given: sys.exit(1))
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -194,6 +194,7 @@ def main() -> None:
                     around.append(os.getloadavg()[0])
                     row = load(server, clients, options.seconds, expected)
                     rows.setdefault((server.name, clients), []).append(row)
+                    print(f"{server.name}, {clients} clients: {row[0]:.0f} texts/s", file=sys.stderr, flush=True)
     finally:
         for server in servers:
             server.stop()

@@ -38,23 +38,25 @@ def plain(model: str, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
-def litserve(model: str, port: int) -> None:
-    """LitServe with its batching, whose own OpenAI form refuses lists then."""
+if sys.argv[1:2] == ["litserve"]:
     import litserve as ls
 
-    from st_reba.encode import encode_texts
-
+    # Its processes find the class by its name.
     class Api(ls.LitAPI):  # type: ignore[misc]
-        def setup(self, device: str) -> None:
-            self.encoder = loaded(model)
+        """LitServe with its batching, whose own OpenAI form refuses lists then."""
 
-        def decode_request(self, request: Any) -> list[str]:
+        def setup(self, device: str) -> None:
+            self.encoder = loaded(sys.argv[2])
+
+        def decode_request(self, request: dict) -> list[str]:  # type: ignore[type-arg]
             return [request["input"]] if isinstance(request["input"], str) else list(request["input"])
 
         def batch(self, inputs: Any) -> Any:
             return inputs
 
         def predict(self, inputs: list[list[str]]) -> list[Any]:
+            from st_reba.encode import encode_texts
+
             vectors = encode_texts(self.encoder, [text for texts in inputs for text in texts])
             return [vectors[a:b] for a, b in pairwise([0, *accumulate(map(len, inputs))])]
 
@@ -64,6 +66,9 @@ def litserve(model: str, port: int) -> None:
         def encode_response(self, output: Any) -> Any:
             return answer(output)
 
+
+def litserve(model: str, port: int) -> None:
+    """As above."""
     api = Api(max_batch_size=32, batch_timeout=0.005, api_path="/v1/embeddings")
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=1)
     server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
