@@ -19,8 +19,9 @@ PAGES = [
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
     *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "compose", "evaluate", "words")),
 ]
-# What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's.
-ELSEWHERE = ("Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
+# What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's; and
+# a server, which runs until it is stopped.
+ELSEWHERE = ("st-reba serve", "Qwen/", "my-org/", "-MTEB", "MTEB-", "llama2-chinese-reba my-org", "BASE ", "scripts/")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def serve(
         required(package, "serve")
     settings = settings or Settings()
     name = name or name_of(model)
-    keys = [key for key in map(str.strip, os.environ.get(KEYS, "").split(",")) if key]
+    keys = keys_of(os.environ)
     check_port(host, port)
     local = host in _LOOPBACK
     if not local and not keys:
@@ -87,6 +87,16 @@ def serve(
     finally:
         if opened is not None:
             opened.close()
+
+
+def keys_of(environment: Mapping[str, str]) -> list[str]:
+    """The keys that clients may send.
+
+    Example:
+        >>> keys_of({"ST_REBA_API_KEY": "one, two,"})
+        ['one', 'two']
+    """
+    return [key for key in map(str.strip, environment.get(KEYS, "").split(",")) if key]
 
 
 def open_model(
