@@ -24,7 +24,7 @@ from st_reba.evaluation.items import units
 from st_reba.evaluation.signals import reciprocal_ranks, views
 from st_reba.evaluation.trials import NO_FILTER
 
-SIZES, DRAWS, FOLDS = (50, 200, 800), 20, 5
+SIZES, DRAWS, FOLDS = (50, 200, 800), 8, 5
 
 
 def mrr(first: Any, second: Any, sample: Any, wanted: Any) -> float | None:
