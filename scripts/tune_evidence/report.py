@@ -226,35 +226,21 @@ def signal_table(frame: pd.DataFrame) -> str:
 
 def size_table(path: Path, frame: pd.DataFrame) -> str:
     """The share of hindsight's best by the number of texts, for tune's choice on mini."""
-    known = {
-        name: group.set_index("number") for name, group in frame[frame["base"] == "mini"].groupby("set", sort=False)
-    }
-    rows = [json.loads(line) for line in path.open(encoding="utf-8")]
-    for row in rows:
-        group = known[row["set"]].loc[row["numbers"]].assign(overlap=row["signals"]).reset_index()
-        row["share"] = group.loc[tuned(group), "test"] / row["best"]
-    frame = pd.DataFrame(rows)
+    own = frame[frame["base"] == "mini"]
+    known = {name: group.set_index("number") for name, group in own.groupby("set", sort=False)}
+    lines = [json.loads(line) for line in path.open(encoding="utf-8")]
+    for line in lines:
+        every = known[line["set"]]
+        group = every.loc[line["numbers"]].assign(overlap=line["signals"]).reset_index()
+        line |= {"share": group.loc[tuned(group), "test"] / every["test"].max(), "count": len(group)}
+    found = pd.DataFrame(lines)
     rows = []
-    for size in (50, 200, 800):
-        own = frame[frame["size"] == size]
-        row: list[Any] = [str(size), str(own["compositions"].max())]
-        for name in frame["set"].unique():
-            some = own[own["set"] == name]["share"]
-            row.append(f"{some.mean():.2f} ({some.min():.2f})")
-        rows.append(row)
-    table = markdown(["texts", "compositions", *frame["set"].unique()], rows)
-    lines = []
-    for name in frame["set"].unique():
-        views, wholes = (frame[(frame["size"] == key) & (frame["set"] == name)].iloc[0] for key in ("views", "wholes"))
-        both = sorted(set(views["numbers"]) & set(wholes["numbers"]))
-        first, second = (
-            [dict(zip(each["numbers"], each["signals"], strict=True))[n] for n in both] for each in (views, wholes)
+    for size, some in found.groupby("size"):
+        shares = [some.loc[some["set"] == name, "share"] for name in known if name in set(some["set"])]
+        rows.append(
+            [str(size), str(some["count"].max()), *(f"{each.mean():.2f} ({each.min():.2f})" for each in shares)]
         )
-        lines.append(
-            f"{name}: filters of other folds' views choose {views['share']:.3f}, of whole texts {wholes['share']:.3f}; "
-            f"the two signals' correlation {spearmanr(first, second).statistic:.3f}"
-        )
-    return "\n".join([table, *lines])
+    return markdown(["texts", "compositions", *found["set"].unique()], rows)
 
 
 def language_table(path: Path) -> str:
