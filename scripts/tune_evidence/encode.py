@@ -2,8 +2,7 @@
 
     python scripts/tune_evidence/encode.py ../shared ../bases/shallow out/shallow
 
-A base ``mini`` is the embedded one. A base without Chinese takes ``--languages en``. ``--every-view`` runs the
-overlapping crops of all unlabelled texts of three sets instead, for sizes.py.
+A base ``mini`` is the embedded one. A base without Chinese takes ``--languages en``.
 """
 
 from __future__ import annotations
@@ -14,21 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sets import EVERY_WAY, arms, reads, sets
+from sets import arms, reads, sets
 
 import st_reba
 from st_reba.evaluation.passes import Encoded, encode_arm
-from st_reba.evaluation.signals import views
 
 DONE = "done.json"
 
 
-def texts_of(shared: Path, languages: list[str], every_view: bool = False) -> list[str]:
+def texts_of(shared: Path, languages: list[str]) -> list[str]:
     """All texts, each once."""
     found = sets(shared / "data", shared / "mini/tokens-30M.u16.xz", languages)
-    if every_view:
-        shown = [views(each.texts) for each in found if each.name in EVERY_WAY]
-        return list(dict.fromkeys(text for each in shown for text in (*each.first, *each.second)))
     return list(dict.fromkeys(text for each in found for text in each.everything()))
 
 
@@ -44,9 +39,8 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="where the vectors go")
     parser.add_argument("--languages", nargs="+", default=["zh", "en"])
     parser.add_argument("--prompteol", action="store_true", help="run PromptEOL too, the last arm")
-    parser.add_argument("--every-view", action="store_true", help="see above")
     options = parser.parse_args()
-    texts = texts_of(options.shared, options.languages, options.every_view)
+    texts = texts_of(options.shared, options.languages)
     transformer: Any = st_reba.build(options.base, "classical", dtype="float32")[0]
     depth = transformer.depth
     for number, arm in enumerate(arms(depth)[: None if options.prompteol else -1]):

@@ -36,8 +36,11 @@ def main() -> None:
     options = parser.parse_args()
     found = {each.name: each for each in sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")}
     texts = texts_of(options.shared, ["zh", "en"])
-    place = {text: number for number, text in enumerate(texts)}
     both = [found["STS-B-zh"], found["STSBenchmark"]]
+    every = list(dict.fromkeys(text for each in both for text in each.everything()))
+    number = {text: row for row, text in enumerate(texts)}
+    rows_of_both = np.asarray([number[text] for text in every])
+    place = {text: row for row, text in enumerate(every)}
     whole = [np.asarray([place[text] for text in each.texts]) for each in both]
     test = [np.asarray([place[text] for text in each.test.items.texts]) for each in both]
     crops = [[np.asarray([place[text] for text in side]) for side in each.shown["overlap"]] for each in both]
@@ -49,6 +52,7 @@ def main() -> None:
     }
     with options.out.open("a", encoding="utf-8") as out:
         for trial, vectors, _ in tqdm(compositions(options.vectors, len(texts))):
+            vectors = vectors[rows_of_both]
             ways: dict[str, Any] = samples if trial.filter != NO_FILTER else {"none": whole}
             for way, fitted in ways.items():
                 spaces = [vectors, vectors]

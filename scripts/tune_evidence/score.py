@@ -37,9 +37,13 @@ class Scorer:
 
     def __init__(self, given: Set, place: dict[str, int]) -> None:
         self.set = given
+        every = given.everything()
+        # Where its texts are among those of all sets, and in its own order.
+        self.rows = np.asarray([place[text] for text in every], np.intp)
+        own = {text: number for number, text in enumerate(every)}
 
         def rows(texts: Any) -> NDArray[np.intp]:
-            return np.asarray([place[text] for text in texts], np.intp)
+            return np.asarray([own[text] for text in texts], np.intp)
 
         self.texts = rows(given.texts)
         self.dev, self.test = rows(given.dev.items.texts), rows(given.test.whole.texts)
@@ -122,7 +126,7 @@ def main() -> None:
     every = compositions(options.vectors, len(texts))
     for number, (trial, vectors, depth) in enumerate(tqdm(every, desc=options.vectors.name)):
         for scorer in scorers:
-            filtered = scorer.filtered(vectors, trial.filter)
+            filtered = scorer.filtered(vectors[scorer.rows], trial.filter)
             if filtered is None:
                 continue
             dev, test, evidence = scorer.labelled(filtered)

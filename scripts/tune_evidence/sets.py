@@ -12,15 +12,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from shown import WAYS, hidden_words, ways
 from transformers import AutoTokenizer
 
 import st_reba
 from st_reba.evaluation import make_task, read_task
 from st_reba.evaluation.data import Task
-from st_reba.evaluation.signals import hidden_words, views
+from st_reba.evaluation.signals import views
 from st_reba.evaluation.trials import NO_FILTER, Arm, Filter, Read
 
-WAYS = ("overlap", "disjoint", "query", "prefix", "order", "template")
 # Ways of three sets only, to save time.
 EVERY_WAY = ("STS-B-zh", "TNEWS", "STSBenchmark")
 # Texts that views are made of, and rows of hidden words: every arm runs them all.
@@ -57,9 +57,11 @@ class Set:
         seen = set(self.test.items.texts)
         others = [text for text in dict.fromkeys(self.texts) if text not in seen and text.strip()]
         self.texts = Random(0).sample(others, min(UNLABELLED, len(others)))
-        for how in WAYS[: None if self.name in EVERY_WAY else 3]:
-            found = views(self.texts, how)
-            self.shown[how] = found.first[:SHOWN], found.second[:SHOWN]
+        found = views(self.texts)
+        self.shown["overlap"] = found.first[:SHOWN], found.second[:SHOWN]
+        for how in WAYS[: None if self.name in EVERY_WAY else 2]:
+            first, second = zip(*(ways(self.texts[row], how) for row in found.rows[:SHOWN]), strict=True)
+            self.shown[how] = first, second
         rows = hidden_words(self.texts, fewest=6)
         words = list(dict.fromkeys(word for _, word in rows))
         # The rarest words go until the rows fit.

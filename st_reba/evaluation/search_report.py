@@ -268,7 +268,9 @@ def _figure(report: Report, frame: Any) -> Any:
         axes.step(points.cost, points.score.cummax(), where="post", color="#555555", linewidth=1, label=label)
         for place, row in enumerate(report.rows):
             colour, marker = STYLES[place % len(STYLES)]
-            style = {"linestyle": "none", "color": colour, "marker": marker, "markersize": 9}
+            # Hollow, where all styles are taken.
+            filled = "full" if place < len(STYLES) else "none"
+            style = {"linestyle": "none", "color": colour, "marker": marker, "markersize": 9, "fillstyle": filled}
             axes.plot([row.cost], [row.validation], label=_name(row.name), **style)
         axes.set_xlabel("cost: positions x layers, 1 = the unconverted base, the text once")
         axes.set_xscale("log", base=2)

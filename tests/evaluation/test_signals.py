@@ -15,19 +15,28 @@ import pytest
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import entropy, skew
 
-from st_reba.evaluation.signals import hidden_words, reciprocal_ranks, views
+from st_reba.evaluation.signals import Views, reciprocal_ranks, views
 
 Vectors = Any
-FILE = Path(__file__).parents[2] / "scripts" / "tune_evidence" / "measures.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "tune_evidence"
 
 
-@pytest.fixture(scope="module")
-def measures() -> Any:
-    spec = importlib.util.spec_from_file_location("measures", FILE)
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def measures() -> Any:
+    return script("measures")
+
+
+@pytest.fixture(scope="module")
+def shown() -> Any:
+    return script("shown")
 
 
 def drawn(count: int = 60, width: int = 5, seed: int = 0) -> Vectors:
@@ -38,32 +47,34 @@ def unit(vectors: Vectors) -> Vectors:
     return np.array([row / math.sqrt(sum(value * value for value in row)) for row in vectors])
 
 
+TEXTS = [" a b, c d e, f. ", "too short", "北京，今天下大雪"]
+
+
+def test_views_are_parts_of_words_or_characters() -> None:
+    found = views(TEXTS)
+    assert found.rows == (0, 2)
+    assert found.first == ("a b, c d", "北京，今天下")
+    assert found.second == ("c d e, f.", "今天下大雪")
+    # Of a long text both are in front, where models do not cut.
+    long = views([" ".join(map(str, range(1000)))])
+    assert long.first == (" ".join(map(str, range(100))),)
+    assert long.second == (" ".join(map(str, range(50, 150))),)
+    assert views(["one two three", "", "一二三"]) == Views((), (), ())
+
+
 @pytest.mark.parametrize(
     ("how", "spaced", "dense"),
     [
-        ("overlap", ("a b, c d", "c d e, f."), ("北京，今天下", "今天下大雪")),
         ("disjoint", ("a b, c", "d e, f."), ("北京，今天", "下大雪")),
         ("query", ("c d", "a b, c d e, f."), ("今天下", "北京，今天下大雪")),
         ("prefix", ("a b, c d", "a b, c d e, f."), ("北京，今天下", "北京，今天下大雪")),
         ("order", ("d e, f. a b, c", "a b, c d e, f."), ("下大雪北京，今天", "北京，今天下大雪")),
-        (
-            "template",
-            ("This is about: a b, c d e, f.", "a b, c d e, f."),
-            ("关于“北京，今天下大雪”的内容", "北京，今天下大雪"),
-        ),
+        ("template", ("This is about: a b, c d e, f.", TEXTS[0].strip()), (f"关于“{TEXTS[2]}”的内容", TEXTS[2])),
     ],
 )
-def test_views_are_parts_of_words_or_characters(how: Any, spaced: Any, dense: Any) -> None:
-    found = views([" a b, c  d e, f. ".replace("  ", " "), "too short", "北京，今天下大雪"], how)
-    assert found.rows == (0, 2)
-    assert list(zip(found.first, found.second, strict=True)) == [spaced, dense]
-
-
-def test_views_of_a_long_text_overlap_in_front() -> None:
-    (found,) = zip(*vars(views([" ".join(map(str, range(1000)))])).values(), strict=True)
-    assert found == (0, " ".join(map(str, range(100))), " ".join(map(str, range(50, 150))))
-    with pytest.raises(ValueError, match="overlap"):
-        views(["one two three four"], "overlaps")  # type: ignore[arg-type]
+def test_other_ways(shown: Any, how: str, spaced: Any, dense: Any) -> None:
+    assert shown.ways(TEXTS[0], how) == spaced
+    assert shown.ways(TEXTS[2], how) == dense
 
 
 def test_reciprocal_ranks_are_those_of_loops() -> None:
@@ -86,7 +97,8 @@ def test_reciprocal_ranks_are_those_of_loops() -> None:
     assert reciprocal_ranks(np.ones((8, 3)), np.ones((8, 3))) == pytest.approx(np.full(8, 1 / 8))
 
 
-def test_hidden_words_are_taken_out_and_told_apart() -> None:
+def test_hidden_words_are_taken_out_and_told_apart(shown: Any) -> None:
+    hidden_words = shown.hidden_words
     words, signs = ("Kernel", "harbour"), ("电影", "足球")
     texts = [f"{n} on the {word}, kernels {n}" for word in words for n in range(100, 110)]
     texts += [f"{chr(0x5000 + n)}的{word}，{chr(0x6000 + n)}" for word in signs for n in range(9)]
