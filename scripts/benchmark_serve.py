@@ -54,7 +54,7 @@ class Server:
         command = [part.replace("PORT", str(self.port)) for part in command]
         settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
-        with log.open("w") as stream:
+        with log.open("w", encoding="utf-8") as stream:
             self.process = subprocess.Popen(command, env=settings, stdout=stream, stderr=stream, start_new_session=True)
         self.log = log
 

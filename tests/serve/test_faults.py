@@ -45,7 +45,7 @@ def server(plain: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory)
 
 def memory(pid: int, name: str = "VmRSS") -> float:
     """MiB that a process holds, or (VmHWM) has held."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
