@@ -65,7 +65,7 @@ def test_compare_four_methods_in_one_command(run: Run, tmp_path: Path, monkeypat
     for row in table:
         score = f"{found[row['method']].scores['cosine_spearman']:.4f} ["
         assert row["pairs"].replace("**", "").startswith(score)
-    assert sum("**" in row["pairs"] for row in table) == 1 and "of 6 pairs" in out
+    assert sum("**" in row["pairs"] for row in table) == 1 and "of 6 differences" in out
     report = tmp_path / "comparison" / "report"
     assert (report / "report.md").read_text(encoding="utf-8").startswith("# Results of st-reba evaluate")
     assert "STS-cosine_spearman-mini.png" in {path.name for path in (report / "figures").iterdir()}
@@ -136,7 +136,7 @@ def test_the_list_needs_no_mteb(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (["pairs.tsv"], "Name a TASK and a --model"),
         (["STSBB", "--model", "mini"], "'STSBB' is neither a file.*like it are.*'STSB'"),
-        (["nope.tsv", "--model", "mini"], "nope.tsv: no such file"),
+        (["nope.tsv", "--model", "mini"], "FILE 'nope.tsv': there is no such file"),
         (["strange.tsv", "--model", "mini"], "no columns for .* were found; there are .*'asked'.*--columns"),
         (["pairs.tsv", "--model", "mini", "--columns", "text1=missing"], "there is no column .missing.; there are"),
         (["pairs.tsv", "--model", "mini", "--prompts", "nosink"], "'nosink' has none of the tasks"),
