@@ -35,15 +35,15 @@ AUTO = 300
 CHOOSE = 2 / 3
 
 
-# Views of a few words mostly share rare ones, and vectors that are whitened in full know little else. By that signal
-# they win where labels say that they lose (docs/results/tune.md).
+# Views of a text share its rare words, and vectors that are whitened in full know little else. By that signal they win
+# where labels say that they lose, but in search (docs/results/tune.md).
 MILD: tuple[str | Mapping[str, Any], ...] = (
     "center",
     *({"kind": "abtt", "r": r} for r in (1, 2)),
     {"kind": "whiten", "power": 0.5},
 )
-# By use, texts of fewer pieces than this (the one in the middle) are searched with those filters alone.
-USES: Mapping[str, float] = {"pairs": 15, "search": 0, "topics": float("inf")}
+# By use, the filters that may be chosen; None: all of the space.
+USES: Mapping[str, tuple[str | Mapping[str, Any], ...] | None] = {"pairs": MILD, "search": None, "topics": MILD}
 # Conversions that hide the sink in upper layers alone double the arms.
 SPACE = Space(sinks=False)
 QUICK = Space(
@@ -126,7 +126,7 @@ def tune(
     drawn = unlabelled(texts, sample=sample, seed=seed, text_column=text_column, disable=disable)
     parts = _parts(drawn, like, labels, seed)
     own = QUICK if quick else SPACE
-    searched = space if space is not None else own if labels is not None else _searched(own, like, drawn)
+    searched = space if space is not None else own if labels is not None else _searched(own, like)
     settings = _settings(budget, searched, minutes)
     say(f"Texts: {drawn}")
     notes = _notes(drawn, settings, labels)
@@ -173,7 +173,7 @@ def auto(
     given |= {} if max_seq_length is None else {"max_seq_length": max_seq_length}
     _check(like, budget)
     drawn = unlabelled(texts, sample=AUTO, seed=seed)
-    settings = _settings(budget, _searched(QUICK, like, drawn))
+    settings = _settings(budget, _searched(QUICK, like))
     parts = Parts(Task(drawn.name, drawn.items), drawn.items, drawn.items)
     how: dict[str, Any] = {"seed": seed, "disable": None, "say": lambda line: None}
     with TemporaryDirectory(prefix="st_reba-auto-") as folder, Ledger.opened(folder, {"base": model_of.name}) as ledger:
@@ -199,9 +199,10 @@ def _check(like: str, budget: str) -> None:
             raise ValueError(unknown(f"{name}={value!r}", value, list(known)))
 
 
-def _searched(space: Space, like: Like, drawn: Unlabelled) -> Space:
-    """The space without the filters that the views of such texts speak too well of."""
-    return replace(space, filters=MILD) if drawn.pieces < USES[like] else space
+def _searched(space: Space, like: Like) -> Space:
+    """The space without the filters that views speak too well of."""
+    allowed = USES[like]
+    return space if allowed is None else replace(space, filters=allowed)
 
 
 def _settings(budget: Budget, space: Space | Mapping[str, Any], minutes: float | None = None) -> Tune:
@@ -235,8 +236,8 @@ def _notes(drawn: Unlabelled, settings: Tune, labels: Source | None) -> tuple[st
     )
     if settings.searched.filters == MILD:
         note += (
-            " Filters that whiten in full were not tried: by views of short texts (here of "
-            f"{drawn.pieces} words or characters in the middle), and for topics, they seem better than they are."
+            " Filters that whiten in full were not tried: but for search, they seem better by views than they are by "
+            "labels."
         )
     return (note, *([f"Caution: {drawn.warning}."] if drawn.warning else []))
 

@@ -14,13 +14,13 @@ from tqdm.auto import tqdm
 
 from ..corpus.records import Reading, Reject
 from ..corpus.source import Input, open_source
-from .signals import pieces, views
+from .signals import views
 from .views import Viewed
 
 # Below so many a choice is one by chance, and most filters cannot be fitted.
 FEWEST = 50
-# From so many on another draw of texts hardly changes the choice (docs/results/tune.md).
-ENOUGH = 200
+# Of 192 numbers, mini's, a whitening can be fitted from about so many on (docs/results/tune.md).
+ENOUGH = 800
 # All are ranked for each: of more the cosines would not fit into memory.
 MOST = 20_000
 
@@ -48,11 +48,6 @@ class Unlabelled:
         """The texts as items."""
         made = views(self.texts)
         return Viewed.of(self.texts, list(zip(made.first, made.second, strict=True)))
-
-    @property
-    def pieces(self) -> int:
-        """How long the text in the middle is, in words, or in characters of scripts without spaces."""
-        return sorted(map(pieces, self.texts))[len(self.texts) // 2]
 
     @property
     def warning(self) -> str:
