@@ -70,16 +70,6 @@ def spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in islice(_PIECE.finditer(text), _MOST_PIECES)]
 
 
-def pieces(text: str) -> int:
-    """How long a text is, in words, or in characters of scripts without spaces.
-
-    Example:
-        >>> pieces("How do I page a list?"), pieces("北京，今天下大雪")
-        (6, 7)
-    """
-    return sum(1 for _ in _PIECE.finditer(text))
-
-
 def reciprocal_ranks(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
     """How well two views of the same texts find each other; their mean is the MRR.
 
