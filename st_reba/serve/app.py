@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
+# Bytes from which reading or writing JSON would hold up other requests; below, another thread would cost more.
+_INLINE = 2**15
 
 
 def make_app(
@@ -150,7 +152,8 @@ class _Server:
                         raise too_large
                     if self.held > self.settings.held_bytes:
                         raise Refusal(429, "Too much is being received: send this again later.")
-            return await asyncio.to_thread(read_json, bytes(body))
+            given: dict[str, Any] = await _aside(len(body) > _INLINE, read_json, bytes(body))
+            return given
         except TimeoutError:
             raise Refusal(408, f"The body did not come within {self.settings.read_seconds:.0f} s.") from None
         finally:
@@ -161,7 +164,8 @@ class _Server:
         vectors, tokens = await self.joining.encode(asked.texts, asked.task, request.is_disconnected)
         self.metrics.texts.inc(len(asked.texts))
         self.metrics.tokens.inc(tokens)
-        shown = await asyncio.to_thread(_embeddings, shortened(vectors, asked.dimensions), asked.base64)
+        cut = shortened(vectors, asked.dimensions)
+        shown = await _aside(cut.nbytes > _INLINE, _embeddings, cut, asked.base64)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         told = f'{{"object":"list","data":{shown},"model":{json.dumps(self.name)},"usage":{json.dumps(usage)}}}'
         return Response(told, media_type="application/json")
@@ -215,6 +219,10 @@ class _Server:
             "owned_by": "st_reba",
             "dimensions": self.dimension,
         }
+
+
+async def _aside(large: bool, function: Callable[..., Any], *given: Any) -> Any:
+    return await asyncio.to_thread(function, *given) if large else function(*given)
 
 
 def shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
