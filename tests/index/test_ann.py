@@ -131,6 +131,10 @@ def test_a_sample_that_is_too_small_is_told(
         from_vectors(tmp_path / str(number), rows, factory="IVF8,Flat", train_size=100, seed=seed)
     files = [(tmp_path / str(number) / "vectors-1.faiss").read_bytes() for number in range(3)]
     assert files[0] == files[1] != files[2] and "trained on 100 vectors" in caplog.text
+    caplog.clear()
+    # 39 for each of 8 lists.
+    from_vectors(tmp_path / "enough", rows, factory="IVF8,Flat", train_size=312)
+    assert "trained on" not in caplog.text
 
 
 def test_sample() -> None:
