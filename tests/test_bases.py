@@ -104,6 +104,17 @@ def test_adapter(adapter: tuple[Path, Path], llama: Path, method: str, tmp_path:
     assert model[0].base_model == "adapter"
 
 
+def test_an_adapter_of_16_bit_weights_runs_in_float32_too(tmp_path: Path) -> None:
+    """As without it: what its base is stored in is not what a CPU runs."""
+    peft = pytest.importorskip("peft")
+    model = st_reba.build("mini", device="cpu")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert {each.dtype for each in again.parameters()} == {torch.float32}
+    assert_close(vectors(again), vectors(model).double())
+
+
 def test_adapter_with_a_tokenizer_of_its_own(adapter: tuple[Path, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(adapter[0], tmp_path / "adapter"))
     AutoTokenizer.from_pretrained(adapter[1]).save_pretrained(folder)

@@ -329,9 +329,6 @@ class DecoderTransformer(Transformer):
         config["stages"] = as_stored(self.stages)
         if self.left_at is not None:
             config |= extra("at_base").recorded(self)
-        if self.left_at is not None or has_adapter(self.model):
-            # Saved without the weights that would tell it.
-            config["model_kwargs"] = {"dtype": str(self.stored_dtype or self.model.dtype).removeprefix("torch.")}
         return config
 
     def __repr__(self) -> str:
