@@ -72,7 +72,7 @@ def space(
     language: str | None = _LANGUAGE,
     overwrite: bool = OVERWRITE,
 ) -> None:
-    """Write the page of st-reba explore as a Hugging Face Space; hf upload publishes the folder.
+    """Write the page of st-reba explore as a Hugging Face Space, which st-reba push publishes.
 
     Examples:
         st-reba space my_space mini "mini echo:pooling=mean"
@@ -82,6 +82,6 @@ def space(
 
     written = write_space(folder, models, title=title, language=language, overwrite=overwrite)
     out.report(
-        f"{written}: a Space of {len(models)} models. Upload it: hf upload USER/NAME {written} . --repo-type space",
+        f"{written}: a Space of {len(models)} models. Publish it: st-reba push {written} ORG/NAME",
         {"folder": str(written), "models": models},
     )

@@ -19,6 +19,7 @@ _MARKS: dict[str, tuple[str, ...]] = {
     "a base model": ("config.json",),
     "an adapter": ("adapter_config.json",),
     "the folder of a search": ("run.json",),
+    "a Space": ("app.py", "requirements.txt"),
 }
 MODELS = ("a saved model", "an exported model")
 BASES = ("a base model", "an adapter", "a saved model")

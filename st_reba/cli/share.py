@@ -107,7 +107,7 @@ def onnx(
 )
 def push(
     *,
-    source: str = arg("SOURCE", "A saved or exported model, a name of the zoo, or a recipe.yaml."),
+    source: str = arg("SOURCE", "A saved or exported model, a Space, a name of the zoo, or a recipe.yaml."),
     repo_id: str = arg("ORG/NAME", "The repository; made where it is missing."),
     run: Running,
     out: Output,
@@ -119,7 +119,7 @@ def push(
     no_weights: bool = opt(False, "Of a recipe: publish no weights, only the name of the pinned base."),
     with_endpoint: bool = opt(False, "Add handler.py, with which Hugging Face's Inference Endpoints serve the model."),
 ) -> None:
-    """Publish a model on the Hub: check it, show what will be sent, and send it in one commit.
+    """Publish a model or a Space on the Hub: check it, show what will be sent, and send it in one commit.
 
     The token is that of hf auth login, or HF_TOKEN. If a push was cut off, run it again to continue.
 
@@ -140,6 +140,14 @@ def push(
             "--no-weights, --dtype, --device and --trust-remote-code go with a recipe, which is built first; a folder "
             "is published as it is."
         )
+    if places.kind_of(source) == "a Space":
+        given = {"--revision": revision, "--create-pr": create_pr, "--with-endpoint": with_endpoint}
+        if wrong := next((name for name, value in given.items() if value), None):
+            raise ValueError(f"{wrong} does not go with a Space, which goes to main. Drop it.")
+        from ..hub.spaces import push_space
+
+        sent = push_space(source, repo_id, private=private, message=message, dry_run=dry_run, say=out.say)
+        return out.answer("", asdict(sent), indent=2) if out.json else None
     places.expect_source("SOURCE", source)
     if not folder:
         from ..zoo import load

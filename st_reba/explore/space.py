@@ -55,7 +55,7 @@ def write_space(
     """Write a Space that shows the page: app.py, requirements.txt, README.md.
 
     Args:
-        folder: The folder to make. ``hf upload USER/NAME FOLDER . --repo-type space`` publishes it.
+        folder: The folder to make; ``st-reba push FOLDER ORG/NAME`` publishes it.
         models: As for :func:`launch`; each must be on the Hub, or ``mini``.
         title: The Space's title.
         language: ``"en"`` or ``"zh"``; None: the reader's browser says it.

@@ -117,7 +117,7 @@ def push(
     """
     from huggingface_hub import HfApi, get_token
 
-    _check_name(repo_id, revision, create_pr)
+    check_name(repo_id, revision, create_pr)
     files, left_out = _contents(Path(folder), repo_id, with_endpoint)
     for name in left_out:
         say(f"Left out: {name}")
@@ -129,14 +129,14 @@ def push(
     gone = sorted({path for path in place.files if path in place.ours or _OURS.fullmatch(path)} - set(files))
     who = "private" if place.private or private else "public"
     say(f"To {repo_id} ({who}), branch {branch}{'' if place.branch_exists else ', new'}:")
-    _list(files, gone, say)
+    list_files(files, gone, say)
     if verify:
         say("Checking the golden vectors in a process of its own ...")
         verify_fresh(Path(folder))
     if dry_run:
         say("Nothing was sent: this is a dry run.")
         return Pushed(repo_id, None, None, tuple(files), tuple(gone))
-    with _explained(repo_id, f"{repo_id} holds what it held; push again, and what has arrived is not sent twice."):
+    with explained(repo_id, f"{repo_id} holds what it held; push again, and what has arrived is not sent twice."):
         if not place.exists:
             api.create_repo(repo_id, private=private, exist_ok=True)
         options = {"create_pr": True} if create_pr else {"revision": branch}
@@ -145,7 +145,7 @@ def push(
             # between two of them would get one version's code and another's weights.
             commit = api.create_commit(
                 repo_id,
-                _operations(files, gone),
+                operations(files, gone),
                 commit_message=message or "Upload with st-reba",
                 parent_commit=place.head,
                 **options,
@@ -159,7 +159,7 @@ def push(
 def _known(api: Any, repo_id: str, branch: str, say: Callable[[str], Any] | None) -> _Place:
     """What a repository holds; where ``say`` is given, it is told of an error, and nothing is known."""
     try:
-        with _explained(repo_id, "Nothing was sent."):
+        with explained(repo_id, "Nothing was sent."):
             return _look(api, repo_id, branch)
     except HubError as error:
         if say is None:
@@ -168,7 +168,7 @@ def _known(api: Any, repo_id: str, branch: str, say: Callable[[str], Any] | None
         return _Place()
 
 
-def _list(files: Mapping[str, Path | bytes], gone: Sequence[str], say: Callable[[str], Any]) -> None:
+def list_files(files: Mapping[str, Path | bytes], gone: Sequence[str], say: Callable[[str], Any]) -> None:
     """Say what is sent and removed."""
     sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
     for path, size in sizes.items():
@@ -208,7 +208,7 @@ def push_recipe(
         >>> pushed = push_recipe("mini-reba", "org/mini-reba", dry_run=True)  # doctest: +SKIP
     """
     # Building takes long; what can be known to fail fails before.
-    _check_name(repo_id, options.get("revision"), options.get("create_pr", False))
+    check_name(repo_id, options.get("revision"), options.get("create_pr", False))
     if not dry_run:
         access_token(token)
     with tempfile.TemporaryDirectory(prefix="st-reba-push-") as temporary:
@@ -243,7 +243,7 @@ def access_token(token: str | None) -> str:
     return found
 
 
-def _check_name(repo_id: str, revision: str | None, create_pr: bool) -> None:
+def check_name(repo_id: str, revision: str | None, create_pr: bool) -> None:
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if repo_id.count("/") != 1 or not all(repo_id.split("/")):
@@ -364,7 +364,7 @@ def _check_place(
         )
 
 
-def _operations(files: Mapping[str, Path | bytes], gone: Sequence[str]) -> list[Any]:
+def operations(files: Mapping[str, Path | bytes], gone: Sequence[str]) -> list[Any]:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     return [
@@ -388,7 +388,7 @@ def _branch(api: HfApi, repo_id: str, branch: str, place: _Place) -> Iterator[No
 
 
 @contextmanager
-def _explained(repo_id: str, afterwards: str) -> Iterator[None]:
+def explained(repo_id: str, afterwards: str) -> Iterator[None]:
     """Turn what huggingface_hub raises into one line that says what to do, and how things are now."""
     try:
         yield

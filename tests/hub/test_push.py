@@ -113,7 +113,9 @@ def test_a_dry_run_sends_nothing(
     assert not any(map(hub.count, WRITING)) and {seen.token for seen in hub.seen} == {None}
     assert send(dry_run=True, repo="org/none").removed == () and "org/none" not in hub.repos
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "golden.json" in send(dry_run=True).files and "What org/model holds is not known." in "\n".join(said)
+    assert "golden.json" in send(
+        dry_run=True
+    ).files and "The Hub did not say what org/model holds already: " in "\n".join(said)
 
 
 def test_unchanged_content_makes_no_commit(hub: Hub, send: Callable[..., Pushed], said: list[str]) -> None:
