@@ -12,4 +12,4 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise OSError(f"host={host!r}, port={port} cannot be served ({error}): give another port.") from None
+            raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None

@@ -32,6 +32,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 import st_reba
 from st_reba import LayerPlan
 from st_reba.modules.backbone import Backbone
+from st_reba.modules.layer_list import layers_of
 
 DEPTH = 3
 WINDOW = 6
@@ -315,7 +316,7 @@ def test_vision_layers_that_know_their_index(base: Base) -> None:
     assert len(vision) == DEPTH
     for index, layer in enumerate(vision):
         layer.layer_idx = index
-    assert list(Backbone(model).layers()) == list(model.language_model.layers)
+    assert list(layers_of(Backbone(model))) == list(model.language_model.layers)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "idefics3", "llava"])

@@ -232,7 +232,7 @@ def test_what_is_written_out_is_what_the_package_has() -> None:
 
 @pytest.mark.slow
 def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """All but those that need the Hub, in their order."""
+    """All but those that need the Hub or an extra, in their order."""
     monkeypatch.chdir(tmp_path)
     documents = [
         {"id": f"doc-{n}", "text": f"Document {n} 第{n}号", "lang": "en", "year": 2000 + n} for n in range(200)
@@ -263,6 +263,7 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
         "tune ",
         "my_base",
         "--quantize",
+        "lancedb",
         "corrected.csv",
     )
     first = ("demo", "build", "encode-corpus", "index build")

@@ -31,6 +31,7 @@ from st_reba.evaluation.tuning import BUDGETS, PLAIN, RESAMPLES, for_budgets, se
 from st_reba.evaluation.unlabelled import unlabelled
 from st_reba.evaluation.views import Viewed
 from st_reba.filters import PostFilter
+from st_reba.persistence import load
 
 SMALL = Space(
     templates=(None,), kinds=("forward",), sinks=False, layers=((0, 0, "mean"), (1, 1, "mean")), pooled=("mean",),
@@ -248,7 +249,7 @@ def test_what_is_written(tuned: Any, base: Any) -> None:
     assert "Nothing here is labelled" in text and "Steadiness: of 500 resamples" in text
     assert "over balanced" in text and said[-1] == f"Model: {report.folder / 'model'}"
     built = st_reba.build(str(report.folder / "recipe.yaml"), device="cpu")
-    saved = st_reba.build.__globals__["load"](str(report.folder / "model"), device="cpu")
+    saved = load(str(report.folder / "model"), device="cpu")
     assert np.abs(built.encode(TEXTS[:5]) - saved.encode(TEXTS[:5])).max() < 1e-6
     trial = report.row("balanced").trial
     if trial.filter != NO_FILTER:

@@ -66,7 +66,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(monkeypatch: py
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="give another port"):
+        with pytest.raises(OSError, match="Give another port"):
             st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
 
 
