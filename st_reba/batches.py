@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_TOKENS = 4096
 # The share of a batch that may be padding.
 MAX_PADDING = 0.05
+# Positions of padding that a batch may have in any case: a further pass costs more (docs/results/speed.md).
+FREE_PADDING = 64
 # Texts that are tokenized together only to count their positions: no more token ids than theirs exist at a time.
 _COUNTED_TOGETHER = 64
 
@@ -28,7 +30,8 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
     Args:
         lengths: Positions of each text.
         budget: Positions a batch, padding included. A text that is longer makes a batch of its own.
-        max_padding: The share of a batch's positions that may be padding; 1: the budget alone decides.
+        max_padding: The share of a batch's positions that may be padding, where that is more than ``FREE_PADDING``; 1: the
+            budget alone decides.
 
     Returns:
         Indices into ``lengths``, each once, a list a batch.
@@ -49,7 +52,7 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
         # A text without a position would fill no budget.
         length = max(1, lengths[index])
         padded = longest * (len(batches[-1]) + 1) if batches else budget + 1
-        if padded <= budget and padded - real - length <= max_padding * padded:
+        if padded <= budget and padded - real - length <= max(FREE_PADDING, max_padding * padded):
             batches[-1].append(index)
             real += length
         else:

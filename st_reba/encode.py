@@ -45,7 +45,7 @@ def encode_stream(
         task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
         batch_size: Texts a forward pass. Excludes ``batch_tokens``.
         batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
-            5 % of them. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
+            5 % of them or 64. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
         chunk_size: Texts that are sorted by length and encoded together.
         show_progress_bar: Show one; None: on a terminal.
         **kwargs: Passed on to the model's method, as ``prompt``.

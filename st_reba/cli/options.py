@@ -209,7 +209,7 @@ class Batches:
     panel: ClassVar[str] = "How texts are read"
     batch_tokens: int | None = opt(
         None,
-        f"Token positions in a forward pass, with all copies of a text and at most 5 % padding. Fewer need less "
+        f"Token positions in a forward pass, with all copies of a text; padding is at most 5 % or 64. Fewer need less "
         f"memory, more suit a GPU. [default: {BATCH_TOKENS}]",
         "N",
         min=1,

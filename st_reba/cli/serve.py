@@ -18,7 +18,7 @@ class Joined:
 
     panel: ClassVar[str] = "How requests are joined"
     batch_size: int = opt(32, "Texts of waiting requests that run together.", "N", min=1)
-    delay: float = opt(5.0, "Milliseconds that a batch waits for more where it is not full.", "MS", min=1)
+    delay: float = opt(2.0, "Milliseconds that a batch waits for more where it is not full.", "MS", min=1)
     batch_tokens: int = opt(BATCH_TOKENS, "Token positions a forward pass, with all copies of a text.", "N", min=1)
 
 

@@ -279,7 +279,7 @@ class Index:
             index._present()
             if model is not None:
                 index._model = loaded(model, None, **settings)[0]
-                index._check(index._model)
+                index.check(index._model)
         except BaseException:
             index.close()
             raise
@@ -363,7 +363,7 @@ class Index:
             snapshot = self._present()
             if used is not None:
                 # Another model's index may have taken the place of this one meanwhile.
-                self._check(used)
+                self.check(used)
             state = snapshot.state
             ready = scaled_queries(vectors, state.dim, state.metric)
             allowed = None if where is None else snapshot.allowed(tx, where)
@@ -378,10 +378,15 @@ class Index:
                 self._model = loaded(self.find_model(), None, **self._settings)[0]
             model = self._model
         used: SentenceTransformer = loaded(model, None, **self._settings)[0]
-        self._check(used)
+        self.check(used)
         return used
 
-    def _check(self, model: SentenceTransformer) -> None:
+    def check(self, model: SentenceTransformer) -> None:
+        """See whether the index, as it is now, is of this model.
+
+        Raises:
+            ValueError: It is another model's.
+        """
         about = self._present().state.model
         # A model that was trained on since is another one.
         if self._checked.get(model) != (version_of(model), about):

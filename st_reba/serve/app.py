@@ -187,7 +187,7 @@ class _Server:
         found = index.search(vectors, asked.k, where=asked.where, ids_only=asked.ids_only)
         try:
             # Another model's index may have taken its place since it was opened.
-            index._check(self.model)
+            index.check(self.model)
         except ValueError as error:
             raise Refusal(409, str(error)) from error
         return [[asdict(one) for one in listed] for listed in found]

@@ -25,11 +25,11 @@ class Settings:
 
     Example:
         >>> Settings(batch_size=64).delay
-        5.0
+        2.0
     """
 
     batch_size: int = 32
-    delay: float = 5.0
+    delay: float = 2.0
     batch_tokens: int = DEFAULT_BATCH_TOKENS
     max_body: int = 4
     max_texts: int = 2048

@@ -31,6 +31,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr("socket.getaddrinfo", _loopback_only)
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", server.endpoint)
+        # Transformers keeps the client that it made first, with the address of that time.
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -136,11 +136,7 @@ def test_a_private_repository_and_broken_downloads(
             SentenceTransformer(REPO, cache_folder=str(tmp_path / "a"), device="cpu")
         hub.heal()
     hub.fail("cdn", "cut", after=5_000_000)
-    try:
-        model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "a"), device="cpu")
-    except ValueError:
-        # On a busy machine the client may still hold the connection that was cut, and miss the tokenizer by it.
-        model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "a"), device="cpu")
+    model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "a"), device="cpu")
     assert near(model.encode(TEXTS), expected["first"])
     # Huggingface_hub compares sizes, not contents: what finds changed weights is verify.
     assert verify(REPO, cache_folder=str(tmp_path / "a"), device="cpu").ok
