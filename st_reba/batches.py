@@ -30,8 +30,8 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
     Args:
         lengths: Positions of each text.
         budget: Positions a batch, padding included. A text that is longer makes a batch of its own.
-        max_padding: The share of a batch's positions that may be padding, where that is more than ``FREE_PADDING``; 1: the
-            budget alone decides.
+        max_padding: The share of a batch's positions that may be padding, where that is more than ``FREE_PADDING``;
+            1: the budget alone decides.
 
     Returns:
         Indices into ``lengths``, each once, a list a batch.

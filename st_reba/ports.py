@@ -1,4 +1,4 @@
-"""Whether an address can be served, asked before anything is loaded."""
+"""An address to serve on: whether it can be, asked before anything is loaded; and telling it."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None
+
+
+def show_address(url: str) -> None:
+    """Print where something is served."""
+    print(f"{url}  (Ctrl+C ends it)", flush=True)

@@ -28,7 +28,7 @@ def explore(
     ),
     port: int = opt(7860, "The port.", "N", min=1, max=65535),
     open_browser: bool = opt(False, "Open the page.", None, "--open"),
-    verbose: bool = opt(False, "Show the libraries' messages, and errors in full."),
+    out: Output,
 ) -> None:
     """Open a page that compares methods on your sentences, looks inside a text, and searches. Ctrl+C ends it.
 
@@ -38,7 +38,6 @@ def explore(
         st-reba explore
         st-reba explore my_model "mini echo:pooling=mean" --index my_index --open
     """
-    Output(verbose=verbose)  # hides what loading shows
     from ..explore import names
 
     chosen = names.checked(models or names.DEFAULT)
@@ -59,6 +58,7 @@ def explore(
         device=run.device,
         dtype=run.dtype,
         trust_remote_code=run.trust_remote_code,
+        ready=out.address,
     )
 
 

@@ -15,6 +15,7 @@ import wrapt
 from typer import Argument, Option
 
 from ..modules.options import unknown
+from ..ports import show_address
 from . import places
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ class Output:
     def answer(self, text: object, value: Any = None, indent: int | None = None) -> None:
         """Print what was asked for: a text, or JSON."""
         print(dumped(value, indent) if self.json else text)
+
+    def address(self, url: str) -> None:
+        """Tell where something is served from now on."""
+        if self.json:
+            print(dumped({"url": url}), flush=True)
+        elif not self.quiet:
+            show_address(url)
 
     @property
     def say(self) -> Callable[[str], None]:

@@ -45,7 +45,7 @@ def serve(
     host: str = opt("127.0.0.1", "Where it is served; 0.0.0.0: to everybody who reaches this machine.", "ADDRESS"),
     port: int = opt(8080, "Its port.", "N", min=1, max=65535),
     threads: int | None = opt(None, "Of torch; without: OMP_NUM_THREADS, or all processors but one.", "N", min=1),
-    verbose: bool = opt(False, "Show the libraries' messages, and errors in full."),
+    out: Output,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's embeddings are: /v1/embeddings, /v1/models, /health, /metrics.
 
@@ -57,7 +57,6 @@ def serve(
         st-reba serve my_model
         st-reba serve my_model --index my_index --host 0.0.0.0 --port 80
     """
-    Output(verbose=verbose)  # hides what loading shows
     places.expect_model("MODEL", model)
     if index is not None:
         places.expect("--index", index, "an index")
@@ -79,4 +78,5 @@ def serve(
         device=run.device,
         dtype=run.dtype,
         trust_remote_code=run.trust_remote_code,
+        ready=out.address,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..optional import required
-from ..ports import check_port
+from ..ports import check_port, show_address
 from . import compute
 from .names import DEFAULT, check_language
 from .page import Page
@@ -33,6 +33,7 @@ def launch(
     index: str | os.PathLike[str] | None = None,
     language: str | None = None,
     open_browser: bool = False,
+    ready: Callable[[str], object] = show_address,
     **running: Any,
 ) -> None:
     """Serve the page until it is interrupted. Nothing is fetched from elsewhere, but for models that are on the Hub.
@@ -45,6 +46,7 @@ def launch(
         index: The folder of an index to search in.
         language: ``"en"`` or ``"zh"``; None: the reader's browser says it.
         open_browser: Open the page.
+        ready: Is told the address; by default it is printed.
         **running: ``device``, ``dtype`` and ``trust_remote_code``, as :func:`st_reba.build` takes them.
 
     Raises:
@@ -59,7 +61,7 @@ def launch(
     searched = None if index is None else compute.open_index(index, opened, **running)
     app = make_app(opened, searched, language)
     url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-    print(f"{url}  (Ctrl+C ends it)", flush=True)
+    ready(url)
     if open_browser:
         threading.Timer(1.0, webbrowser.open, [url]).start()
     uvicorn.run(app, host=host, port=port, log_level="warning")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..optional import required
-from ..ports import check_port
+from ..ports import check_port, show_address
 from .settings import Settings
 
 KEYS = "ST_REBA_API_KEY"
@@ -27,7 +27,7 @@ def serve(
     name: str | None = None,
     threads: int | None = None,
     settings: Settings | None = None,
-    say: Callable[[str], Any] = print,
+    ready: Callable[[str], object] = show_address,
     **running: Any,
 ) -> None:
     """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C finish what was accepted, then it returns.
@@ -42,7 +42,7 @@ def serve(
         name: What clients call the model; None: as its folder or Hub id is called.
         threads: Of torch; None: OMP_NUM_THREADS, or all processors but one, which reads and answers.
         settings: Limits, and how requests are joined.
-        say: Is told the address, a line at a time.
+        ready: Is told the address, as ``"http://127.0.0.1:8080/v1"``; by default it is printed.
         **running: ``device``, ``dtype`` and ``trust_remote_code``, as :func:`st_reba.build` takes them.
 
     Raises:
@@ -74,7 +74,7 @@ def serve(
         loaded, name, index=opened, settings=settings, keys=keys, hosts=_LOOPBACK if local and not keys else ()
     )
     shown = f"[{host}]" if ":" in host else host
-    say(f"Serving {name!r} at http://{shown}:{port}/v1  (Ctrl+C ends it)")
+    ready(f"http://{shown}:{port}/v1")
     try:
         uvicorn.run(
             app,

@@ -36,6 +36,7 @@ def test_explore(launched: list[Any], tmp_path: Path) -> None:
     assert main(["explore", "mini", "mini echo:pooling=mean", "zoo:mini-reba", *options]) == 0
     models, given = launched.pop()
     assert models == ["mini", "mini echo:pooling=mean", "zoo:mini-reba"]
+    assert callable(given.pop("ready"))
     assert given == {
         "host": "127.0.0.1",
         "port": 8000,

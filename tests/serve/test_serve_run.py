@@ -30,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_what_the_command_hands_on(served: list[Any]) -> None:
+def test_what_the_command_hands_on(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "organization/model"]) == 0
     model, given = served.pop()
     assert (model, given.pop("settings")) == ("organization/model", Settings())
@@ -49,6 +49,10 @@ def test_what_the_command_hands_on(served: list[Any]) -> None:
         "--name",
         "n",
     ]
+    for option, told in (((), "U  (Ctrl+C ends it)\n"), (("--json",), '{"url": "U"}\n'), (("-q",), "")):
+        assert main(["serve", "organization/model", *option]) == 0
+        served.pop()[1]["ready"]("U")
+        assert capsys.readouterr().out == told
     assert main(["serve", "organization/model", *options]) == 0
     _, given = served.pop()
     assert given["settings"] == Settings(queue=7, delay=2.5, max_body=1, batch_size=4)
