@@ -273,6 +273,15 @@ def build_parser() -> argparse.ArgumentParser:
     padding.add_argument(
         "--count", type=positive, default=256, metavar="C", help="texts, at most (default: %(default)s)"
     )
+    padding.add_argument("--together", type=positive, metavar="C", help="texts that are given at a time (default: all)")
+    padding.add_argument(
+        "--free-padding",
+        type=count,
+        nargs="*",
+        default=[],
+        metavar="N",
+        help="positions of padding that a batch may have in any case, with batches of the default size",
+    )
     padding.add_argument(
         "--batch-tokens",
         type=positive,

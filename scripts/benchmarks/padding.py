@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
 from .batches import draw_lengths, make_texts
 from .measuring import AGAIN, Meter, Record, Run, Variant, measure
@@ -66,15 +67,19 @@ def _measured(texts: list[str], longest: int, options: argparse.Namespace) -> li
     import torch
     from tqdm import tqdm
 
+    from st_reba import batches as sizes
     from st_reba.encode import encode_stream
 
     with saved_model(options.model, 2 * longest + ROOM) as folder:
         model = Loader(folder, options.dtype, options.device, {}).build("reba", repeats=2)
 
-    def variant(name: str, **batches: Any) -> Variant:
+    together = options.together or len(texts)
+
+    def variant(name: str, free: int = sizes.FREE_PADDING, **batches: Any) -> Variant:
         def run() -> int:
-            stream = encode_stream(model, texts, chunk_size=len(texts), show_progress_bar=False, **batches)
-            return sum(len(vectors) for _, vectors in stream)
+            stream = encode_stream(model, texts, chunk_size=together, show_progress_bar=False, **batches)
+            with mock.patch.object(sizes, "FREE_PADDING", free):
+                return sum(len(vectors) for _, vectors in stream)
 
         share, number = padding_share(model, run)
         return Variant(name, lambda: run, (), {"padding": share, "batches": number})
@@ -86,6 +91,7 @@ def _measured(texts: list[str], longest: int, options: argparse.Namespace) -> li
     case = {
         "texts": len(texts),
         "from": options.texts.name if options.texts else f"realistic lengths up to {longest}",
+        "together": together,
         "tokens": tokens,
         "timed": "from text to vectors",
     }
@@ -93,6 +99,7 @@ def _measured(texts: list[str], longest: int, options: argparse.Namespace) -> li
         baseline = variant(f"{BATCH_SIZE} texts a batch", batch_size=BATCH_SIZE)
         variants = [variant(baseline.name + AGAIN, batch_size=BATCH_SIZE)]
         variants += [variant(f"{number} tokens a batch", batch_tokens=number) for number in options.batch_tokens]
+        variants += [variant(f"{number} positions of padding free", number) for number in options.free_padding]
         meter = Meter(options.device, options.clock, options.rounds, limit=options.case_limit)
         with tqdm(total=options.rounds * len(variants), desc="padding", unit="run", file=sys.stderr) as bar:
             return measure("padding", case, tokens, baseline, variants, meter, bar.update)
