@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from encode import texts_of
 from score import compositions
-from sets import EVERY_WAY, sets
+from sets import SOME, sets
 from tqdm.auto import tqdm
 
 from st_reba.evaluation.crossfit import Sample
@@ -46,7 +46,7 @@ def main() -> None:
     place = {text: number for number, text in enumerate(texts)}
     # By set, size and draw: places of the drawn texts, and of the first and second views of some of them.
     drawn: dict[Any, Any] = {}
-    for each in (one for one in found if one.name in EVERY_WAY):
+    for each in (one for one in found if one.name in SOME):
         first, second = ([place[text] for text in side] for side in each.shown["overlap"])
         shown = np.asarray(views(each.texts).rows[: len(first)])
         others = np.setdiff1d(np.arange(len(each.texts)), shown)
@@ -58,7 +58,7 @@ def main() -> None:
                 whole = [place[each.texts[row]] for row in (*shown[some], *rest)]
                 drawn[each.name, size, draw] = (whole, np.asarray(first)[some], np.asarray(second)[some])
     signals: dict[Any, dict[int, float]] = {key: {} for key in drawn}
-    for number, (trial, vectors, _) in enumerate(tqdm(compositions(options.vectors, len(texts)))):
+    for number, (trial, vectors, *_) in enumerate(tqdm(compositions(options.vectors, len(texts)))):
         for key, (whole, one, other) in drawn.items():
             value = mrr(vectors[one], vectors[other], vectors[whole], trial.filter)
             if value is not None:
