@@ -120,6 +120,16 @@ def test_a_draw_is_of_different_texts_of_every_script(tmp_path: Path) -> None:
     assert drawn.read == len(texts) and "100 of 343 texts" in str(drawn) and "100 texts are few" in drawn.warning
     assert unlabelled(texts[::-1], sample=100).texts == drawn.texts
     assert unlabelled(texts, sample=100, seed=1).texts != drawn.texts
+    # One filter for several scripts is told of, with the remedy; a few texts of another, or none, are no second script.
+    settings = module._settings("balanced", SMALL)
+    assert all(module.MIXED in module._notes(drawn, settings, labels) for labels in (None, "pairs.tsv"))
+    for other in (
+        [],
+        english[:9],
+        [f"{n} + 1 = 2 - 3 + 4" for n in range(90)],
+        [f"ひらがなだけのぶんです{n}" for n in range(90)],
+    ):
+        assert module.MIXED not in module._notes(unlabelled([*chinese, *other]), settings, None)
     # All of the script that has fewer.
     assert unlabelled(texts, sample=250).writing == {"LATIN": 70, "CJK": 180}
     assert "too short" in unlabelled([*chinese[:60], *"甲乙丙丁戊己庚辛壬癸"]).warning
