@@ -245,22 +245,20 @@ def signal_table(frame: pd.DataFrame) -> str:
 
 
 def size_table(path: Path, frame: pd.DataFrame) -> str:
-    """The share of hindsight's best by the number of texts, for the highest that tune may choose on mini."""
-    own = frame[frame["base"] == "mini"]
-    known = {name: group.set_index("number") for name, group in own.groupby("set", sort=False)}
+    """The share of hindsight's best by base and number of texts, for the highest that tune may choose."""
+    known = {key: group.set_index("number") for key, group in frame.groupby(["base", "set"], sort=False)}
     lines = [json.loads(line) for line in path.open(encoding="utf-8")]
     for line in lines:
-        every = known[line["set"]]
+        every = known[line["base"], line["set"]]
         group = every.loc[line["numbers"]].assign(overlap=line["signals"]).reset_index()
         line |= {"share": group.loc[HIGHEST(group), "test"] / every["test"].max(), "count": len(group)}
     found = pd.DataFrame(lines)
-    rows = []
-    for size, some in found.groupby("size"):
-        shares = [some.loc[some["set"] == name, "share"] for name in known if name in set(some["set"])]
-        rows.append(
-            [str(size), str(some["count"].max()), *(f"{each.mean():.2f} ({each.min():.2f})" for each in shares)]
-        )
-    return markdown(["texts", "compositions", *found["set"].unique()], rows)
+    names, rows = list(found["set"].unique()), []
+    for (base, size), some in found.groupby(["base", "size"], sort=False):
+        shares = [some.loc[some["set"] == name, "share"] for name in names]
+        told = [f"{each.mean():.2f} ({each.min():.2f})" if len(each) else "" for each in shares]
+        rows.append([base, str(size), str(some["count"].max()), *told])
+    return markdown(["base", "texts", "compositions", *names], rows)
 
 
 def language_table(path: Path) -> str:
@@ -319,10 +317,9 @@ def main() -> None:
         print(markdown(["left out", "rule", *(f"/ {each}" for each in OTHERS)], left_out(frame, leave)))
     given = {each.name: each for each in sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")}
     print(set_table(intervals(choices(frame, tuned), given, options.results)))
-    if (options.results / "sizes.json").exists():
-        print(size_table(options.results / "sizes.json", frame))
-    if (options.results / "languages.json").exists():
-        print(language_table(options.results / "languages.json"))
+    for name, table in (("sizes", lambda path: size_table(path, frame)), ("languages", language_table)):
+        if (path := options.results / f"{name}.jsonl").exists():
+            print(table(path))
     figure(frame, options.figure)
 
 

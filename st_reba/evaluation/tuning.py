@@ -135,7 +135,7 @@ def for_budgets(
     wanted: dict[str, Wanted] = {PLAIN: lambda trial: trial == plain}
     for name, limit in BUDGETS.items():
         wanted[name] = lambda trial, limit=limit: costs.of(trial) <= limit  # type: ignore[misc]
-    best, notes = best_of(results, costs, wanted), [CHEAPEST if rows else HIGHEST]
+    best, notes, told = best_of(results, costs, wanted), [CHEAPEST if rows else HIGHEST], dict[str, str]()
     if PLAIN not in best:
         failed = next((each.error for each in results if each.arm == Arm() and each.error), "it is not finite")
         raise ValueError(f"the last layer's mean cannot be scored: {failed}")
@@ -148,7 +148,7 @@ def for_budgets(
         (trial, score), taken = best[name], cheapest(within, costs)
         if costs.of(taken) < costs.of(trial):
             best[name] = (taken, scores[taken])
-            notes.append(
+            told[name] = (
                 f"Budget {name}: the highest is {score:.4f} at cost {costs.of(trial):.2f}, {trial}; taken was "
                 f"{scores[taken]:.4f} at {costs.of(taken):.2f}."
             )
@@ -161,8 +161,8 @@ def for_budgets(
     for name in BUDGETS:
         if name in best and best[name][0] == chosen[0]:
             del best[name]
-            notes.append(f"Budget {name}: the same method.")
-    return {**best, budget: chosen}, notes
+            told[name] = f"Budget {name}: the same method."
+    return {**best, budget: chosen}, [*notes, *told.values()]
 
 
 def cheapest(rows: Mapping[Trial, Values], costs: Costs, counts: Values | None = None) -> Trial:
