@@ -82,7 +82,8 @@ def tune(
 
     Each text is shown in two views. A recipe is good if the vectors of the two find each other among those of the other
     texts. The search is that of :func:`st_reba.evaluation.compose`; two thirds of the texts choose, and the others
-    only tell what the choice is worth. The chosen recipe's filter is then fitted on all of them.
+    only tell what the choice is worth. Of recipes that cannot be told from the best the cheapest is chosen. Its filter
+    is then fitted on all texts.
 
     Args:
         base: As for :func:`st_reba.build`; or a :class:`~st_reba.evaluation.Base`, which says too how it is loaded, and
