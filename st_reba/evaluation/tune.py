@@ -43,9 +43,9 @@ MILD: tuple[str | Mapping[str, Any], ...] = (
     {"kind": "whiten", "power": 0.5},
 )
 MIXED = (
-    "The texts are in several scripts. One filter is fitted on the same share of each, as views prefer it; labels "
-    "preferred a filter for each language (docs/results/tune.md). Where languages are not searched together, tune on "
-    "each by itself: st-reba tune BASE TEXTS-OF-ONE OUT-OF-ONE."
+    "The texts are in several scripts. One filter is fitted on the same share of each, as views prefer it; by labels "
+    "each language by itself was better (docs/results/tune.md). Where languages are not searched together, tune on "
+    "each: st-reba tune BASE TEXTS-OF-ONE OUT-OF-ONE."
 )
 # By use, the filters that may be chosen; None: all of the space.
 USES: Mapping[str, tuple[str | Mapping[str, Any], ...] | None] = {"pairs": MILD, "search": None, "topics": MILD}
