@@ -51,7 +51,7 @@ def main() -> None:
         "Chinese alone": [whole[0]] * 2,
     }
     with options.out.open("a", encoding="utf-8") as out:
-        for trial, vectors, _ in tqdm(compositions(options.vectors, len(texts))):
+        for trial, vectors, *_ in tqdm(compositions(options.vectors, len(texts))):
             vectors = vectors[rows_of_both]
             ways: dict[str, Any] = samples if trial.filter != NO_FILTER else {"none": whole}
             for way, fitted in ways.items():

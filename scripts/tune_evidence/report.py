@@ -28,7 +28,7 @@ SIGNALS = (
     "TwoNN", "RankMe", "isotropy", "uniformity", "alignment", "hubness", "agreement",
 )  # fmt: skip
 # What is tried together with crops, and which filters a guard leaves.
-PARTNERS = ("query", "disjoint", "hidden words", "hidden, near", "TwoNN", "RankMe", "uniformity", "agreement")
+PARTNERS = ("query", "disjoint", "prefix", "order", "template", "TwoNN", "RankMe", "uniformity", "agreement")
 MILD = ("no filter", "center", "abtt-2")
 HALF = (*MILD, "whiten power 0.5")
 
@@ -49,6 +49,7 @@ def loaded(folder: Path) -> pd.DataFrame:
             places = {row["number"]: near[f"{name}/{row['number']}/near"] for row in some}
             plain = [row["number"] for row in some if row["filter"] == "no filter"]
             for row in some:
+                row["ranks"] = near[f"{name}/{row['number']}/ranks"][0].astype(float)
                 # Neighbours in common with those of all readings without a filter.
                 row["agreement"] = np.mean([shared(places[row["number"]], places[n]) for n in plain])
             rows += some
@@ -72,45 +73,65 @@ def correlations(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def highest(signal: str, filters: Sequence[str] | None = None) -> Rule:
-    """Choose the composition of the highest signal, among some filters."""
+def allowed(group: pd.DataFrame) -> pd.DataFrame:
+    """The compositions that ``st-reba tune`` tries: no whitening beyond half for topics and pairs."""
+    return group if group["use"].iloc[0] == "search" else group[group["filter"].isin(HALF)]
+
+
+def highest(signal: str) -> Rule:
+    """Choose the composition of the highest signal."""
+    return lambda group: int(group[signal].idxmax())
+
+
+def together(first: str, second: str, weight: float = 0.5) -> Rule:
+    """Choose by the sum of two signals' ranks, the second's weighted; of equal sums, the one that the first prefers."""
+    return lambda group: int((group[first].rank() * (1 + 1e-6) + weight * group[second].rank()).idxmax())
+
+
+def guarded(rule: Rule) -> Rule:
+    """The same among the compositions that tune tries."""
+    return lambda group: rule(allowed(group))
+
+
+def filtered(filters: Sequence[str], rule: Rule) -> Rule:
+    """The same among some filters."""
+    return lambda group: rule(group[group["filter"].isin(filters)])
+
+
+def within(errors: float) -> Rule:
+    """Choose by crops the cheapest that is behind the highest by so many standard errors at most, paired over texts."""
 
     def rule(group: pd.DataFrame) -> int:
-        own = group if filters is None else group[group["filter"].isin(filters)]
-        return int(own[signal].idxmax())
+        own = allowed(group)
+        apart = own.loc[own["overlap"].idxmax(), "ranks"] - np.stack(list(own["ranks"]))
+        most = errors * apart.std(axis=1, ddof=1) / np.sqrt(apart.shape[1]) + 1e-12
+        near = own[apart.mean(axis=1) <= most]
+        return int(near.sort_values(["cost", "overlap"], ascending=[True, False], kind="stable").index[0])
 
     return rule
 
 
-def together(first: str, second: str, weight: float = 0.5, filters: Sequence[str] | None = None) -> Rule:
-    """Choose by the sum of two signals' ranks, the second's weighted."""
-
-    def rule(group: pd.DataFrame) -> int:
-        own = group if filters is None else group[group["filter"].isin(filters)]
-        # Of equal sums, the one that the first prefers.
-        return int((own[first].rank() * (1 + 1e-6) + weight * own[second].rank()).idxmax())
-
-    return rule
-
-
-def tuned(group: pd.DataFrame) -> int:
-    """As ``st-reba tune`` chooses: crops; but no whitening beyond half for topics and pairs."""
-    return highest("overlap", None if group["use"].iloc[0] == "search" else HALF)(group)
-
-
+tuned, HIGHEST = within(1), guarded(highest("overlap"))
+# Those that spend nothing on being cheap.
+SINGLE: dict[str, Rule] = {
+    "the highest": HIGHEST,
+    "overlap": highest("overlap"),
+    "overlap, at most half whitening": filtered(HALF, highest("overlap")),
+    "overlap, no whitening": filtered(MILD, highest("overlap")),
+    **{name: highest(name) for name in ("query", "disjoint", "TwoNN", "RankMe")},
+    **{f"{name}, guarded": guarded(highest(name)) for name in ("query", "prefix", "order", "template")},
+}
+TOGETHER: dict[str, Rule] = {f"overlap + half of {name}": together("overlap", name) for name in PARTNERS}
+TOGETHER |= {f"{name}, guarded": guarded(rule) for name, rule in TOGETHER.items()}
 # What tables compare.
+SHOWN = ("disjoint", "template, guarded", "agreement")
 RULES: dict[str, Rule] = {
     "tune": tuned,
-    "overlap": highest("overlap"),
-    "overlap, at most half whitening": highest("overlap", HALF),
-    "overlap, no whitening": highest("overlap", MILD),
-    "overlap + half of disjoint": together("overlap", "disjoint"),
-    "overlap + half of agreement": together("overlap", "agreement"),
-    "query": highest("query"),
-    "disjoint": highest("disjoint"),
-    "TwoNN": highest("TwoNN"),
-    "RankMe": highest("RankMe"),
-    "uniformity": highest("uniformity"),
+    "tune, at most one pass": lambda group: tuned(group[group["cost"] <= 1]),
+    "the highest, at most one pass": lambda group: HIGHEST(group[group["cost"] <= 1]),
+    "within two standard errors": within(2),
+    **SINGLE,
+    **{name: TOGETHER[name] for name in (f"overlap + half of {each}" for each in SHOWN)},
 }
 
 
@@ -129,7 +150,7 @@ def choices(frame: pd.DataFrame, rule: Rule) -> pd.DataFrame:
         }
         row = {"base": base, "use": use, "set": name, "what": "; ".join(rows["chosen"][["arm", "read", "filter"]])}
         for key, each in rows.items():
-            row |= {key: each["test"], f"number {key}": each["number"]}
+            row |= {key: each["test"], f"number {key}": each["number"], f"cost {key}": each["cost"]}
         found.append(row)
     return pd.DataFrame(found)
 
@@ -141,11 +162,7 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
 
 def left_out(frame: pd.DataFrame, leave: str) -> list[list[Any]]:
     """For each base, or each set, what the rule chooses there that is best on all others."""
-    rules = dict(RULES)
-    for partner in PARTNERS:
-        if frame[partner].notna().all():
-            rules |= {f"overlap + half of {partner}": together("overlap", partner)}
-    made = {name: ratios(choices(frame, rule)) for name, rule in rules.items()}
+    made = {name: ratios(choices(frame, rule)) for name, rule in (SINGLE | TOGETHER).items()}
     rows, parts = [], []
     for key in frame[leave].unique():
         name = max(made, key=lambda each: made[each].loc[made[each][leave] != key, "/labels"].mean())
@@ -165,10 +182,17 @@ def rule_table(frame: pd.DataFrame) -> str:
         row: list[Any] = [name]
         for use in USES:
             row.append(float(table.loc[table["use"] == use, "/labels"].mean()))
-        for other in ("labels", "paper", "plain"):
-            row.append(f"{table[f'/{other}'].mean():.2f} ({table[f'/{other}'].min():.2f})")
-        rows.append([*row, str(int((table["/plain"] < 1).sum()))])
-    heads = [*(f"{use} / labels" for use in USES), "all / labels", "/ best paper", "/ plain mean", "below plain"]
+        for other, digits in (("labels", 3), ("paper", 2), ("plain", 2)):
+            row.append(f"{table[f'/{other}'].mean():.{digits}f} ({table[f'/{other}'].min():.2f})")
+        rows.append([*row, str(int((table["/plain"] < 1).sum())), float(table["cost chosen"].mean())])
+    heads = [
+        *(f"{use} / labels" for use in USES),
+        "all / labels",
+        "/ best paper",
+        "/ plain mean",
+        "below plain",
+        "cost",
+    ]
     return markdown(["rule", *heads], rows)
 
 
@@ -222,22 +246,20 @@ def signal_table(frame: pd.DataFrame) -> str:
 
 
 def size_table(path: Path, frame: pd.DataFrame) -> str:
-    """The share of hindsight's best by the number of texts, for tune's choice on mini."""
-    own = frame[frame["base"] == "mini"]
-    known = {name: group.set_index("number") for name, group in own.groupby("set", sort=False)}
+    """The share of hindsight's best by base and number of texts, for the highest that tune may choose."""
+    known = {key: group.set_index("number") for key, group in frame.groupby(["base", "set"], sort=False)}
     lines = [json.loads(line) for line in path.open(encoding="utf-8")]
     for line in lines:
-        every = known[line["set"]]
+        every = known[line["base"], line["set"]]
         group = every.loc[line["numbers"]].assign(overlap=line["signals"]).reset_index()
-        line |= {"share": group.loc[tuned(group), "test"] / every["test"].max(), "count": len(group)}
+        line |= {"share": group.loc[HIGHEST(group), "test"] / every["test"].max(), "count": len(group)}
     found = pd.DataFrame(lines)
-    rows = []
-    for size, some in found.groupby("size"):
-        shares = [some.loc[some["set"] == name, "share"] for name in known if name in set(some["set"])]
-        rows.append(
-            [str(size), str(some["count"].max()), *(f"{each.mean():.2f} ({each.min():.2f})" for each in shares)]
-        )
-    return markdown(["texts", "compositions", *found["set"].unique()], rows)
+    names, rows = list(found["set"].unique()), []
+    for (base, size), some in found.groupby(["base", "size"], sort=False):
+        shares = [some.loc[some["set"] == name, "share"] for name in names]
+        told = [f"{each.mean():.2f} ({each.min():.2f})" if len(each) else "" for each in shares]
+        rows.append([base, str(size), str(some["count"].max()), *told])
+    return markdown(["base", "texts", "compositions", *names], rows)
 
 
 def language_table(path: Path) -> str:
@@ -296,10 +318,9 @@ def main() -> None:
         print(markdown(["left out", "rule", *(f"/ {each}" for each in OTHERS)], left_out(frame, leave)))
     given = {each.name: each for each in sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")}
     print(set_table(intervals(choices(frame, tuned), given, options.results)))
-    if (options.results / "sizes.json").exists():
-        print(size_table(options.results / "sizes.json", frame))
-    if (options.results / "languages.json").exists():
-        print(language_table(options.results / "languages.json"))
+    for name, table in (("sizes", lambda path: size_table(path, frame)), ("languages", language_table)):
+        if (path := options.results / f"{name}.jsonl").exists():
+            print(table(path))
     figure(frame, options.figure)
 
 

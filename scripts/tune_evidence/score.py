@@ -3,7 +3,7 @@
     python scripts/tune_evidence/score.py ../shared out/shallow results/shallow
 
 Writes ``results/shallow.jsonl``, a line a composition and set; ``….npz``: the evidence of each test item, by which
-intervals are made, and each text's neighbours.
+intervals are made, what the crops of each text say, and each text's neighbours.
 """
 
 from __future__ import annotations
@@ -74,12 +74,10 @@ class Scorer:
         evidence = test.evidence(vectors[self.test])
         return first, test.items.metrics[test.items.main](evidence), evidence
 
-    def signals(self, vectors: Vectors) -> tuple[dict[str, float], NDArray[np.intp]]:
-        """Every signal, the more the better as its paper has it; and the neighbours of some texts."""
-        found = {
-            how: float(reciprocal_ranks(vectors[first], vectors[second]).mean())
-            for how, (first, second) in self.shown.items()
-        }
+    def signals(self, vectors: Vectors) -> tuple[dict[str, float], dict[str, NDArray[np.float64]], NDArray[np.intp]]:
+        """Every signal, the more the better as its paper has it; by way, what views say of each text; neighbours."""
+        ranks = {how: reciprocal_ranks(vectors[first], vectors[second]) for how, (first, second) in self.shown.items()}
+        found = {how: float(each.mean()) for how, each in ranks.items()}
         some = vectors[self.texts[:MEASURED]]
         first, second = self.shown["overlap"]
         found |= {
@@ -94,21 +92,24 @@ class Scorer:
             own = vectors[self.hidden_rows]
             found["hidden words"] = sum(f.score(own[f.places]) for f in self.hidden_folds) / len(self.hidden_folds)
             found["hidden, near"] = measures.same_near(vectors[self.label_rows], self.labels)
-        return found, measures.nearest(some)
+        return found, ranks, measures.nearest(some)
 
 
-def compositions(folder: Path, texts: int) -> Iterator[tuple[Trial, Vectors, int]]:
-    """Every composition, its base's vectors of all texts without the filter, and the depth."""
-    depth = json.loads((folder / "0" / DONE).read_text())["depth"]
+def compositions(folder: Path, texts: int) -> Iterator[tuple[Trial, Vectors, int, float]]:
+    """Every composition, its base's vectors of all texts without the filter, the depth, and what it costs."""
+    plain = json.loads((folder / "0" / DONE).read_text())
+    depth = plain["depth"]
     for number, arm in enumerate(arms(depth)):
         if not (folder / str(number) / DONE).exists():
             continue
+        positions = json.loads((folder / str(number) / DONE).read_text())["tokens"] / plain["tokens"]
         encoded = opened(folder, number, depth, texts)
         for read in reads(arm, depth):
             vectors = encoded[read]
             if np.isfinite(vectors).all():
                 for wanted in FILTERS:
-                    yield Trial(arm, read, wanted), vectors, depth
+                    trial = Trial(arm, read, wanted)
+                    yield trial, vectors, depth, positions * trial.layers(depth) / depth
 
 
 def main() -> None:
@@ -124,13 +125,13 @@ def main() -> None:
     scorers = [Scorer(each, place) for each in found]
     lines, arrays = [], {}
     every = compositions(options.vectors, len(texts))
-    for number, (trial, vectors, depth) in enumerate(tqdm(every, desc=options.vectors.name)):
+    for number, (trial, vectors, depth, cost) in enumerate(tqdm(every, desc=options.vectors.name)):
         for scorer in scorers:
             filtered = scorer.filtered(vectors[scorer.rows], trial.filter)
             if filtered is None:
                 continue
             dev, test, evidence = scorer.labelled(filtered)
-            signals, near = scorer.signals(filtered)
+            signals, ranks, near = scorer.signals(filtered)
             line = {
                 "base": options.vectors.name,
                 "set": scorer.set.name,
@@ -140,12 +141,14 @@ def main() -> None:
                 "read": str(trial.read),
                 "filter": str(trial.filter),
                 "paper": trial.paper(depth),
+                "cost": round(cost, 4),
                 "dev": dev,
                 "test": test,
                 "signals": signals,
             }
             lines.append(json.dumps(line, ensure_ascii=False))
             arrays[f"{scorer.set.name}/{number}/evidence"] = evidence.astype(np.float32)
+            arrays[f"{scorer.set.name}/{number}/ranks"] = np.stack(list(ranks.values())).astype(np.float32)
             arrays[f"{scorer.set.name}/{number}/near"] = near.astype(np.int16)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,6 +1,8 @@
-"""How few texts suffice: what 50, 200 and 800 unlabelled texts say, drawn again and again.
+"""How few texts suffice: what 50, 200, 400 and 800 unlabelled texts say, drawn again and again.
 
-    python scripts/tune_evidence/sizes.py ../shared out/mini results/sizes.json
+    python scripts/tune_evidence/sizes.py ../shared out/mini results/sizes.jsonl
+
+A line a set, size and draw; the file grows.
 
 Filters are fitted on the drawn texts alone, so that few texts allow few filters; at most 120 of them are shown twice.
 """
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encode import texts_of
+from encode import DONE, texts_of
 from score import compositions
-from sets import EVERY_WAY, sets
+from sets import SOME, sets
 from tqdm.auto import tqdm
 
 from st_reba.evaluation.crossfit import Sample
@@ -23,7 +25,7 @@ from st_reba.evaluation.items import units
 from st_reba.evaluation.signals import reciprocal_ranks, views
 from st_reba.evaluation.trials import NO_FILTER
 
-SIZES, DRAWS = (50, 200, 800), 8
+SIZES, DRAWS = (50, 200, 400, 800), 8
 
 
 def mrr(first: Any, second: Any, sample: Any, wanted: Any) -> float | None:
@@ -41,12 +43,13 @@ def main() -> None:
     for name in ("shared", "vectors", "out"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args()
-    found = sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz")
-    texts = texts_of(options.shared, ["zh", "en"])
+    languages = json.loads((options.vectors / "0" / DONE).read_text())["languages"]
+    found = sets(options.shared / "data", options.shared / "mini/tokens-30M.u16.xz", languages)
+    texts = texts_of(options.shared, languages)
     place = {text: number for number, text in enumerate(texts)}
     # By set, size and draw: places of the drawn texts, and of the first and second views of some of them.
     drawn: dict[Any, Any] = {}
-    for each in (one for one in found if one.name in EVERY_WAY):
+    for each in (one for one in found if one.name in SOME):
         first, second = ([place[text] for text in side] for side in each.shown["overlap"])
         shown = np.asarray(views(each.texts).rows[: len(first)])
         others = np.setdiff1d(np.arange(len(each.texts)), shown)
@@ -58,16 +61,16 @@ def main() -> None:
                 whole = [place[each.texts[row]] for row in (*shown[some], *rest)]
                 drawn[each.name, size, draw] = (whole, np.asarray(first)[some], np.asarray(second)[some])
     signals: dict[Any, dict[int, float]] = {key: {} for key in drawn}
-    for number, (trial, vectors, _) in enumerate(tqdm(compositions(options.vectors, len(texts)))):
+    for number, (trial, vectors, *_) in enumerate(tqdm(compositions(options.vectors, len(texts)))):
         for key, (whole, one, other) in drawn.items():
             value = mrr(vectors[one], vectors[other], vectors[whole], trial.filter)
             if value is not None:
                 signals[key][number] = value
-    lines = [
-        {"set": name, "size": size, "draw": draw, "numbers": list(values), "signals": list(values.values())}
-        for (name, size, draw), values in signals.items()
-    ]
-    options.out.write_text("\n".join(json.dumps(line) for line in lines) + "\n", encoding="utf-8")
+    base = options.vectors.name
+    with options.out.open("a", encoding="utf-8") as out:
+        for (name, size, draw), values in signals.items():
+            line = {"base": base, "set": name, "size": size, "draw": draw}
+            out.write(json.dumps({**line, "numbers": list(values), "signals": list(values.values())}) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ def tune(
     """Find how a base model becomes the best embedder for your texts, without any label, and save it.
 
     Each text is shown in two views, and a recipe is good if the vectors of the two find each other among those of all
-    texts. OUT/model is the best within the budget; OUT/report.md tells by how much, against each paper's method.
+    texts. Within the budget OUT/model is the cheapest that cannot be told from the best; OUT/report.md tells what it is
+    worth, against each paper's method.
 
     Every step is kept: the same command goes on where it was stopped.
 

@@ -42,6 +42,11 @@ MILD: tuple[str | Mapping[str, Any], ...] = (
     *({"kind": "abtt", "r": r} for r in (1, 2)),
     {"kind": "whiten", "power": 0.5},
 )
+MIXED = (
+    "The texts are in several scripts. One filter is fitted on the same share of each, as views prefer it; by labels "
+    "each language by itself was better (docs/results/tune.md). Where languages are not searched together, tune on "
+    "each: st-reba tune BASE TEXTS-OF-ONE OUT-OF-ONE."
+)
 # By use, the filters that may be chosen; None: all of the space.
 USES: Mapping[str, tuple[str | Mapping[str, Any], ...] | None] = {"pairs": MILD, "search": None, "topics": MILD}
 # Conversions that hide the sink in upper layers alone double the arms.
@@ -77,7 +82,8 @@ def tune(
 
     Each text is shown in two views. A recipe is good if the vectors of the two find each other among those of the other
     texts. The search is that of :func:`st_reba.evaluation.compose`; two thirds of the texts choose, and the others
-    only tell what the choice is worth. The chosen recipe's filter is then fitted on all of them.
+    only tell what the choice is worth. Of recipes that cannot be told from the best the cheapest is chosen. Its filter
+    is then fitted on all texts.
 
     Args:
         base: As for :func:`st_reba.build`; or a :class:`~st_reba.evaluation.Base`, which says too how it is loaded, and
@@ -226,8 +232,9 @@ def _parts(drawn: Unlabelled, like: str, labels: Source | None, seed: int) -> Pa
 
 def _notes(drawn: Unlabelled, settings: Tune, labels: Source | None) -> tuple[str, ...]:
     """What the report says of the texts."""
+    mixed = [MIXED] if drawn.mixed else []
     if labels is not None:
-        return ("The labelled items chose, and report; the texts only fitted the filters of the recipes.",)
+        return ("The labelled items chose, and report; the texts only fitted the filters of the recipes.", *mixed)
     note = (
         "Nothing here is labelled: a score is the mean reciprocal rank with which two views of a text "
         "find each other. It tells methods apart, but is no quality that others know. More texts are harder to tell "
@@ -239,7 +246,7 @@ def _notes(drawn: Unlabelled, settings: Tune, labels: Source | None) -> tuple[st
             " Filters that whiten in full were not tried: but for search, they seem better by views than they are by "
             "labels."
         )
-    return (note, *([f"Caution: {drawn.warning}."] if drawn.warning else []))
+    return (note, *mixed, *([f"Caution: {drawn.warning}."] if drawn.warning else []))
 
 
 def _fitted(report: Report, drawn: Unlabelled, show_progress_bar: bool | None) -> None:

@@ -50,6 +50,14 @@ class Unlabelled:
         return Viewed.of(self.texts, list(zip(made.first, made.second, strict=True)))
 
     @property
+    def mixed(self) -> bool:
+        """Whether several scripts have each over a twentieth of the texts. Kana stand among Chinese characters."""
+        counts: Counter[str] = Counter()
+        for script, number in self.writing.items():
+            counts["CJK" if script in ("HIRAGANA", "KATAKANA") else script] += number
+        return sum(number > len(self.texts) / 20 for script, number in counts.items() if script) > 1
+
+    @property
     def warning(self) -> str:
         """What makes the choice less certain; "" where nothing does."""
         words = []
