@@ -276,10 +276,10 @@ def warm(tests: list[str]) -> None:
     torch.set_num_threads(1)
 
 
-def lasted(junit: Path) -> dict[str, float]:
+def lasted(junit: Sequence[Path]) -> dict[str, float]:
     """How long each test took, those that failed left out."""
     found = {}
-    for case in ElementTree.parse(junit).iter("testcase"):
+    for case in (case for file in junit for case in ElementTree.parse(file).iter("testcase")):
         if not {each.tag for each in case} & {"failure", "error"}:
             file = case.attrib["classname"].replace(".", "/") + ".py"
             found[f"{file}::{case.attrib['name']}"] = float(case.attrib["time"])
@@ -326,7 +326,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=150, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="(default: .coverage)")
-    parser.add_argument("--junit", type=Path, default=ROOT / "junit.xml", help="(default: junit.xml)")
+    parser.add_argument(
+        "--junit",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "junit.xml"],
+        help="of each run in .coverage (default: junit.xml)",
+    )
     parser.add_argument("--out", type=Path, help="a JSON line a fault; what is there is not tried again")
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="(default: all)")
     parser.add_argument("--list", action="store_true", help="print the faults, run nothing")
