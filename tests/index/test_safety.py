@@ -319,6 +319,9 @@ def test_read_only_folder(path: Path) -> None:
                     change()
         with pytest.raises(PermissionError, match=str(path)):
             Index.build(MODEL, ["cat"], path, overwrite=True)
+    (path / "index.sqlite").chmod(0)
+    with somebody_else(path), pytest.raises(PermissionError, match="make the folder readable"):
+        Index.open(path, MODEL)
     path.chmod(0o755)
     assert content(path) == before
 
