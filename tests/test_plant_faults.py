@@ -81,12 +81,17 @@ def test_found_and_missed(package: Path) -> None:
     """The second test is blind to the fault; a third fails with and without it, and says nothing."""
     sees = package.with_name("test_sees.py")
     sees.write_text("import planted_here\n\ndef test():\n    assert planted_here.mean([1.0, 2.0]) == 2.75\n", "utf-8")
+    package.write_text(
+        package.read_text("utf-8").replace("At least 1 value.", "\n    >>> mean([1.0, 2.0])\n    2.75\n    "), "utf-8"
+    )
     blind = package.with_name("test_blind.py")
     blind.write_text("import planted_here\n\ndef test():\n    assert planted_here.mean([1.0]) > 0\n", "utf-8")
     (fault,) = [each for each in plant_faults.changes(package) if each.new == " * "]
     seen, blind_too, unsound = f"{sees.name}::test", str(blind), package.with_name("test_unsound.py")
     unsound.write_text("def test():\n    assert False\n", "utf-8")
     assert plant_faults.failed(fault, [seen]) == ("found", seen)
+    example = f"{package.name}::planted_here.mean"
+    assert plant_faults.failed(fault, ["--doctest-modules", example]) == ("found", example)
     assert plant_faults.failed(fault, [f"{sees.name}::test_of_another_name"]) == ("found", seen)
     assert plant_faults.failed(fault, [blind_too]) == ("missed", "")
     assert plant_faults.judged(fault, [[], [str(unsound), blind_too], [str(sees)]], {}, set()) == ("found", seen)

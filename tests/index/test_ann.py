@@ -80,6 +80,8 @@ def test_parameters_are_doubled_until_the_aim(
     both = from_vectors(tmp_path / "both", rows, factory="IVF32,PQ4x4,RFlat", recall_aim=0.97).info()
     knobs = dict(part.split("=") for part in both["parameters"].split(","))
     assert both["recall"]["recall"] >= 0.97 and int(knobs["nprobe"]) > 1 and int(knobs["k_factor_rf"]) > 1
+    least = from_vectors(tmp_path / "least", rows, factory="IVF32,PQ4x4,RFlat", recall_aim=0.01).info()
+    assert least["parameters"] == "nprobe=1,k_factor_rf=1"
     caplog.clear()
     poor = from_vectors(tmp_path / "poor", rows, factory="IVF8,SQ4", recall_aim=1.0).info()
     assert poor["recall"]["recall"] < 1 and "',RFlat'" in caplog.text and "'Flat', which is exact" in caplog.text
