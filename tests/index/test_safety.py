@@ -369,6 +369,20 @@ def test_a_reader_loses_the_race(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert calls and len(found) == 41 and "d0" not in {one.id for one in found}
 
 
+def test_what_stays_on_the_disk_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_WAIT_SECONDS", 0.1)
+    index = Index.open(path, MODEL)
+    with Store(path).reading() as tx:
+        tx.execute("SELECT 1 FROM documents").fetchone()
+        assert index.compact().deleted
+        assert "it is being read, so what was deleted stays on the disk" in caplog.text
+    caplog.clear()
+    index.compact()
+    assert "being read" not in caplog.text
+
+
 def test_readers_while_an_index_is_compacted(path: Path) -> None:
     """Eight threads search while another object adds, deletes and compacts: each search sees one state."""
     load_faiss().omp_set_num_threads(1)
