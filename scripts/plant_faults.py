@@ -52,6 +52,15 @@ SAME = ROOT / "scripts/same_faults.yaml"
 SECONDS = 90  # of processor time, and thrice what the tests take; a fault that makes them run on and on is found
 FIRST, MOST = 25, 150  # tests of a line: so many are tried first, and so many at all
 
+# What is imported when it is used.
+LATE = [
+    *(
+        f"transformers.models.{name}.modeling_{name}"
+        for name in ("llama", "gpt2", "qwen2", "mistral", "gemma2", "bloom")
+    ),
+    *("sklearn.linear_model", "sklearn.cluster", "matplotlib.pyplot", "seqeval.metrics", "pandas", "pyarrow.parquet"),
+]
+
 COMPARE = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
@@ -260,7 +269,7 @@ def warm(tests: list[str]) -> None:
         import pytest
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "architecture or kills or run", *tests])
+        pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *tests])
         with os.fdopen(writing, "w") as pipe:
             pipe.write(json.dumps([name for name, each in sys.modules.items() if "-packages" in str(each)]))
         os._exit(0)
@@ -268,7 +277,7 @@ def warm(tests: list[str]) -> None:
     with os.fdopen(reading) as pipe:
         names = json.load(pipe)
     os.waitpid(child, 0)
-    for name in names:
+    for name in (*names, *LATE):
         if not name.startswith(("pytest", "_pytest")):
             with suppress(Exception):
                 import_module(name)
