@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -74,6 +75,15 @@ def test_the_fault_is_what_is_imported(package: Path) -> None:
         sys.modules.pop("planted_here", None)
     assert importlib.import_module("planted_here").mean([1.0, 2.0]) == (1 * 2 + 2 * 2 - 0.5) / 2
     sys.modules.pop("planted_here", None)
+
+
+def test_what_nobody_could_see_is_still_there() -> None:
+    for row in yaml.safe_load(plant_faults.SAME.read_text("utf-8")):
+        lines = (ROOT / row["file"]).read_text("utf-8").splitlines()
+        planted = {
+            (lines[each.line - 1].strip(), each.new.strip()) for each in plant_faults.changes(ROOT / row["file"])
+        }
+        assert (row["line"], row["new"]) in planted and row["why"], row
 
 
 @pytest.mark.slow
