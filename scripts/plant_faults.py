@@ -253,9 +253,11 @@ def judged(fault: Fault, runs: list[list[str]], seconds: dict[str, float], sound
             outcome, by = failed(fault, tests, took, unsound)
             if outcome == "missed":
                 break
-            if not by or by in sound or failed(None, [by], took)[0] == "missed":
-                sound.add(by)
+            if by in sound or failed(None, [by] if by else tests[:1], took)[0] == "missed":
+                sound.update([by] if by else ())
                 return outcome, by
+            if not by:
+                raise SystemExit(f"They cannot be run: {tests}")
             print(f"fails without a fault: {by}", flush=True)
             unsound.append(by)
     return "missed", ""

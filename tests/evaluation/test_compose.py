@@ -296,6 +296,7 @@ def test_no_more_runs_than_the_budget_allows(scripted: Callable[..., Any], share
         assert spent <= max(budget, first + later)
         # The first rung leaves what the others may need.
         assert sum(halving.cost(arm, 0) for arm in arms) <= max(first, budget - later)
+        assert halving._allowed(0, 1.2 * later, ARMS) == pytest.approx(0.2 * later)
         assert {trial.paper(6) for trial, _ in reported(made, COSTS, 0.5).values()} >= set(PAPERS)
         assert share < 0.6 or spent > 0.7 * min(budget, sum(result.tokens for result in whole))
         assert share < 3 or arms == ARMS
