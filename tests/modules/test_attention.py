@@ -149,7 +149,7 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch, kind: str, extra: str, form: s
             state.kinds = Layers(PassMasks(state, 2), kind)
         with running(state):
             got, weights = attend(module, *given, own, **EXTRAS[extra])
-        assert weights is None
+        assert weights is None and all(bool(flag) for flag, _ in state.doubts)
         torch.testing.assert_close(got[real], output[real])
         if observer is seen:
             torch.testing.assert_close(seen.layer(0).transpose(1, 2)[real], wanted.transpose(1, 2)[real])
