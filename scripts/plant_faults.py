@@ -1,12 +1,17 @@
 """Plant faults in the package, one at a time, and see whether the tests find them.
 
-    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report=    .coverage: which tests run a line
-    python scripts/plant_faults.py --faults 150 --seed 0                             a line a fault, and a table
+    python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report= --junitxml=junit.xml
+    python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
+
+The first writes which tests run a line (.coverage), and for how long; the second a line a fault, and a table.
 
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The tests that run the
-changed line are run, the quickest first, until one fails. What is found by none is printed with its place: a test is
-missing, or the change is one that nobody could see.
-Processes are forked from one that holds the heavy libraries, so a fault costs seconds. Needs pytest-cov.
+changed line are run until one fails: first those in the file of the same name, then the quickest. The last to be run is
+that file as a whole, as a line that ran for one test may be what another relies on. A test that finds a fault is seen
+to pass without it. A fault that no test finds says that a test is missing, or it is one of scripts/same_faults.yaml:
+changes that nobody could see, and why.
+Processes are forked from one that holds the heavy libraries, so a fault costs seconds. A program that a test starts is
+without the fault. Needs pytest-cov.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -31,6 +36,9 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # Part of the package: its share of the faults, its files, and the tests of lines that run when a file is imported.
@@ -40,8 +48,18 @@ PARTS: dict[str, tuple[float, list[str], list[str]]] = {
     "index": (0.22, ["st_reba/index"], ["tests/index"]),
     "evaluation": (0.25, ["st_reba/evaluation"], ["tests/evaluation"]),
 }
-SECONDS = 90  # of processor time; a fault that makes the tests run on and on is found
+SAME = ROOT / "scripts/same_faults.yaml"
+SECONDS = 90  # of processor time, and thrice what the tests take; a fault that makes them run on and on is found
 FIRST, MOST = 25, 150  # tests of a line: so many are tried first, and so many at all
+
+# What is imported when it is used.
+LATE = [
+    *(
+        f"transformers.models.{name}.modeling_{name}"
+        for name in ("llama", "gpt2", "qwen2", "mistral", "gemma2", "bloom")
+    ),
+    *("sklearn.linear_model", "sklearn.cluster", "matplotlib.pyplot", "seqeval.metrics", "pandas", "pyarrow.parquet"),
+]
 
 COMPARE = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -185,30 +203,64 @@ class Planted(MetaPathFinder):
         return spec_from_file_location(name, file, loader=Loader(name, str(file)), submodule_search_locations=places)
 
 
-def failed(fault: Fault | None, tests: list[str]) -> str:
-    """Run tests in a process of its own: ``found``, ``missed`` or ``time``."""
+def failed(fault: Fault | None, tests: list[str], seconds: float = 0.0, without: Sequence[str] = ()) -> tuple[str, str]:
+    """Run tests in a process of its own: ``found``, ``missed`` or ``time``, and the test that failed."""
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.environ.get("ST_REBA_FAULTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        limit = SECONDS + round(3 * seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
         os.setpgrp()
         if fault is not None:
             sys.meta_path.insert(0, Planted(fault))
         import pytest
 
+        class Told:
+            def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+                if report.failed:
+                    os.write(writing, f"{report.nodeid}\n".encode())
+
         status: int = 1
         arguments = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-m", "not slow"]
+        # Else pytest itself would read a file whose examples are asked for by its path, and so without the fault.
+        arguments += ["--assert=plain", *(f"--deselect={test}" for test in without)]
         try:
-            status = int(pytest.main([*arguments, *tests]))
+            status = int(pytest.main([*arguments, *tests], plugins=[Told()]))
         finally:
             os._exit(status)
+    os.close(writing)
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
+    with os.fdopen(reading, "rb") as pipe:
+        by = pipe.read().decode().partition("\n")[0]
     if os.WIFSIGNALED(status):
-        return "time" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "found"
-    return "missed" if os.WEXITSTATUS(status) in (0, 5) else "found"
+        return ("time" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "found"), by
+    if os.WEXITSTATUS(status) == 4 and any("::" in test for test in tests):
+        # No test has such a name now: its file cannot be imported, or the fault is in what its name is made of.
+        return failed(fault, sorted({test.partition("::")[0] for test in tests}), seconds, without)
+    return ("missed" if os.WEXITSTATUS(status) in (0, 5) else "found"), by
+
+
+def judged(fault: Fault, runs: list[list[str]], seconds: dict[str, float], sound: set[str]) -> tuple[str, str]:
+    """Run the tests of each list until one fails that passes without the fault."""
+    unsound: list[str] = []
+    for tests in filter(None, runs):
+        while True:
+            took = sum(time for test, time in seconds.items() if test in tests or test.partition("::")[0] in tests)
+            outcome, by = failed(fault, tests, took, unsound)
+            if outcome == "missed":
+                break
+            if by in sound or failed(None, [by] if by else tests[:1], took)[0] == "missed":
+                sound.update([by] if by else ())
+                return outcome, by
+            if not by:
+                raise SystemExit(f"They cannot be run: {tests}")
+            print(f"fails without a fault: {by}", flush=True)
+            unsound.append(by)
+    return "missed", ""
 
 
 def warm(tests: list[str]) -> None:
@@ -219,7 +271,7 @@ def warm(tests: list[str]) -> None:
         import pytest
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", "architecture or kills or run", *tests])
+        pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *tests])
         with os.fdopen(writing, "w") as pipe:
             pipe.write(json.dumps([name for name, each in sys.modules.items() if "-packages" in str(each)]))
         os._exit(0)
@@ -227,7 +279,7 @@ def warm(tests: list[str]) -> None:
     with os.fdopen(reading) as pipe:
         names = json.load(pipe)
     os.waitpid(child, 0)
-    for name in names:
+    for name in (*names, *LATE):
         if not name.startswith(("pytest", "_pytest")):
             with suppress(Exception):
                 import_module(name)
@@ -236,8 +288,18 @@ def warm(tests: list[str]) -> None:
     torch.set_num_threads(1)
 
 
-def runs(coverage: Path, seconds: dict[str, float]) -> dict[str, dict[int, list[str]]]:
-    """Which tests run which lines, the quickest first: ``[file][line]``."""
+def lasted(junit: Sequence[Path]) -> dict[str, float]:
+    """How long each test took, those that failed left out."""
+    found = {}
+    for case in (case for file in junit for case in ElementTree.parse(file).iter("testcase")):
+        if not {each.tag for each in case} & {"failure", "error"}:
+            file = case.attrib["classname"].replace(".", "/") + ".py"
+            found[f"{file}::{case.attrib['name']}"] = float(case.attrib["time"])
+    return found
+
+
+def running(coverage: Path, seconds: dict[str, float]) -> dict[str, dict[int, list[str]]]:
+    """Which tests run which lines, the best first: ``[file][line]``."""
     from coverage.numbits import numbits_to_nums
 
     found: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -248,19 +310,24 @@ def runs(coverage: Path, seconds: dict[str, float]) -> dict[str, dict[int, list[
         )
         for path, context, numbits in rows:
             test = context.rpartition("|")[0]
-            if test and "/st_reba/" in path:
+            if test in seconds and "/st_reba/" in path:
                 for line in numbits_to_nums(numbits):
                     found["st_reba/" + path.rpartition("/st_reba/")[2]][line].add(test)
     return {
-        file: {line: sorted(tests, key=lambda test: (seconds.get(test, 1.0), test)) for line, tests in lines.items()}
+        file: {
+            line: sorted(tests, key=lambda test: (f"test_{Path(file).stem}.py" not in test, seconds[test], test))
+            for line, tests in lines.items()
+        }
         for file, lines in found.items()
     }
 
 
-def mirrored(part: str, fault: Fault) -> list[str]:
-    """The tests of a file's name, or else of its part."""
+def choose(fault: Fault, lines: dict[int, list[str]]) -> list[list[str]]:
+    """The tests to run, a list after the other: what runs the line, and last the files of its name."""
+    # A line that runs when the file is imported is no test's.
+    tests = lines.get(fault.line) or list(dict.fromkeys(test for each in lines.values() for test in each))
     named = sorted((ROOT / "tests").rglob(f"test_{Path(fault.file).stem}.py"))
-    return [str(path.relative_to(ROOT)) for path in named] or PARTS[part][2]
+    return [tests[:FIRST], tests[FIRST:MOST], [str(path.relative_to(ROOT)) for path in named]]
 
 
 def main() -> int:
@@ -272,7 +339,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="(default: .coverage)")
     parser.add_argument(
-        "--seconds", type=Path, help="JSON, a test's name: its seconds; the order in which they are tried"
+        "--junit",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "junit.xml"],
+        help="of each run in .coverage (default: junit.xml)",
     )
     parser.add_argument("--out", type=Path, help="a JSON line a fault; what is there is not tried again")
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="(default: all)")
@@ -285,32 +356,37 @@ def main() -> int:
         return 0
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    lines = runs(options.coverage, json.loads(options.seconds.read_text()) if options.seconds else {})
+    seconds = lasted(options.junit)
+    lines = running(options.coverage, seconds)
+    same = {(row["file"], row["line"], row["new"].strip()) for row in yaml.safe_load(SAME.read_text("utf-8"))}
     known = {}
     if options.out and options.out.exists():
-        for row in map(json.loads, options.out.read_text().splitlines()):
+        for row in map(json.loads, options.out.read_text("utf-8").splitlines()):
             known[row["file"], row["start"], row["new"]] = row["outcome"]
 
     warm(sorted({test for part in options.part for test in PARTS[part][2]}))
-    table: dict[str, Counter[str]] = defaultdict(Counter)
+    if loaded := [name for name in sys.modules if name.partition(".")[0] == "st_reba"]:
+        raise SystemExit(f"Imported before a fault was planted: {loaded}")
+    table: dict[str, Counter[str]] = {part: Counter() for part in options.part}
+    sound: set[str] = set()
     for part, fault in faults:
-        outcome = known.get((fault.file, fault.start, fault.new))
         began = time.monotonic()
+        outcome = known.get((fault.file, fault.start, fault.new))
         if outcome is None:
-            covering = lines.get(fault.file, {}).get(fault.line, [])
-            outcome = failed(fault, covering[:FIRST] or mirrored(part, fault))
-            if outcome == "missed" and covering[FIRST:]:
-                outcome = failed(fault, covering[FIRST:MOST])
+            outcome, by = judged(fault, choose(fault, lines.get(fault.file, {})), seconds, sound)
             if options.out:
-                with options.out.open("a") as out:
-                    row = {"part": part, **asdict(fault), "outcome": outcome, "covering": len(covering)}
-                    print(json.dumps(row, ensure_ascii=False), file=out)
+                with options.out.open("a", encoding="utf-8") as out:
+                    print(json.dumps({"part": part, **asdict(fault), "outcome": outcome, "by": by}), file=out)
+        text = (ROOT / fault.file).read_text("utf-8").splitlines()[fault.line - 1].strip()
+        if outcome == "missed" and (fault.file, text, fault.new.strip()) in same:
+            outcome = "same"
         table[part][outcome] += 1
         said = f"{fault.file}:{fault.line}: {fault.old!r} -> {fault.new!r}"
         print(f"{outcome:7} {time.monotonic() - began:6.1f} s  {said}", flush=True)
-    print(f"\n{'part':12}{'faults':>8}{'found':>8}{'time':>8}{'missed':>8}")
-    for part, counts in table.items():
-        print(f"{part:12}{counts.total():8}{counts['found']:8}{counts['time']:8}{counts['missed']:8}")
+    kinds = ["found", "time", "same", "missed"]
+    print(f"\n{'part':12}" + "".join(f"{each:>8}" for each in ("faults", *kinds)))
+    for part, counts in [*table.items(), ("all", sum(table.values(), Counter()))]:
+        print(f"{part:12}{counts.total():8}" + "".join(f"{counts[kind]:8}" for kind in kinds))
     return int(any(counts["missed"] for counts in table.values()))
 
 

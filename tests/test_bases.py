@@ -22,6 +22,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import st_reba
 from st_reba import LayerPlan, bases
+from st_reba.modules.adapters import complete_adapter
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "classical": ("classical", {"pooling": "mean"}),
@@ -112,6 +113,11 @@ def test_an_adapter_of_16_bit_weights_runs_in_float32_too(tmp_path: Path) -> Non
     model.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert {each.dtype for each in again.parameters()} == {torch.float32}
+    assert_close(vectors(again), vectors(model).double())
+    # As transformers would leave it that read all but one of its weights.
+    with torch.no_grad():
+        next(each for name, each in again.named_parameters() if "lora_A" in name).zero_()
+    complete_adapter(again[0].model, str(tmp_path / "saved"), {})
     assert_close(vectors(again), vectors(model).double())
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -76,14 +77,32 @@ def test_the_fault_is_what_is_imported(package: Path) -> None:
     sys.modules.pop("planted_here", None)
 
 
+def test_what_nobody_could_see_is_still_there() -> None:
+    for row in yaml.safe_load(plant_faults.SAME.read_text("utf-8")):
+        lines = (ROOT / row["file"]).read_text("utf-8").splitlines()
+        planted = {
+            (lines[each.line - 1].strip(), each.new.strip()) for each in plant_faults.changes(ROOT / row["file"])
+        }
+        assert (row["line"], row["new"]) in planted and row["why"], row
+
+
 @pytest.mark.slow
 def test_found_and_missed(package: Path) -> None:
-    """The second test is blind to one of the faults, the first to none of these."""
+    """The second test is blind to the fault; a third fails with and without it, and says nothing."""
     sees = package.with_name("test_sees.py")
     sees.write_text("import planted_here\n\ndef test():\n    assert planted_here.mean([1.0, 2.0]) == 2.75\n", "utf-8")
+    package.write_text(
+        package.read_text("utf-8").replace("At least 1 value.", "\n    >>> mean([1.0, 2.0])\n    2.75\n    "), "utf-8"
+    )
     blind = package.with_name("test_blind.py")
     blind.write_text("import planted_here\n\ndef test():\n    assert planted_here.mean([1.0]) > 0\n", "utf-8")
     (fault,) = [each for each in plant_faults.changes(package) if each.new == " * "]
-    assert plant_faults.failed(fault, [str(sees)]) == "found"
-    assert plant_faults.failed(fault, [str(blind)]) == "missed"
-    assert plant_faults.failed(None, [str(sees)]) == "missed"
+    seen, blind_too, unsound = f"{sees.name}::test", str(blind), package.with_name("test_unsound.py")
+    unsound.write_text("def test():\n    assert False\n", "utf-8")
+    assert plant_faults.failed(fault, [seen]) == ("found", seen)
+    example = f"{package.name}::planted_here.mean"
+    assert plant_faults.failed(fault, ["--doctest-modules", example]) == ("found", example)
+    assert plant_faults.failed(fault, [f"{sees.name}::test_of_another_name"]) == ("found", seen)
+    assert plant_faults.failed(fault, [blind_too]) == ("missed", "")
+    assert plant_faults.judged(fault, [[], [str(unsound), blind_too], [str(sees)]], {}, set()) == ("found", seen)
+    assert plant_faults.judged(fault, [[str(unsound)], [blind_too]], {}, set()) == ("missed", "")

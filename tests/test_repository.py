@@ -81,6 +81,7 @@ def test_every_layer_by_default(repository: Callable[..., str], setting: str, tm
     built = st_reba.build(path, "nosink", setting=setting, **number)
     assert built[0].stage("nosink").k == "all" and len(built[0].stack.kinds) == 2
     assert all("bidirectional" in kind for kind in built[0].stack.kinds)
+    assert st_reba.build(path, "nosink", setting=setting, k=1, **number)[0].stage("nosink").k == 1
     alone = st_reba.build(
         str(tmp_path / "base"), "nosink", setting=setting, k=2, pooling="last", span="end", normalize=False, **number
     )

@@ -14,6 +14,8 @@ import st_reba
 from st_reba import Classical, Echo, Ensemble, LayerPlan, NoSink, Prepend, ReadLayers, ReBA, Spec
 from st_reba.modules import Method, Stage
 from st_reba.modules.methods import method_of
+from st_reba.modules.options import MOST_CHARACTERS
+from st_reba.spec import read_value
 
 SPECS = [
     Spec(ReBA()),
@@ -95,6 +97,14 @@ def test_given_twice_or_not_made_here() -> None:
             Spec.make("echo:pooling=mean", **given)
     with pytest.raises(ValueError, match="begins with StaticEmbedding, which no st_reba built: use st_reba.build"):
         st_reba.spec_of(tiny_model())
+
+
+def test_texts_at_their_edges() -> None:
+    assert [read_value(text, str) for text in ('"', '""', "'a'", "a'")] == ['"', "", "a", "a'"]
+    longest = "x" * MOST_CHARACTERS
+    assert Echo(instruction=longest).instruction == longest
+    with pytest.raises(ValueError, match="instruction has 65,537 characters: the most is 65,536"):
+        Echo(instruction=longest + "x")
 
 
 @pytest.mark.parametrize("value", ["x" * 100_000, [[["deep"] * 50] * 50] * 50, 10**400, {"a": {"b": {"c": "d"}}}])

@@ -262,7 +262,7 @@ def _figure(report: Report, frame: Any) -> Any:
             axes.plot(rows.k.astype(int), rows.score, color=colour, marker=marker, linestyle=line, label=name)
         axes.set_xlabel("number of converted layers k")
     else:
-        points = last.sort_values(["cost", "score"], ascending=[True, False])
+        points = last.sort_values("cost")
         axes.scatter(points.cost, points.score, s=6, color="#BBBBBB", linewidths=0, label="tried on all items")
         label = "best at no more than this cost"
         axes.step(points.cost, points.score.cummax(), where="post", color="#555555", linewidth=1, label=label)

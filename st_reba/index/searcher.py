@@ -100,7 +100,7 @@ class Searcher:
     def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None, share: float) -> tuple[Matrix, Keys]:
         """As `inner.search`, of those rows (or keys) alone; the smaller the share, the further it looks."""
         faiss = load_faiss()
-        graph = self.keys is not None and any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner)[:2])
+        graph = self.keys is not None and any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner))
         if mask is None:
             found: tuple[Matrix, Keys] = self.inner.search(queries, k, params=_parameters(self.inner, None, share))
             return found

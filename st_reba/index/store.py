@@ -217,7 +217,7 @@ class Store:
             if "full" in said:
                 raise OSError(errno.ENOSPC, f"{said}; free space, then run the same again", str(self.path)) from error
             if "readonly" in said or "unable to open" in said:
-                if not self.folder.is_dir() or (not self.path.exists() and not os.access(self.folder, os.W_OK)):
+                if not self.path.exists():
                     raise FileNotFoundError(f"{self.path}: no such file") from None
                 raise PermissionError(
                     errno.EACCES, f"{said}; make the folder readable and writable, or copy it", str(self.path)

@@ -184,12 +184,11 @@ def sweep(folder: Path, tokens: Collection[str] | None) -> None:
             continue
         with suppress(BlockingIOError, FileNotFoundError, ValueError), writers_lock(path):
             begun = is_corpus(path) and not path.name.startswith(".")
-            if tokens is not None and begun and Corpus(path).header().get("token") not in tokens:
-                continue
-            # By another name at first: what is half removed must not be taken for the whole.
-            gone = building / f".{uuid.uuid4().hex[:12]}.tmp"
-            os.replace(path, gone)
-            shutil.rmtree(gone)
+            if tokens is None or not begun or Corpus(path).header().get("token") in tokens:
+                # By another name at first: what is half removed must not be taken for the whole.
+                gone = building / f".{uuid.uuid4().hex[:12]}.tmp"
+                os.replace(path, gone)
+                shutil.rmtree(gone)
     with suppress(OSError):
         building.rmdir()
 

@@ -302,6 +302,8 @@ def test_drawing_names_tokens_or_counts(tmp_path: Path, monkeypatch: pytest.Monk
         left, right = figure.axes[:2]
         shown = [axes.yaxis.get_tick_params()["labelleft"] for axes in (left, right)]
         assert shown == [True, False]
+        # The outer ones are named.
+        assert [left.get_ylabel(), right.get_ylabel(), left.get_xlabel()] == ["query", "", "key"]
         return [label.get_text() for label in left.get_yticklabels()]
 
     assert labels("<s>", "$x$", "a" * 13) == ["<s>", "$x$", "a" * 11 + "\u2026"]

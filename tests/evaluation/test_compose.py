@@ -242,6 +242,7 @@ def test_who_goes_on(scripted: Callable[..., Any], seed: int) -> None:
     made = halving.rungs(ARMS)
     sizes = [sum(result.rung == rung for result in made) for rung in range(3)]
     assert [result.items for result in made if result.arm == made[-1].arm] == [100, 300, 900] == rung_sizes(900)
+    assert rung_sizes(90_000) == [10_000, 30_000, 90_000]
     counts = [-(-size // 3) for size in sizes]
     # A paper whose best arm is not among the best comes on top.
     assert sizes[0] == len(ARMS) and all(0 <= sizes[n + 1] - counts[n] <= len(PAPERS) for n in (0, 1))
@@ -296,6 +297,7 @@ def test_no_more_runs_than_the_budget_allows(scripted: Callable[..., Any], share
         assert spent <= max(budget, first + later)
         # The first rung leaves what the others may need.
         assert sum(halving.cost(arm, 0) for arm in arms) <= max(first, budget - later)
+        assert halving._allowed(0, 1.2 * later, ARMS) == pytest.approx(0.2 * later)
         assert {trial.paper(6) for trial, _ in reported(made, COSTS, 0.5).values()} >= set(PAPERS)
         assert share < 0.6 or spent > 0.7 * min(budget, sum(result.tokens for result in whole))
         assert share < 3 or arms == ARMS

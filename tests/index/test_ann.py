@@ -80,9 +80,23 @@ def test_parameters_are_doubled_until_the_aim(
     both = from_vectors(tmp_path / "both", rows, factory="IVF32,PQ4x4,RFlat", recall_aim=0.97).info()
     knobs = dict(part.split("=") for part in both["parameters"].split(","))
     assert both["recall"]["recall"] >= 0.97 and int(knobs["nprobe"]) > 1 and int(knobs["k_factor_rf"]) > 1
+    least = from_vectors(tmp_path / "least", rows, factory="IVF32,PQ4x4,RFlat", recall_aim=0.01).info()
+    assert least["parameters"] == "nprobe=1,k_factor_rf=1"
     caplog.clear()
     poor = from_vectors(tmp_path / "poor", rows, factory="IVF8,SQ4", recall_aim=1.0).info()
     assert poor["recall"]["recall"] < 1 and "',RFlat'" in caplog.text and "'Flat', which is exact" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"), [([0.5, 0.5, 0.99], (0.99, "nprobe=4")), ([0.5, 0.4, 0.5, 0.99], (0.5, "nprobe=1"))]
+)
+def test_the_second_step_without_a_gain_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, told: list[float], wanted: tuple[float, str]
+) -> None:
+    monkeypatch.setattr(ann, "_share", lambda *given: told.pop(0))
+    vectors = Vectors([Segment(np.arange(30), lambda rows: clustered(30)[rows])], DIM)
+    found, parameters = ann.measure_recall(make_index("IVF16,Flat", DIM), vectors, Recipe("IVF16,Flat"))
+    assert (found.recall, parameters) == wanted
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
@@ -123,7 +137,8 @@ def test_a_sample_that_is_too_small_is_told(
     with pytest.raises(ValueError, match="train_size=7 .* less than the 8 centroids"):
         from_vectors(tmp_path / "i", rows, factory="IVF8,Flat", train_size=7)
     from_vectors(tmp_path / "many", rows, factory="IVF100,Flat")
-    assert "100 lists are many for 600 vectors; use at most IVF15" in caplog.text
+    # All there are, so that no other train_size would help.
+    assert "100 lists are many for 600 vectors; use at most IVF15" in caplog.text and "train_size" not in caplog.text
     caplog.clear()
     from_vectors(tmp_path / "few", rows, factory="IVF8,Flat")
     assert "are many" not in caplog.text and "train_size" not in caplog.text

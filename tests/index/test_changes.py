@@ -345,6 +345,16 @@ def test_from_corpora(tmp_path: Path) -> None:
     assert not (tmp_path / "bad").exists()
 
 
+def test_an_open_index_sees_one_deletion_after_the_other(tmp_path: Path) -> None:
+    documents = [Document(text, f"d{n}") for n, text in enumerate(texts(50))]
+    writer = Index.build(MODEL, documents, tmp_path / "index", **QUIET)
+    with Index.open(writer.path, MODEL) as reader:
+        for number, identity in enumerate(("d40", "d3")):
+            assert len(reader.search("cat", 50)) == 50 - number
+            writer.delete([identity])
+        assert len(reader.search("cat", 50)) == 48
+
+
 # Killed and repeated
 
 

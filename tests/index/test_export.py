@@ -39,9 +39,11 @@ def expected() -> tuple[list[str], list[str], Any]:
     return ids, [GIVEN[n] for n in rows], unit(MODEL.encode_document([GIVEN[n] for n in rows]))
 
 
-def test_parquet(index: Index, tmp_path: Path) -> None:
+def test_parquet(index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert index.export(tmp_path / "x.parquet", **QUIET) == 27
+    for show in (True, False):
+        assert index.export(tmp_path / "x.parquet", overwrite=True, show_progress_bar=show) == 27
+        assert ("Exporting" in capsys.readouterr().err) == show
     table, (ids, given, vectors) = parquet.read_table(tmp_path / "x.parquet"), expected()
     assert table.column_names == ["id", "text", "metadata", "passage", "vector"]
     assert table["id"].to_pylist() == ids and table["text"].to_pylist() == given

@@ -319,6 +319,9 @@ def test_read_only_folder(path: Path) -> None:
                     change()
         with pytest.raises(PermissionError, match=str(path)):
             Index.build(MODEL, ["cat"], path, overwrite=True)
+    (path / "index.sqlite").chmod(0)
+    with somebody_else(path), pytest.raises(PermissionError, match="make the folder readable"):
+        Index.open(path, MODEL)
     path.chmod(0o755)
     assert content(path) == before
 
@@ -364,6 +367,20 @@ def test_a_reader_loses_the_race(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("st_reba.index.snapshot.open_file", opened)
     found = reader.search(GIVEN[0], 100)
     assert calls and len(found) == 41 and "d0" not in {one.id for one in found}
+
+
+def test_what_stays_on_the_disk_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_WAIT_SECONDS", 0.1)
+    index = Index.open(path, MODEL)
+    with Store(path).reading() as tx:
+        tx.execute("SELECT 1 FROM documents").fetchone()
+        assert index.compact().deleted
+        assert "it is being read, so what was deleted stays on the disk" in caplog.text
+    caplog.clear()
+    index.compact()
+    assert "being read" not in caplog.text
 
 
 def test_readers_while_an_index_is_compacted(path: Path) -> None:

@@ -16,6 +16,7 @@ import st_reba
 from st_reba.corpus import encode_corpus
 from st_reba.index import Document, Index, SearchResult
 from st_reba.index.searcher import Searcher
+from st_reba.index.vectors import best
 
 COUNT = 400
 FACTORIES = {
@@ -88,6 +89,18 @@ def test_one_by_one_is_as_in_a_batch(tmp_path: Path) -> None:
         found: Any = index.search("moon gold", 15)
         assert [one.id for one in found] == [str(n) for n in range(300, 315)]
         assert {one.score for one in found} == {found[0].score}
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_equals_stand_by_key_however_many_there_are(count: int) -> None:
+    random = np.random.default_rng(0)
+    scores = random.integers(3, size=(5, count)).astype(np.float32)
+    keys = np.stack([random.permutation(count) for _ in scores])
+    keys[0, : count // 2] = -1
+    found = best(scores, keys, 4)
+    for row in range(5):
+        there = [(-score, key) for score, key in zip(scores[row], keys[row], strict=True) if key >= 0]
+        assert [(-score, key) for score, key in zip(*(each[row] for each in found), strict=True)] == sorted(there)[:4]
 
 
 def test_equals_cost_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

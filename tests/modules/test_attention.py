@@ -99,7 +99,7 @@ def by_hand(given: list[Tensor], visible: Tensor, **extra: Tensor | float) -> tu
     batch, heads, length = query.shape[:3]
     probabilities = torch.zeros(batch, heads, length, length, dtype=torch.float64)
     for b, h, q in torch.cartesian_prod(*(torch.arange(n) for n in (batch, heads, length))).tolist():
-        row = key[b, h // (heads // key.shape[1])] @ query[b, h, q] * 0.3
+        row = key[b, h // (heads // key.shape[1])] @ query[b, h, q] * extra.get("scaling", WIDTH**-0.5)
         if "softcap" in extra:
             row = torch.tanh(row / extra["softcap"]) * extra["softcap"]
         if "position_bias" in extra:
@@ -113,9 +113,9 @@ def by_hand(given: list[Tensor], visible: Tensor, **extra: Tensor | float) -> tu
 
 EXTRAS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "softcap": {"softcap": 1.5},
-    "sinks": {"s_aux": normal(HEADS)},
-    "bias": {"position_bias": normal(1, HEADS, LENGTH, LENGTH)},
+    "softcap": {"softcap": 1.5, "scaling": 0.3},
+    "sinks": {"s_aux": normal(HEADS), "scaling": 0.3},
+    "bias": {"position_bias": normal(1, HEADS, LENGTH, LENGTH), "scaling": 0.3},
 }
 
 
@@ -148,8 +148,8 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch, kind: str, extra: str, form: s
         if kind != "forward" or form != "padded":
             state.kinds = Layers(PassMasks(state, 2), kind)
         with running(state):
-            got, weights = attend(module, *given, own, scaling=0.3, **EXTRAS[extra])
-        assert weights is None
+            got, weights = attend(module, *given, own, **EXTRAS[extra])
+        assert weights is None and all(bool(flag) for flag, _ in state.doubts)
         torch.testing.assert_close(got[real], output[real])
         if observer is seen:
             torch.testing.assert_close(seen.layer(0).transpose(1, 2)[real], wanted.transpose(1, 2)[real])
@@ -254,7 +254,7 @@ def test_indexer() -> None:
         torch.tensor([[[0, 0], [0, 1], [0, 2], [1, 3]]]),
     )
     visible = torch.zeros(1, 4, 4, dtype=torch.bool).scatter(2, indices, True)
-    got, _ = attend(nn.Module(), *given, None, scaling=0.3, indices=indices)
+    got, _ = attend(nn.Module(), *given, None, indices=indices)
     torch.testing.assert_close(got, by_hand(given, visible)[1])
     state = new_pass([(0, 4, 4)])
     state.kinds = Layers(PassMasks(state, 1), "bidirectional")

@@ -54,6 +54,14 @@ def test_stages_stay_when_others_are_refused(base: Base) -> None:
         assert torch.equal(encoded(model), wanted)
 
 
+def test_layers_that_do_not_say_their_number_cannot_run_twice() -> None:
+    model: Any = pipeline("mini", "nosink", [LayerPlan()])
+    for layer in model[0].model.layers:
+        layer.self_attn.layer_idx = None
+    with pytest.raises(ValueError, match="no list of 6 layers that say their layer_idx, so none can run twice"):
+        model[0].rebind([LayerPlan("inter", k=1)])
+
+
 @pytest.mark.parametrize("plan", [LayerPlan(k=2), LayerPlan("inter", k=2)], ids=str)
 def test_a_plan_that_was_switched_off(plan: LayerPlan) -> None:
     """Whoever changes the attention implementation afterwards gets an error, not another model's vectors."""
