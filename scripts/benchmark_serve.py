@@ -1,6 +1,6 @@
 """``st-reba serve`` beside other servers of the same model and ``encode`` itself, in turns, on the loopback.
 
-    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--rival infinity=PYTHON] [--rival plain=PYTHON]
+    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--rival infinity=PYTHON] …
 
 PYTHON is an interpreter of an environment that has the rival and this package. 1, 8 and 32 clients send short and long
 texts, three in ten requests a list of two to six. Of each: texts a second, texts a second of the server's processor

@@ -1,7 +1,7 @@
 """Other ways to serve the same model, for scripts/benchmark_serve.py: python rivals.py NAME MODEL PORT.
 
-Each encodes batches of its own as the package does, by token budget, so that only how requests are served differs. Of
-infinity it is its own.
+``litserve`` encodes what it joined by the model's ``encode``, as its documentation shows; ``litserve-budget`` by the
+package's token budget, so that only how requests are served differs. Of infinity it is its own.
 """
 
 import sys
@@ -38,7 +38,7 @@ def plain(model: str, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
-if sys.argv[1:2] == ["litserve"]:
+if "litserve" in "".join(sys.argv[1:2]):
     import litserve as ls
 
     # Its processes find the class by its name.
@@ -57,7 +57,8 @@ if sys.argv[1:2] == ["litserve"]:
         def predict(self, inputs: list[list[str]]) -> list[Any]:
             from st_reba.encode import encode_texts
 
-            vectors = encode_texts(self.encoder, [text for texts in inputs for text in texts])
+            given = [text for texts in inputs for text in texts]
+            vectors = encode_texts(self.encoder, given) if "budget" in sys.argv[1] else self.encoder.encode(given)
             return [vectors[a:b] for a, b in pairwise([0, *accumulate(map(len, inputs))])]
 
         def unbatch(self, output: Any) -> Any:
@@ -99,4 +100,5 @@ def infinity(model: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    {one.__name__: one for one in (plain, litserve, infinity)}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    name, folder, listened = sys.argv[1:]
+    {one.__name__: one for one in (plain, litserve, infinity)}[name.partition("-")[0]](folder, int(listened))
