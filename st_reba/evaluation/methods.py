@@ -334,9 +334,11 @@ def _method(word: str) -> Method:
     if word.endswith((".yaml", ".yml")):
         recipe = read_recipe(word)
         beside = {name: value for name, value in recipe.loading.items() if name in _BESIDE}
-        # A filter's numbers make no name.
+        path = Path(word).resolve()
+        # A filter's numbers make no name. Of a run's recipe its folder tells what it is.
+        name = path.parent.name if path.stem == "recipe" else path.stem
         filtered = any(stage.name == "filter" for stage in recipe.spec.stages)
-        return Method({"method": "reba", **beside, **recipe.values}, Path(word).stem if filtered else None)
+        return Method({"method": "reba", **beside, **recipe.values}, name if filtered else None)
     if copied := re.match(r"(\w+)-(\d+)(?![^:+])", word):
         name, repeats = copied.groups()
         if name not in _REPEATING:

@@ -64,6 +64,14 @@ def test_a_recipe_is_a_method_without_its_base(tmp_path: Path) -> None:
     assert Limit(32).build(method, Base("mini")).max_seq_length == 32
 
 
+def test_recipes_with_a_filter_are_told_apart(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one/recipe.yaml", "two/recipe.yaml", "two/other.yaml")]
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("base: mini\nstages:\n- filter: {file: postfilter.safetensors}\n", encoding="utf-8")
+    assert [method.name for method in read_methods([str(path) for path in files])] == ["one", "two", "other"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
