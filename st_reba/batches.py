@@ -40,10 +40,10 @@ def token_batches(lengths: Sequence[int], budget: int, *, max_padding: float = M
         ValueError: The budget is no whole number from 1 on.
 
     Example:
-        >>> token_batches([5, 40, 6, 41, 90], budget=100)
-        [[4], [3, 1], [2], [0]]
-        >>> token_batches([5, 40, 6, 41, 90], budget=100, max_padding=1)
-        [[4], [3, 1], [2, 0]]
+        >>> token_batches([5, 300, 6, 410, 90], budget=1000)
+        [[3], [1], [4], [2, 0]]
+        >>> token_batches([5, 300, 6, 410, 90], budget=1000, max_padding=1)
+        [[3, 1], [4, 2, 0]]
     """
     check_sizes(None, budget)
     batches: list[list[int]] = []
