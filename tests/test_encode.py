@@ -113,7 +113,9 @@ def test_token_batches_give_each_text_its_own_vector(kind: str) -> None:
         assert lengths == sorted(lengths, reverse=True) and lengths[0] > 150 > 10 > lengths[-1]
         budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
         assert all(rows == 1 or rows * length <= budget for rows, length, _ in shapes)
-        assert all(rows * length - real <= max(FREE_PADDING, MAX_PADDING * rows * length) for rows, length, real in shapes)
+        assert all(
+            rows * length - real <= max(FREE_PADDING, MAX_PADDING * rows * length) for rows, length, real in shapes
+        )
         assert (max(done) == 1) == (batch_tokens == 1) and (max(done) > 32) == (batch_tokens in (1500, None))
 
 
