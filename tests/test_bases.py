@@ -15,6 +15,7 @@ import pytest
 import reference
 import torch
 from architectures import save
+from marks import needs_adapters
 from oracle import TEXTS, assert_close, oracle
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -84,6 +85,7 @@ def adapter(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return adapt(llama, tmp_path_factory.mktemp("lora"), lora())
 
 
+@needs_adapters
 @pytest.mark.parametrize("method", METHODS)
 def test_adapter(adapter: tuple[Path, Path], llama: Path, method: str, tmp_path: Path) -> None:
     """As merged, by every method, saved and loaded; ReBA sees the adapted queries."""
@@ -105,6 +107,7 @@ def test_adapter(adapter: tuple[Path, Path], llama: Path, method: str, tmp_path:
     assert model[0].base_model == "adapter"
 
 
+@needs_adapters
 def test_an_adapter_of_16_bit_weights_runs_in_float32_too(tmp_path: Path) -> None:
     """As without it: what its base is stored in is not what a CPU runs."""
     peft = pytest.importorskip("peft")
@@ -121,6 +124,7 @@ def test_an_adapter_of_16_bit_weights_runs_in_float32_too(tmp_path: Path) -> Non
     assert_close(vectors(again), vectors(model).double())
 
 
+@needs_adapters
 def test_adapter_with_a_tokenizer_of_its_own(adapter: tuple[Path, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(adapter[0], tmp_path / "adapter"))
     AutoTokenizer.from_pretrained(adapter[1]).save_pretrained(folder)
@@ -130,6 +134,7 @@ def test_adapter_with_a_tokenizer_of_its_own(adapter: tuple[Path, Path], tmp_pat
     assert built(adapter[0], "echo").max_seq_length == 256
 
 
+@needs_adapters
 @pytest.mark.parametrize(
     "options",
     [
@@ -156,6 +161,7 @@ def test_whole_or_refused(llama: Path, options: dict[str, Any], tmp_path: Path) 
     assert_close(vectors(model), vectors(built(merged, "reba")).double())
 
 
+@needs_adapters
 def test_embeddings_stored_beside_an_adapter(llama: Path, tmp_path: Path) -> None:
     """Unchanged ones are the base's; others are taken, or refused."""
     folder, merged = adapt(llama, tmp_path, lora(), save_embedding_layers=True)
@@ -176,6 +182,7 @@ def test_embeddings_stored_beside_an_adapter(llama: Path, tmp_path: Path) -> Non
     assert_close(vectors(model), vectors(built(merged, "echo")).double())
 
 
+@needs_adapters
 @pytest.mark.parametrize("layer", [1, 7])
 def test_weights_of_other_layers(adapter: tuple[Path, Path], layer: int, tmp_path: Path) -> None:
     """An adapter of a model of another depth: some of its weights, or all, find no place."""

@@ -19,6 +19,7 @@ from sweep import METHODS, REFUSALS, TOLERANCE, encoder_error, sweep
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "architectures.py"
 REASONS = {*(f"refused: {reason}" for reason in REFUSALS.values()), "exact"}
+RECORDED = sweep_record.release() == transformers.__version__
 # Types that are encoders, or can be.
 ENCODERS = (
     *("bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie"),
@@ -29,13 +30,18 @@ ENCODERS = (
 
 @pytest.mark.parametrize("model_type", slow_but(sorted(CAUSAL_LMS), "llama", "gpt2", "mamba"))
 def test_type(model_type: str, tmp_path: Path) -> None:
+    """As recorded; in a release that nobody has recorded yet, exact or refused, and exact if it was."""
     wanted = sweep_record.recorded().get(model_type)
-    assert wanted is not None, (
-        f"{model_type} is new in transformers {transformers.__version__}: run {sweep_record.COMMAND}"
-    )
+    if wanted is None:
+        pytest.skip(f"{model_type} is new in transformers {transformers.__version__}: run {sweep_record.COMMAND}")
     found = sweep(model_type, tmp_path)
     assert not found.unfit, "the tiny model proves nothing"
-    assert found.record() == wanted, f"errors: {found.errors}; if this is right, run {sweep_record.COMMAND}"
+    hint = f"errors: {found.errors}; if this is right, run {sweep_record.COMMAND}"
+    if RECORDED or wanted["how"] == "none":
+        assert found.record() == wanted, hint
+    else:
+        assert set(found.methods.values()) <= REASONS, hint
+        assert all(found.methods[each] == "exact" for each in METHODS if wanted[each] == "exact"), hint
 
 
 @pytest.mark.parametrize("model_type", slow_but(ENCODERS, "bert", "xlnet"))
@@ -59,11 +65,10 @@ def test_nothing_is_recorded_but_what_holds() -> None:
                 assert (entry["how"] == "refused") == (entry["reba"] != "exact"), name
 
 
-def test_no_recorded_type_is_gone() -> None:
-    if sweep_record.release() == transformers.__version__:
-        assert set(sweep_record.recorded()) == set(CAUSAL_LMS)
-    else:
+def test_every_type_is_recorded() -> None:
+    if not RECORDED:
         pytest.skip(f"transformers {transformers.__version__} was not recorded: {list(sweep_record.read())} were")
+    assert set(sweep_record.recorded()) == set(CAUSAL_LMS)
 
 
 def test_most_are_exact() -> None:

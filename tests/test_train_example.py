@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import needs_adapters
 from peft import LoraConfig, inject_adapter_in_model
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, LlamaConfig
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import train_echo  # noqa: E402
 
+pytestmark = needs_adapters
 Base = Callable[..., str]
 TEXTS = ["The bank is closed.", "今天的天气很好。"]
 WORDS = ["river", "mill", "bridge", "dog", "house", "boat", "weather", "book", "train", "tea", "student", "rice"]

@@ -30,6 +30,10 @@ class Backbone:
                 "all of it. Use a decoder-only base model."
             )
         self.depth, self.parameters  # noqa: B018 - what has no layers, or needs more than a text, is refused now
+        if model.get_output_embeddings() is not None:  # type: ignore[no-untyped-call]
+            raise ValueError(
+                f"{self.name} hands out no last hidden states, but what a head makes of them. {TEXT_TOWER}"
+            )
 
     @property
     def decoder(self) -> PreTrainedModel:

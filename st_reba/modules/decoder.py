@@ -16,7 +16,7 @@ from sentence_transformers.util import get_device_name
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .backbone import TEXT_TOWER, Backbone, is_trained
+from .backbone import Backbone, is_trained
 from .options import shown
 from .stages import Bound, Pass, Place, Stage, as_stored, running, stages_of
 from .stored import check_complete, check_filled, check_whole, stored_as
@@ -232,14 +232,7 @@ class DecoderTransformer(Transformer):
             inputs["output_attentions"] = True
         run.unmasked = unmasked
         with running(run):
-            try:
-                hidden: Tensor = super().forward(inputs)["token_embeddings"]
-            except AttributeError as error:
-                if "last_hidden_state" not in str(error):
-                    raise
-                raise ValueError(
-                    f"{self.backbone.name} hands out no last hidden states, but what a head makes of them. {TEXT_TOWER}"
-                ) from error
+            hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for each in reversed(run.bound):
             hidden = each.finish(run, hidden)
         added: dict[str, Any] = {}

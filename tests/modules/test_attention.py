@@ -24,7 +24,9 @@ from st_reba.modules.kinds import KINDS, PassMasks
 from st_reba.modules.stages import running
 
 Base = Callable[..., str]
-HOOKED = {"bloom", "falcon", "falcon_alibi", "codegen", "gpt_neo", "gptj", "mpt"}
+# In these, transformers' attention interface is not called; in the last two it is from 5.24 on.
+HOOKED = {"bloom", "falcon", "falcon_alibi", "gpt_neo", "mpt"}
+EITHER = {"codegen", "gptj"}
 EVERYTHING = Capture("copy", both=True)
 CPU = torch.device("cpu")
 
@@ -69,7 +71,8 @@ def test_whole_matrix(base: Base, name: str) -> None:
     ids, places = batch(sequences)
     model = AutoModel.from_pretrained(folder(path), dtype=torch.float32).eval()
     _, added = run(model, ids, places, EVERYTHING)
-    assert (model.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
+    if name not in EITHER:
+        assert (model.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
     assert added["captured"] == EVERYTHING
     seen = Seen()
     run(model, ids, places, seen)
