@@ -102,7 +102,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
-    # Every other entry is the MLP of the layer before it; the middle layer runs twice. Its scales are divided by the range.
+    # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
         "num_hidden_layers": 6,

@@ -54,8 +54,8 @@ REFUSALS: dict[str, str] = {
 }
 # Types whose reported attention is not what the values are weighed by: the oracle weighs the identity instead.
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
-# Types for which the oracle runs in float32: the first two make float32 tensors on the way, and early releases compute the
-# experts of the others in two ways that disagree, of which float64 has but one.
+# Types for which the oracle runs in float32: the first two make float32 tensors on the way, and early releases compute
+# the experts of the others in two ways that disagree, of which float64 has but one.
 FLOAT32_ONLY = ("inkling2_text", "inkling2_loop_text", "hunyuan_v1_moe", "phimoe")
 
 
