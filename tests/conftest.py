@@ -18,6 +18,12 @@ torch.set_num_threads(1)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_collection_finish() -> None:
+    """The libraries stay: the garbage collector need not walk through them again after each file."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a file's own caches hold goes with its last test: models would add up to gigabytes."""

@@ -8,6 +8,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 # A repository is data from elsewhere, and its numbers become memory and time.
@@ -51,7 +52,7 @@ class Options:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for each in fields(self):
             value = getattr(self, each.name)
             object.__setattr__(self, each.name, _checked(self.title(each.name), value, hints[each.name], each))
@@ -70,7 +71,7 @@ class Options:
     def described(cls) -> Iterator[tuple[str, str, Any, str]]:
         """Each field's name, what it may be, its default, and its help."""
         for each in fields(cls):
-            yield each.name, allowed(get_type_hints(cls)[each.name], each), each.default, each.metadata["help"]
+            yield each.name, allowed(_hints(cls)[each.name], each), each.default, each.metadata["help"]
 
     @classmethod
     def of(cls: type[_T], values: Mapping[str, Any]) -> _T:
@@ -80,15 +81,21 @@ class Options:
         for name in values:
             if name not in cls.names():
                 raise ValueError(unknown(cls.title(str(name)), name, cls.names(), values[name]))
-        for name, _, default, help in cls.described():
-            if default is MISSING and name not in values:
-                raise ValueError(f"{cls.title(name)} is missing: {help}")
+        for each in fields(cls):
+            if each.default is MISSING and each.name not in values:
+                raise ValueError(f"{cls.title(each.name)} is missing: {each.metadata['help']}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
         given = [each for each in fields(self) if getattr(self, each.name) != each.default]
         return {each.name: _plain(getattr(self, each.name)) for each in given}
+
+
+@cache
+def _hints(kind: type[Options]) -> dict[str, Any]:
+    """The fields' types; finding them takes longer than all checks of them."""
+    return get_type_hints(kind)
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:
