@@ -1,10 +1,14 @@
-"""The examples in docstrings may write files: each runs in an empty folder of its own."""
+"""No test asks the Hub, and each example in a docstring runs in an empty folder of its own: it may write files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before anything imports huggingface_hub. Tests of the Hub start one of their own, and go there.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.fixture(autouse=True)
