@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer  # type: ignore[attr-defined]
 
 from .inspection import check_repository, read_json
 from .modules import Layout, ReadLayers, ReBA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -20,6 +20,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 3, 20, 50, 50
 _SHORT.maxstring = _SHORT.maxother = 200
 _T = TypeVar("_T", bound="Options")
+# A class's types: to find them takes longer than to check its values.
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def option(
@@ -90,12 +92,6 @@ class Options:
         """The fields that are not at their default, JSON-serializable; :meth:`of` reads it."""
         given = [each for each in fields(self) if getattr(self, each.name) != each.default]
         return {each.name: _plain(getattr(self, each.name)) for each in given}
-
-
-@cache
-def _hints(kind: type[Options]) -> dict[str, Any]:
-    """The fields' types; finding them takes longer than all checks of them."""
-    return get_type_hints(kind)
 
 
 def unknown(title: str, name: object, known: Sequence[str], value: object = None) -> str:

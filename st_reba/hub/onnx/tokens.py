@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer  # type: ignore[attr-defined]
 
 from ...modules.layout import TokenLayout
 from .method import Method
