@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import torch
@@ -19,6 +20,10 @@ TEXTS = (
     "hi",
     "他在银行取了钱，then went home.",
 )
+
+
+# A text, and where a word of it begins and ends.
+Placed = tuple[str, tuple[int, int]]
 
 
 def folder(base: str) -> str:
@@ -51,3 +56,21 @@ def assert_close(got: object, wanted: Tensor, tolerance: float = 1e-5) -> None:
     difference = (torch.as_tensor(got).double() - wanted).abs().max().item()
     scale = wanted.abs().max().item()
     assert difference <= tolerance * scale, f"difference {difference:.2e} exceeds {tolerance} of the scale {scale:.2e}"
+
+
+def item(text: str, word: str, occurrence: int = 0) -> Placed:
+    """That occurrence of the word in the text."""
+    start = [match.start() for match in re.finditer(re.escape(word), text)][occurrence]
+    return text, (start, start + len(word))
+
+
+def oracle_of(
+    base: str, one: Placed, pieces: tuple[str | None, ...], limit: int | None = None
+) -> tuple[Layout, torch.Tensor, torch.Tensor, list[int]]:
+    """The oracle of a text, and the content tokens that share a character with the span, found on its side."""
+    start, end = one[1]
+    text = re.sub("[\ud800-\udfff]", "\ufffd", one[0])
+    tokenizer = loaded(base)[1]
+    offsets = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    spans = [{*range(*span)} & {*range(start, end)} for span in offsets["offset_mapping"]]
+    return *oracle(base, text, pieces, limit), [index for index, shared in enumerate(spans) if shared]

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from oracle import assert_close, loaded
-from test_words import item, oracle_of
+from oracle import assert_close, item, loaded, oracle_of
 
 import st_reba
 from st_reba import encode_word_layers, encode_words

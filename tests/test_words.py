@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import reference
 import torch
 from architectures import TOKENIZERS, save
-from oracle import assert_close, loaded, oracle
+from oracle import Placed, assert_close, item, oracle_of
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import pre_tokenizers
@@ -25,16 +24,7 @@ from st_reba.cli import main
 from st_reba.words import unseen_words, words_of
 
 Base = Callable[..., str]
-Placed = tuple[str, tuple[int, int]]
 NAMES = ["mini", "stories260K", "llama", "gpt2", "bloom", "gpt_oss", "gemma2"]
-
-
-def item(text: str, word: str, occurrence: int = 0) -> Placed:
-    """That occurrence of the word in the text."""
-    start = [match.start() for match in re.finditer(re.escape(word), text)][occurrence]
-    return text, (start, start + len(word))
-
-
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"),
     item("The bank of the river is steep.", "river"),
@@ -45,18 +35,6 @@ ITEMS = [
     item("e\u0301 and \ud800 bank", "bank"),
     item("一二", "一二"),
 ]
-
-
-def oracle_of(
-    base: str, one: Placed, pieces: tuple[str | None, ...], limit: int | None = None
-) -> tuple[reference.Layout, torch.Tensor, torch.Tensor, list[int]]:
-    """The oracle of a text, and the content tokens that share a character with the span, found on its side."""
-    start, end = one[1]
-    text = re.sub("[\ud800-\udfff]", "\ufffd", one[0])
-    tokenizer = loaded(base)[1]
-    offsets = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    spans = [{*range(*span)} & {*range(start, end)} for span in offsets["offset_mapping"]]
-    return *oracle(base, text, pieces, limit), [index for index, shared in enumerate(spans) if shared]
 
 
 def check(model: SentenceTransformer, items: list[Placed], wanted: list[torch.Tensor], **options: Any) -> None:

@@ -22,8 +22,6 @@ from st_reba.serve.app import make_app
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import tiny_model
 
-pytest_plugins = ("asking",)
-
 PATH = "/v1/embeddings"
 TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
 

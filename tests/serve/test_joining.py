@@ -20,8 +20,6 @@ from st_reba.serve.app import make_app
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import WORDS, tiny_model
 
-pytest_plugins = ("asking",)
-
 PATH = "/v1/embeddings"
 
 

@@ -16,8 +16,6 @@ import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.filters import postfilter_of
 
-pytest_plugins = ("commanding",)
-
 
 def test_build(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "model"

@@ -20,8 +20,6 @@ from st_reba.corpus import Corpus, part
 from st_reba.corpus.records import Document
 from st_reba.persistence import load
 
-pytest_plugins = ("commanding",)
-
 ROOT = Path(st_reba.__file__).parents[1]
 MANY = [f"Text {'very ' * (number * 7 % 9)}number {number}, 第{number}句。" for number in range(20)]
 

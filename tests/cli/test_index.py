@@ -17,8 +17,6 @@ from st_reba import cli
 from st_reba.corpus import part
 from st_reba.index import Index
 
-pytest_plugins = ("commanding",)
-
 FILES = {
     "a.txt": "\n".join(TEXTS),
     "a.jsonl": "\n".join(json.dumps({"text": text, "id": f"d{row}", "row": row}) for row, text in enumerate(TEXTS)),

@@ -27,8 +27,6 @@ from st_reba.index.export import FORMATS
 from st_reba.modules import Stage
 from st_reba.spec import METHODS
 
-pytest_plugins = ("commanding",)
-
 ROOT = Path(st_reba.__file__).parents[1]
 TOP: Any = typer.main.get_command(cli.app)
 HEAVY = ("torch", "transformers", "sentence_transformers", "faiss", "pandas", "mteb")

@@ -1,0 +1,3 @@
+"""The fixtures of commanding.py."""
+
+from commanding import copied, model, refused, run, saved  # noqa: F401

@@ -1,0 +1,3 @@
+"""The fixtures of asking.py."""
+
+from asking import ask, model  # noqa: F401
