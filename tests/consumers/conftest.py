@@ -12,37 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from given import GIVEN, QUIET, ROOT, TEXTS
 from page import MODEL, sections, without_trust
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.demo import QUERIES, sentences
 
 HERE = Path(__file__).parent
-ROOT = Path(st_reba.__file__).parents[1]
-# More of each kind than the page has, of both languages, and short and long ones in turn.
-TEXTS = [document.text for document in sentences()[::5]]
-QUESTIONS = list(QUERIES)
-GIVEN: dict[str, Any] = {
-    "texts": TEXTS,
-    "questions": QUESTIONS,
-    "relevant": [[row for row in range(len(TEXTS)) if row % 7 == number] for number in range(len(QUESTIONS))],
-    "pairs": [[TEXTS[row], TEXTS[(row * 5 + 1) % len(TEXTS)], (row * 3) % 11 / 2.0] for row in range(24)],
-}
-# Nothing is asked of the Hub; the rest are the consumers' own ways to send no figures of use.
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HAYSTACK_TELEMETRY_ENABLED": "False",
-    "ANONYMIZED_TELEMETRY": "False",
-}
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for what runs in this process: nothing is asked of the Hub."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="session")

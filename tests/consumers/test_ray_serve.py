@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import QUIET, ROOT, TEXTS
+from given import QUIET, ROOT, TEXTS
 
 pytest.importorskip("ray.serve")
 _SECONDS = 240

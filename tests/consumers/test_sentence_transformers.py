@@ -15,8 +15,6 @@ from sentence_transformers import SentenceTransformer, quantize_embeddings
 from sentence_transformers.util import mine_hard_negatives
 from sentence_transformers.util.quantization import semantic_search_faiss
 
-pytestmark = pytest.mark.usefixtures("offline")
-
 
 @pytest.fixture(scope="module")
 def model(places: dict[str, Path]) -> SentenceTransformer:

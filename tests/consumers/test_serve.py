@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from given import QUESTIONS, TEXTS
 
 import st_reba
-from conftest import QUESTIONS, TEXTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from serving import process

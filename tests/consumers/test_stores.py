@@ -31,9 +31,6 @@ PLACES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("offline")
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model and a corpus of several parts in which some texts have two vectors."""

@@ -18,9 +18,6 @@ TOOLS = Path(st_reba.__file__).parents[1] / "examples" / "tools"
 TEXT = "The central bank cut its interest rates again, and shares of house builders rose sharply."
 
 
-pytestmark = pytest.mark.usefixtures("offline")
-
-
 @pytest.fixture
 def shown(
     places: dict[str, Path],
