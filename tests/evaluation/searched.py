@@ -95,3 +95,14 @@ def rescored(model: Any, parts: Parts, part: Items, learn: Items | None = None) 
         cosines = [vectors[one] @ vectors[two] for one, two, _ in part.items]
         return float(spearmanr(np.round(cosines, 6), [item[2] for item in part.items]).statistic)
     return part.metrics[part.main](part.evidence(vectors))
+
+
+def found_each_other(first: Any, second: Any) -> float:
+    """The mean reciprocal rank in both directions, in plain loops; what is as near stands before."""
+    units = [[row / np.sqrt((row * row).sum()) for row in np.asarray(side, np.float64)] for side in (first, second)]
+    total = 0.0
+    for asked, others in (units, units[::-1]):
+        for place, vector in enumerate(asked):
+            near = [round(float((vector * other).sum()), 6) for other in others]
+            total += 1 / sum(each >= near[place] for each in near)
+    return total / 2 / len(units[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import sys
 import time
 import warnings
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from architectures import SINKS, TOKENIZERS, save
-from matplotlib import font_manager
 from matplotlib.image import imread
 from oracle import loaded
 from reference_nosink import Plan, run
@@ -272,20 +270,6 @@ def test_drawing(tmp_path: Path, scale: Any) -> None:
     # The scale's top: the one entry of 1 in each map, and the end of the colour bar.
     assert (np.abs(image[..., :3] - np.array([253, 231, 37]) / 255).max(axis=-1) < 0.02).sum() > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-
-
-def test_a_font_that_was_installed_since_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib keeps its list of fonts between runs: one that comes later is not in it."""
-    file = Path(shutil.copy(font_manager.findfont("DejaVu Serif"), tmp_path / "new.ttf"))
-    others = [each for each in font_manager.fontManager.ttflist if each.name != "DejaVu Serif"]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", others)
-    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(file)])
-    monkeypatch.setattr(figures, "FONTS", ("DejaVu Sans", "DejaVu Serif"))
-    figures._new_font_files.cache_clear()
-    try:
-        assert figures._fonts() == ["DejaVu Sans", "DejaVu Serif"]
-    finally:
-        figures._new_font_files.cache_clear()
 
 
 def test_drawing_names_tokens_or_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
