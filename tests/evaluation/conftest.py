@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,3 +35,20 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
     from scripted import scripted_search
 
     return partial(scripted_search, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], Path]:
+    """``write(name, content)``: a file in the folder that a test works in; a list is written as JSON lines."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, content: Any) -> Path:
+        if isinstance(content, list):
+            content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content)
+        content = content if isinstance(content, bytes) else content.encode()
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    return write
