@@ -15,6 +15,7 @@ from reporting_results import result, write
 
 from st_reba.evaluation.charts import bars
 from st_reba.evaluation.report import make_report, write_report
+from st_reba.evaluation.toy import toy_tasks
 
 
 def drawn(folder: Path, *results: Any, metric: Any = "main") -> dict[str, Any]:
@@ -190,7 +191,7 @@ def test_chinese_and_signs_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_many_bars_can_be_drawn() -> None:
-    tasks, methods = [f"task {n}" for n in range(40)], [f"echo-{n}" for n in range(50)]
+    tasks, methods = [f"task {n}" for n in range(40)], [f"echo-{n}" for n in range(40)]
     rows = [{"task": task, "label": label, "value": 0.5, "low": np.nan} for task in tasks for label in methods]
     figure = bars(DataFrame(rows), tasks, "accuracy", "many")
     assert max(figure.get_size_inches()) * figure.dpi < 2**16
@@ -203,3 +204,22 @@ def test_both_metrics_have_their_figures(tmp_path: Path) -> None:
     figures = drawn(tmp_path / "r", *made, metric="both")
     assert sorted(figures) == ["STS-x-mini", "STS-y-mini"]
     assert {bar.get_height() for bar in figures["STS-y-mini"].axes[0].patches} == {0.25}
+
+
+def test_cosines_of_the_toy_structures(tmp_path: Path) -> None:
+    """A panel a method and task, from the evidence that is kept beside results."""
+    draw, methods, made, kept = np.random.default_rng(0), ("classical", "echo"), [], {}
+    tasks = toy_tasks(["S1", "S3"], ["en"], limit=12)
+    for task in tasks:
+        for words in methods:
+            evidence = draw.random((12, 2))
+            score = task.items.metrics["accuracy"](evidence)
+            made.append(result(task.name, words, {"accuracy": score}, kind=task.kind, main="accuracy"))
+            kept[made[-1].identity] = (evidence, {"accuracy": task.items.draws(evidence, "accuracy")})
+    charts = make_report([write(tmp_path / "r", *made, draws=kept)], "main").charts()
+    (chart,) = [each for each in charts if "cosines" in each.name]
+    assert chart.name == "Toy-structures-cosines-mini"
+    panels = chart.draw().axes[:4]
+    assert [axes.get_title() for axes in panels[:2]] == ["classical last", "echo-2 last"]
+    wanted = [f"accuracy {each.scores['accuracy']:.2f}" for each in made]
+    assert [axes.texts[0].get_text() for axes in panels] == wanted and len(set(wanted)) > 1

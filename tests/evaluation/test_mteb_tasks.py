@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mteb_data import make_task, texts
+from numpy.random import default_rng
 from transformers import PreTrainedTokenizerFast
 
 import st_reba
@@ -21,6 +24,14 @@ from st_reba.evaluation.mteb_tasks import Encoder, MtebTask, _has_roles, find_ta
 from st_reba.evaluation.run import tasks_of
 
 # Sets of tasks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unseeded() -> Iterator[None]:
+    """mteb seeds every library's generators for each of its 2,000 tasks, which takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mteb.abstasks.abstask._set_seed", lambda seed: (random.Random(seed), default_rng(seed)))
+        yield
 
 
 def told(tasks: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 
 import st_reba
 from st_reba.evaluation.figures import save_figure
@@ -97,7 +98,7 @@ def test_tasks_and_limits() -> None:
     assert len(parts) == 3
 
 
-@pytest.mark.parametrize("part", ["whole", "early", "late"])
+@pytest.mark.parametrize("part", slow_but(["whole", "early", "late"], "whole", "late"))
 def test_evidence_is_a_plain_loop(part: Any, models: dict[str, Any]) -> None:
     (task,) = toy_tasks(["S1"], ["en"], part, limit=10)
     items, model = task.items, models["echo"]
