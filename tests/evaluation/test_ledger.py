@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from st_reba.evaluation.choice import Chosen
 from st_reba.evaluation.crossfit import Scored
 from st_reba.evaluation.halving import Halving
 from st_reba.evaluation.ledger import Ledger, Result
-from st_reba.evaluation.statistics import bootstrap
 from st_reba.evaluation.trials import Arm, Filter, Read
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -71,68 +70,40 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.fixture(scope="module")
-def undisturbed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rungs, "FEWEST", 6)
-        patch.setattr(heldout, "FEWEST", 16)
-        patch.setattr("st_reba.evaluation.items.bootstrap", partial(bootstrap, draws=60))
-        patch.setattr("st_reba.evaluation.search_report._figure", lambda *given: None)
-        patch.setattr("st_reba.evaluation.search_report.save_figure", lambda figure, path: None)
-        for preset in ("compose", "nosink"):
-            out = tmp_path_factory.mktemp("runs") / preset
-            options = {"tokens": 9_000} if preset == "compose" else {}
-            found[preset] = (run(base, task_of("STS", 40), out, preset=preset, **options)[0], lines(out))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("preset", "stop"),
-    slow_but(
-        [(a, b) for a in ("compose", "nosink") for b in ("search", "heldout")],
-        ("compose", "search"),
-        ("nosink", "heldout"),
-        rows=True,
-    ),
-)
-def test_a_run_that_was_killed_goes_on(
-    base: Any, undisturbed: dict[str, Any], preset: Any, stop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("preset", slow_but(["compose", "nosink"], "compose"))
+def test_a_run_that_was_killed_goes_on(base: Any, preset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed among the arms, and again among the held-out scores."""
     monkeypatch.setattr(rungs, "FEWEST", 6)
-    whole, wanted = undisturbed[preset]
     options: dict[str, Any] = {"preset": preset, **({"tokens": 9_000} if preset == "compose" else {})}
+    whole, _ = run(base, task_of("STS", 40), tmp_path / "whole", **options)
+    wanted = lines(tmp_path / "whole")
     assert preset == "nosink" or len({row["arm"].get("first") for row in wanted}) > 1
     kind: Any = Halving if preset == "compose" else Chosen
-    calls = 0
 
     def killed(real: Callable[..., Any], most: int) -> Callable[..., Any]:
+        calls = count(1)
+
         def call(*given: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > most:
+            if next(calls) > most:
                 raise KeyboardInterrupt
             return real(*given, **named)
 
         return call
 
-    said: list[str] = []
-    with monkeypatch.context() as patch:
-        if stop == "heldout":
-            patch.setattr(heldout, "_tested", killed(heldout._tested, 2))
-        else:
-            patch.setattr(kind, "scored", killed(kind.scored, 3))
-        with pytest.raises(KeyboardInterrupt):
-            run(base, task_of("STS", 40), tmp_path, say=said.append, **options)
-    assert "the same command goes on from there" in said[-1] and not (tmp_path / "recipe.yaml").exists()
-    report, said = run(base, task_of("STS", 40), tmp_path, **options)
+    out = tmp_path / "out"
+    for place, name, most in ((kind, "scored", 3), (heldout, "_tested", 2)):
+        said: list[str] = []
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(place, name, killed(getattr(place, name), most))
+            run(base, task_of("STS", 40), out, say=said.append, **options)
+        assert "the same command goes on from there" in said[-1] and not (out / "recipe.yaml").exists()
+    monkeypatch.setattr(kind, "scored", lambda *given: pytest.fail("an arm ran again"))
+    report, said = run(base, task_of("STS", 40), out, **options)
     assert any("going on after" in line for line in said)
-    assert lines(tmp_path) == wanted and report.rows == whole.rows and report.differences == whole.differences
-    with monkeypatch.context() as patch:
-        # What is finished is not made again.
-        patch.setattr(kind, "scored", None)
-        patch.setattr(heldout, "_tested", None)
-        assert run(base, task_of("STS", 40), tmp_path, **options)[0].rows == whole.rows
+    assert lines(out) == wanted and report.rows == whole.rows and report.differences == whole.differences
+    # What is finished is not made again.
+    monkeypatch.setattr(heldout, "_tested", lambda *given: pytest.fail("scored again"))
+    assert run(base, task_of("STS", 40), out, **options)[0].rows == whole.rows
 
 
 def test_another_run_in_the_folder_is_refused(base: Any, tmp_path: Path) -> None:
