@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mteb_data import make_task, texts
-from numpy.random import default_rng
+from mteb_data import make_task, texts, unseeded
 from transformers import PreTrainedTokenizerFast
 
 import st_reba
@@ -28,9 +26,8 @@ from st_reba.evaluation.run import tasks_of
 
 @pytest.fixture(scope="module", autouse=True)
 def _unseeded() -> Iterator[None]:
-    """mteb seeds every library's generators for each of its 2,000 tasks, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mteb.abstasks.abstask._set_seed", lambda seed: (random.Random(seed), default_rng(seed)))
+        unseeded(patch)
         yield
 
 
