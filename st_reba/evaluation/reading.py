@@ -227,7 +227,8 @@ class Reader:
 
         usable = [query for query, grades in judged.items() if fits(grades)]
         if len(usable) < len(judged):
-            self.left_out[_UNFIT[kind]] = [query for query in judged if query not in set(usable)]
+            kept = set(usable)
+            self.left_out[_UNFIT[kind]] = [query for query in judged if query not in kept]
         if not usable:
             raise ValueError(f"{kind}: all {len(judged)} are {_UNFIT[kind]}.")
         chosen = {usable[row]: judged[usable[row]] for row in drawn([""] * len(usable), self.limit, self.seed)}

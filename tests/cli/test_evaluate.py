@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mteb_data import texts
+from mteb_data import texts, unseeded
 from reporting_results import many, parsed, write
 
 import st_reba
@@ -157,6 +157,7 @@ def test_errors_come_before_any_model_is_loaded(
     for name in ("modules.json", "config.json"):
         (tmp_path / "saved" / name).write_text("[]", encoding="utf-8")
     monkeypatch.setattr(Method, "build", lambda *arguments, **options: pytest.fail("built"))
+    unseeded(monkeypatch)
     status, out, err = run("evaluate", *given)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert re.search(told, err)

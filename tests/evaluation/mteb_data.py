@@ -6,6 +6,7 @@ import hashlib
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mteb")
@@ -35,6 +36,15 @@ CLASSES: dict[str, Any] = {
     "Reranking": AbsTaskRetrieval,
     "Retrieval": AbsTaskRetrieval,
 }
+
+
+def unseeded(patch: pytest.MonkeyPatch) -> None:
+    """mteb seeds every library's generators for each of its 2,000 tasks, which takes seconds: it does so no more."""
+
+    def alone(seed: int) -> tuple[random.Random, np.random.Generator]:
+        return random.Random(seed), np.random.default_rng(seed)
+
+    patch.setattr("mteb.abstasks.abstask._set_seed", alone, raising=False)
 
 
 def texts(count: int, seed: int = 0, words: int = 4) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from st_reba.evaluation.methods import Method, read_methods
+from st_reba.evaluation.report import make_report
 from st_reba.evaluation.results import Result, Results
 
 GPT2 = "ckiplab/gpt2-base-chinese"
@@ -90,3 +91,8 @@ def many(seed: int = 0) -> list[Result]:
                     )
                 )  # fmt: skip
     return made
+
+
+def tables(*folders: Path, metric: Any = "both") -> list[list[dict[str, str]]]:
+    """The tables of a report of folders."""
+    return parsed(make_report(folders, metric).to_markdown())

@@ -21,11 +21,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, average_precision_score, v_measure_score
 from sklearn.metrics import f1_score as sklearn_f1
 
-import st_reba
 from st_reba.evaluation.data import make_task
-from st_reba.evaluation.encoding import Prompts, UnusableVectors, check_memory, encoded
 from st_reba.evaluation.items import Classes, Items, Ranking, Retrieval, Tags, scored
-from st_reba.evaluation.metrics import average_precision, best_accuracy, class_f1, pearson, spearman
 from st_reba.evaluation.statistics import interval
 
 EXACT = 1e-9
@@ -110,9 +107,6 @@ def test_pairs_without_an_order_score_nothing() -> None:
     items = make_task("STS", [(text, text, n) for n, text in enumerate(texts)]).items
     vectors = vectors_for(items, 192)
     assert (value(items, vectors), value(items, vectors, "cosine_pearson")) == (0.0, 0.0)
-    for flat in ([0.1, 0.1, 0.1], [0.3, 0.3, 0.3]):
-        evidence = np.array([flat, [1.0, 2.0, 5.0]]).T
-        assert (spearman(evidence), pearson(evidence), pearson(evidence[:, [0, 0]])) == (0.0, 0.0, 0.0)
 
 
 def test_labelled_pairs() -> None:
@@ -124,19 +118,6 @@ def test_labelled_pairs() -> None:
     by_mteb, _ = AbsTaskPairClassification._find_best_acc_and_threshold(None, cosines.tolist(), labels, True)  # type: ignore[arg-type]
     assert value(items, vectors, "cosine_accuracy") == pytest.approx(by_mteb, abs=EXACT)
     assert by_mteb > max(labels.mean(), 1 - labels.mean())
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_equal_scores_are_one_step(seed: int) -> None:
-    """Few different scores: no order among equals, no threshold between them."""
-    chance = np.random.default_rng(seed)
-    scores, labels = chance.integers(4, size=15) / 4, chance.integers(2, size=15).astype(float)
-    evidence = np.stack([scores, labels], axis=1)
-    if labels.any():
-        assert average_precision(evidence) == pytest.approx(average_precision_score(labels, scores), abs=EXACT)
-    wanted = max(np.mean((scores >= cut) == labels) for cut in (*scores, 2.0))
-    assert best_accuracy(evidence) == pytest.approx(wanted, abs=EXACT)
-    assert average_precision(evidence * [1, 0]) == 0.0
 
 
 def test_triples() -> None:
@@ -185,26 +166,6 @@ def test_classes(order: str) -> None:
     assert 0.5 < items.metrics["accuracy"](evidence) < 1
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("average", ["macro", "weighted"])
-def test_f1_of_classes(seed: int, average: str) -> None:
-    """Of the classes that are wanted or found: one that a draw does not hold is none of its classes."""
-    chance = np.random.default_rng(seed)
-    found, wanted = chance.integers(5, size=(2, 12))
-    evidence = np.stack([found, wanted], axis=1).astype(float)
-    by_sklearn = sklearn_f1(wanted, found, average=average, zero_division=0)
-    assert class_f1(evidence, weighted=average == "weighted") == pytest.approx(by_sklearn, abs=EXACT)
-
-
-def test_f1_by_hand() -> None:
-    """Three classes: wanted 5, 2 and 0 times, found 4, 2 and 1 times, and right 4, 2 and 0 times."""
-    wanted, found = [0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 2, 1, 1]
-    evidence = np.array([found, wanted], float).T
-    first, second = 2 * 4 / (5 + 4), 2 * 2 / (2 + 2)
-    assert class_f1(evidence) == pytest.approx((first + second + 0) / 3, abs=EXACT)
-    assert class_f1(evidence, weighted=True) == pytest.approx((5 * first + 2 * second) / 7, abs=EXACT)
-
-
 def test_clusters() -> None:
     items = items_of("Clustering", 90)
     labels = [label for _, label in items.items]
@@ -216,10 +177,6 @@ def test_clusters() -> None:
         for start in range(5)
     ]
     assert value(items, vectors) == pytest.approx(np.mean(wanted), abs=EXACT) and 0.05 < np.mean(wanted) < 1
-    # Clusters of one label, and one cluster of all labels.
-    metric = items.metrics["v_measure"]
-    for one, two in (([0, 0, 1, 1], [1, 1, 0, 0]), ([0, 0, 1, 1], [0, 0, 0, 0]), ([0, 0, 0], [0, 1, 2])):
-        assert metric(np.array([one, two], float).T) == pytest.approx(v_measure_score(one, two), abs=EXACT)
     # In draws that hold items twice it would be larger.
     draws = items.draws(items.evidence(vectors), "v_measure")
     assert draws.mean() == pytest.approx(np.mean(wanted)) and interval(draws)[0] < np.mean(wanted) < interval(draws)[1]
@@ -452,67 +409,6 @@ def test_draws_depend_on_the_items() -> None:
     # Groups are drawn together.
     grouped = replace(one, groups=tuple(str(n // 10) for n in range(60)))
     assert not np.array_equal(grouped.draws(evidence, one.main), one.draws(evidence, one.main))
-
-
-# --- vectors
-
-
-class Model:
-    """Stands for a SentenceTransformer where only its ``encode`` matters."""
-
-    def __init__(self, special: dict[str, list[float]]) -> None:
-        self.special = special
-        self.seen: list[tuple[str, Any, Any]] = []
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Model:
-    model = Model({})
-
-    def encode_batch(model: Model, texts: list[str], *, task: Any = None, prompt: Any = None) -> Any:
-        model.seen += [(text, task, prompt) for text in texts]
-        return np.array([model.special.get(text, [1.0, float(len(text))]) for text in texts], np.float32)
-
-    def planned(model: Model, texts: Any, **options: Any) -> Any:
-        return [[place] for place in reversed(range(len(texts)))], [len(text) for text in texts]
-
-    monkeypatch.setattr("st_reba.evaluation.encoding.encode_batch", encode_batch)
-    monkeypatch.setattr("st_reba.evaluation.encoding.planned_batches", planned)
-    return model
-
-
-@pytest.mark.parametrize("bad", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_unusable_vectors_are_named(fake: Any, bad: list[float]) -> None:
-    fake.special["bb"] = bad
-    with pytest.raises(UnusableVectors, match="1 of 3 vectors are zero or not finite; the first is that of 'bb'"):
-        encoded(fake, ["a", "bb", "ccc"])
-
-
-def test_each_text_runs_once_with_its_roles_prompt(fake: Any) -> None:
-    items = Ranking.of({"q": {"d": 1, "e": 0}, "r": {"d": 0, "q": 1}})
-    done: list[Any] = []
-    vectors = items.vectors(fake, prompts=Prompts("ask: "), progress=lambda *each: done.append(each))
-    assert sorted(fake.seen, key=str) == sorted(
-        [("q", "query", "ask: "), ("r", "query", "ask: ")] + [(text, "document", None) for text in "deq"], key=str
-    )
-    assert vectors.shape == (5, 2) and done == [(1, 1)] * 5
-    fake.seen.clear()
-    pairs = make_task("STS", [("x", f"y{n % 3}", n) for n in range(10)]).items
-    assert np.array_equal(pairs.vectors(fake)[:, 1], [1, 2, 2, 2])
-    assert sorted(fake.seen) == [(text, None, None) for text in ("x", "y0", "y1", "y2")]
-
-
-def test_vectors_are_the_models() -> None:
-    model = st_reba.build("mini", "classical", device="cpu")
-    texts = ["雨", "It rains.", "It rains a lot today."]
-    found = encoded(model, texts, batch_tokens=16)
-    assert np.abs(found - model.encode(texts)).max() < 1e-6
-
-
-def test_memory() -> None:
-    check_memory(200_000, 4096)
-    with pytest.raises(ValueError, match=r"1,000,000,000 words of 4096 dimensions take 15258.8 GiB.*\(--limit\)"):
-        check_memory(10**9, 4096)
 
 
 def test_a_label_that_nothing_teaches() -> None:

@@ -1,26 +1,34 @@
-"""mteb's own tasks: sets of them are mteb's, instructions the papers', and the encoder gives the model's vectors."""
+"""mteb's own tasks: sets of them are mteb's, and the encoder gives the model's vectors."""
 
 from __future__ import annotations
 
 import configparser
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from mteb_data import make_task, texts
+from mteb_data import make_task, texts, unseeded
 from transformers import PreTrainedTokenizerFast
 
 import st_reba
 from st_reba.encode import encode_texts
-from st_reba.evaluation.instructions import Instructions, read_instructions
+from st_reba.evaluation.instructions import Instructions
 from st_reba.evaluation.methods import Limit
 from st_reba.evaluation.mteb_tasks import Encoder, MtebTask, _has_roles, find_tasks, model_meta, suites
 from st_reba.evaluation.run import tasks_of
 
 # Sets of tasks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unseeded() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        unseeded(patch)
+        yield
 
 
 def told(tasks: Any) -> dict[str, Any]:
@@ -156,56 +164,6 @@ def test_without_mteb_a_name_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> No
     setup.read(Path(st_reba.__file__).parents[1] / "setup.cfg")
     extra = str(caught.value).partition("pip install 'st-reba[")[2].partition("]'")[0]
     assert "mteb" in setup["options.extras_require"][extra]
-
-
-# Instructions
-
-
-@pytest.mark.parametrize("name", ["nosink", "echo"])
-def test_the_papers_instructions_name_tasks_of_mteb(name: str) -> None:
-    given = read_instructions(name)
-    names = {part.metadata.name for each in find_tasks(["MTEB-56"]) for part in each.parts}
-    assert set(given.tasks) <= names and "{instruction}" in given.query
-    model: Any = [None]
-    if name == "echo":
-        assert set(given.tasks) == names
-        assert given.of("SummEval") == "Given a news summary, retrieve other semantically similar summaries"
-    else:
-        assert set(suites()["MTEB-15"].names) <= set(given.tasks)
-        assert given.before("ArguAna", "query", model) == (
-            "Instruct: Given a claim, find documents that refute the claim.\nQuery: "
-        )
-        assert given.of("ArguAna", "document") is None
-
-
-def test_instructions_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("STSB: 相似吗？\nArguAna: {query: Ask., document: 'a{b}'}\n", encoding="utf-8")
-    given = read_instructions(str(path))
-    model: Any = [None]
-    assert given.name.startswith("mine-") and given.before("ArguAna", "document", model) == "a{b}"
-    assert given.of("STSB") == "相似吗？" and given.of("ArguAna", "query") == "Ask."
-    assert given.concerning(["BQ"]) == {} and set(given.concerning(["BQ", "STSB"])["tasks"]) == {"STSB"}
-    path.write_text("STSB: another\n'*': any\n", encoding="utf-8")
-    other = read_instructions(str(path))
-    assert other.name != given.name and (other.of("STSB"), other.of("BQ")) == ("another", "any")
-    assert other.concerning(["BQ"])["tasks"] == {"BQ": "any"}
-    for text, message in (
-        ("", "holds no tasks"),
-        ("- a\n", "holds no tasks"),
-        ("STSB: 5\n", "must be a text"),
-        ("STSB: {question: a}\n", "must be a text"),
-        ("STSB: ''\n", "must be a text"),
-        ("tasks: {STSB: a}\nform: b\n", "'form' is not known"),
-        ("tasks: {STSB: a}\nquery: b\n", r"with \{instruction} in it"),
-        ("STSB: [\n", "not a YAML file"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=message):
-            read_instructions(str(path))
-    with pytest.raises(FileNotFoundError, match="neither one of"):
-        read_instructions("nosnik")
-    assert read_instructions("none") == Instructions()
 
 
 # The encoder

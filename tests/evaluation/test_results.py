@@ -13,7 +13,7 @@ import pytest
 
 from st_reba.evaluation import results as module
 from st_reba.evaluation.methods import Base, Method
-from st_reba.evaluation.results import FORMAT, Result, Results, identity, read_results, slug
+from st_reba.evaluation.results import FORMAT, Result, Results, identity, one_line, read_results, slug
 
 RESULT = Result(
     kind="STS",
@@ -177,3 +177,7 @@ def test_an_identity_holds_versions_and_settings(base: Callable[..., str], monke
         monkeypatch.setattr(module, "package_versions", lambda package=package: {**versions, package: "0"})
         others.append(key(data="a", settings={"max_tokens": 5}))
     assert len({plain, *others}) == 7
+
+
+def test_one_line() -> None:
+    assert one_line(ValueError("a\n  b")) == "a b" and one_line(KeyError()) == "KeyError"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 
 import st_reba
 from st_reba.evaluation.figures import save_figure
@@ -97,7 +98,7 @@ def test_tasks_and_limits() -> None:
     assert len(parts) == 3
 
 
-@pytest.mark.parametrize("part", ["whole", "early", "late"])
+@pytest.mark.parametrize("part", slow_but(["whole", "early", "late"], "whole", "late"))
 def test_evidence_is_a_plain_loop(part: Any, models: dict[str, Any]) -> None:
     (task,) = toy_tasks(["S1"], ["en"], part, limit=10)
     items, model = task.items, models["echo"]
@@ -108,14 +109,11 @@ def test_evidence_is_a_plain_loop(part: Any, models: dict[str, Any]) -> None:
     named = {each.id: each.sentences for each in triples("S1", "en")}
     wanted = []
     for name in items.names:
-        found = []
-        for one in named[name]:
-            if part == "whole":
-                found.append([float(value) for value in model.encode(one.text)])
-            else:
-                span = one.span(part)
-                found.append([float(value) for value in st_reba.encode_words(model, [(one.text, span)])[0]])
-        q, *others = found
+        if part == "whole":
+            found = model.encode([one.text for one in named[name]])
+        else:
+            found = st_reba.encode_words(model, [(one.text, one.span(part)) for one in named[name]])
+        q, *others = found.tolist()
         wanted.append([])
         for other in others:
             lengths = [sum(value * value for value in each) ** 0.5 for each in (q, other)]

@@ -1,45 +1,33 @@
-"""The choice without labels: its items, its texts, its budgets, what it writes, and what it refuses."""
+"""The choice without labels: what it writes, that its scores are the models', and what it refuses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from searched import TEXTS, task_of
+from searched import TEXTS, found_each_other, task_of
 
 import st_reba
 from st_reba.cli import main
-from st_reba.evaluation import heldout
 from st_reba.evaluation import tune as module
-from st_reba.evaluation.crossfit import FOLDS, Scored
+from st_reba.evaluation.crossfit import FOLDS
 from st_reba.evaluation.halving import Halving
 from st_reba.evaluation.heldout import digest
-from st_reba.evaluation.ledger import Result
 from st_reba.evaluation.methods import Base
-from st_reba.evaluation.passes import Costs
 from st_reba.evaluation.search_report import Report
 from st_reba.evaluation.space import Space
-from st_reba.evaluation.statistics import bootstrap
-from st_reba.evaluation.trials import NO_FILTER, PAPERS, Arm, Filter, Read, Trial
+from st_reba.evaluation.trials import NO_FILTER, PAPERS
 from st_reba.evaluation.tune import tune
 from st_reba.evaluation.tuning import (
-    BUDGETS,
     CHEAPEST,
     HIGHEST,
     PLAIN,
-    RESAMPLES,
-    cheapest,
-    chosen_again,
-    for_budgets,
-    settled,
 )
 from st_reba.evaluation.unlabelled import unlabelled
-from st_reba.evaluation.views import Viewed
 from st_reba.filters import PostFilter
 from st_reba.persistence import load
 
@@ -47,17 +35,9 @@ SMALL = Space(
     templates=(None,), kinds=("forward",), sinks=False, layers=((0, 0, "mean"), (1, 1, "mean")), pooled=("mean",),
     filters=("center", {"kind": "abtt", "r": 1}),
 )  # fmt: skip
-LAST = Read(2, 2, True, "mean")
-COSTS = Costs({arm.layout: {"a": 10 * arm.copies} for arm in (Arm(), Arm(repeats=2))}, 2)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few draws, small parts, and no figure."""
-    monkeypatch.setattr(heldout, "FEWEST", 16)
-    monkeypatch.setattr("st_reba.evaluation.items.bootstrap", partial(bootstrap, draws=60))
-    monkeypatch.setattr("st_reba.evaluation.search_report._figure", lambda *given: None)
-    monkeypatch.setattr("st_reba.evaluation.search_report.save_figure", lambda figure, path: Path(path).touch())
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def run(base: Any, texts: Any, out: Path, **options: Any) -> tuple[Report, list[str]]:
@@ -75,67 +55,10 @@ def tuned(
 
     def get() -> tuple[Report, list[str]]:
         if not made:
-            made.append(run(request.getfixturevalue("base"), TEXTS[:220], tmp_path_factory.mktemp("tuned") / "out"))
+            made.append(run(request.getfixturevalue("base"), TEXTS[:120], tmp_path_factory.mktemp("tuned") / "out"))
         return made[0]
 
     return get
-
-
-def found_each_other(first: Any, second: Any) -> float:
-    """The mean reciprocal rank in both directions, in plain loops; what is as near stands before."""
-    units = [[row / np.sqrt((row * row).sum()) for row in np.asarray(side, np.float64)] for side in (first, second)]
-    total = 0.0
-    for asked, others in (units, units[::-1]):
-        for place, vector in enumerate(asked):
-            near = [round(float((vector * other).sum()), 6) for other in others]
-            total += 1 / sum(each >= near[place] for each in near)
-    return total / 2 / len(units[0])
-
-
-# Items
-
-
-def test_a_score_is_how_well_views_find_each_other() -> None:
-    random = np.random.default_rng(0)
-    views = [(f"a{n}", f"b{n // 2}") for n in range(30)]
-    items = Viewed.of([f"text {n}" for n in range(30)], views)
-    vectors = random.normal(size=(len(items.texts), 3))
-    vectors[5:9] = vectors[4]
-    rows = np.array([1, 2, 3, 8, 11, 12, 20, 29])
-    for chosen in (None, rows):
-        pairs = [views[row] for row in (range(30) if chosen is None else rows)]
-        first, second = ([vectors[items.texts.index(pair[side])] for pair in pairs] for side in (0, 1))
-        assert items.metrics["mrr"](items.evidence(vectors, chosen)) == pytest.approx(found_each_other(first, second))
-    part = items.subset(rows)
-    assert part.fitted_on[:8] == tuple(f"text {row}" for row in rows) and set(part.fitted_on[8:]) == set(part.texts)
-
-
-def test_a_draw_is_of_different_texts_of_every_script(tmp_path: Path) -> None:
-    chinese = [f"第{n}家银行今天在城里开了门。" for n in range(200)]
-    english = [f"The bank number {n} opened in town today." for n in range(70)]
-    texts = [*chinese, *english, *english, "short", " ", "好"]
-    drawn = unlabelled(texts, sample=100)
-    assert drawn.writing == {"LATIN": 50, "CJK": 50} and len(set(drawn.texts)) == len(drawn.items) == 100
-    assert drawn.left_out == {"repeated": 70, "too short for two views": 2, "empty or not readable": 1}
-    assert drawn.read == len(texts) and "100 of 343 texts" in str(drawn) and "100 texts are few" in drawn.warning
-    assert unlabelled(texts[::-1], sample=100).texts == drawn.texts
-    assert unlabelled(texts, sample=100, seed=1).texts != drawn.texts
-    # One filter for several scripts is told of, with the remedy; a few texts of another, or none, are no second script.
-    settings = module._settings("balanced", SMALL)
-    assert all(module.MIXED in module._notes(drawn, settings, labels) for labels in (None, "pairs.tsv"))
-    for other in (
-        [],
-        english[:9],
-        [f"{n} + 1 = 2 - 3 + 4" for n in range(90)],
-        [f"ひらがなだけのぶんです{n}" for n in range(90)],
-    ):
-        assert module.MIXED not in module._notes(unlabelled([*chinese, *other]), settings, None)
-    # All of the script that has fewer.
-    assert unlabelled(texts, sample=250).writing == {"LATIN": 70, "CJK": 180}
-    assert "too short" in unlabelled([*chinese[:60], *"甲乙丙丁戊己庚辛壬癸"]).warning
-    (tmp_path / "a.txt").write_text("\n".join(chinese), encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in english))
-    assert unlabelled(tmp_path, sample=100).texts == drawn.texts
 
 
 @pytest.mark.parametrize(
@@ -161,49 +84,6 @@ def test_what_cannot_be_used_is_refused_before_a_model_loads(
     assert not (tmp_path / "out").exists()
 
 
-# The choice
-
-
-def results(**scores: float) -> list[Result]:
-    """Cheap: a quarter of the last layer's; dear: twice."""
-    trials = {
-        "plain": Trial(Arm(), LAST),
-        "cheap": Trial(Arm(), Read(1, 1, True, "mean"), Filter("center")),
-        "equal": Trial(Arm(), LAST, Filter("center")),
-        "dear": Trial(Arm(repeats=2), LAST),
-    }
-    return [
-        Result(
-            arm, 0, 90, 1, 1.0, tuple(Scored(t.read, t.filter, scores[n]) for n, t in trials.items() if t.arm == arm)
-        )
-        for arm in (Arm(), Arm(repeats=2))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("scores", "budget", "chosen", "others", "told"),
-    [
-        ((0.5, 0.6, 0.7, 0.8), "speed", "cheap", {"balanced", "quality"}, 0),
-        ((0.5, 0.6, 0.7, 0.8), "balanced", "equal", {"speed", "quality"}, 0),
-        ((0.5, 0.6, 0.7, 0.8), "quality", "dear", {"speed", "balanced"}, 0),
-        ((0.5, 0.6, 0.6, 0.6), "quality", "cheap", set(), 2),
-        # Below the plain one nothing is chosen, whatever it saves.
-        ((0.5, 0.4, 0.7, 0.8), "speed", "equal", {"quality"}, 2),
-        ((0.5, 0.4, 0.4, 0.4), "balanced", "plain", {"speed"}, 1),
-    ],
-)
-def test_the_best_within_a_budget(
-    scores: tuple[float, ...], budget: str, chosen: str, others: set[str], told: int
-) -> None:
-    made = results(**dict(zip(("plain", "cheap", "equal", "dear"), scores, strict=True)))
-    best, notes = for_budgets(made, COSTS, budget, {})
-    named = {"cheap": (0.5, "center"), "equal": (1.0, "center"), "dear": (2.0, "none"), "plain": (1.0, "none")}
-    trial, score = best[budget]
-    assert (COSTS.of(trial), trial.filter.kind) == named[chosen] and score >= best[PLAIN][1] == scores[0]
-    assert set(best) == {PLAIN, budget, *others} and list(best)[-1] == budget and len(notes) == 1 + told
-    assert all(COSTS.of(best[other][0]) <= BUDGETS[other] for other in others)
-
-
 @pytest.mark.parametrize(("like", "mild"), [("pairs", True), ("search", False), ("topics", True)])
 def test_filters_that_views_speak_too_well_of(like: str, mild: bool) -> None:
     space = module._searched(module.QUICK, like)
@@ -211,69 +91,13 @@ def test_filters_that_views_speak_too_well_of(like: str, mild: bool) -> None:
     assert (("whiten", 0.75) in kinds) is not mild and (("whiten", 0.5) in kinds) is mild
 
 
-def test_below_the_last_layers_mean_on_held_out_texts_that_is_the_recipe(tuned: Any) -> None:
-    report, _ = tuned()
-    worse = [row if row.name != "balanced" else type(row)(**{**vars(row), "heldout": -1.0}) for row in report.rows]
-    changed = settled(report.found, worse)
-    assert next(iter(changed.recipes.items())) == (PLAIN, "recipe.yaml") and "below" in changed.notes[0]
-    assert settled(report.found, report.rows).recipes == report.found.recipes
-
-
-def test_of_methods_that_cannot_be_told_apart_the_cheapest() -> None:
-    """Each against a paired standard error in plain loops: by a hair within it, and by a hair beyond."""
-    random = np.random.default_rng(1)
-    dear, plain = random.random(60), random.random(60) / 9
-    trials = {
-        "dear": Trial(Arm(repeats=2), LAST),
-        "cheap": Trial(Arm(), Read(1, 1, True, "mean"), Filter("center")),
-        "equal": Trial(Arm(), LAST, Filter("center")),
-        "plain": Trial(Arm(), LAST),
-    }
-    noise = random.normal(size=60)
-    noise -= noise.mean()
-    error = sum(each * each for each in noise) ** 0.5 / 59**0.5 / 60**0.5
-    near, far = dear + noise - 0.99 * error, dear + noise - 1.01 * error
-    # A small loss on every item is certain, however much the items differ from each other.
-    certain = dear - 1e-4
-    for cheap, equal, quality, balanced, moved in (
-        (near, certain, "cheap", "cheap", {"quality", "balanced"}),
-        (far, near, "equal", "equal", {"quality"}),
-        (far, certain, "dear", "equal", set()),
-        (certain, dear, "equal", "equal", set()),
-    ):
-        rows = {trials[name]: row for name, row in zip(trials, (dear, cheap, equal, plain), strict=True)}
-        assert cheapest(rows, COSTS) == trials[quality]
-        made = results(**{name: rows[trial].mean() for name, trial in trials.items()})
-        for budget, wanted in (("quality", quality), ("balanced", balanced)):
-            best, notes = for_budgets(made, COSTS, budget, rows)
-            assert best[budget] == (trials[wanted], pytest.approx(rows[trials[wanted]].mean()))
-            assert notes[0] == CHEAPEST and any(f"{budget}: the highest" in note for note in notes) is (budget in moved)
-    # What cannot be told from the best is not taken where it is below the plain mean.
-    rows = {trials["dear"]: dear, trials["cheap"]: near, trials["equal"]: certain, trials["plain"]: dear - 0.001}
-    made = results(**{name: rows[trial].mean() for name, trial in trials.items()})
-    assert cheapest(rows, COSTS) == trials["cheap"] and near.mean() < rows[trials["plain"]].mean()
-    assert for_budgets(made, COSTS, "quality", rows)[0]["quality"][0] == trials["dear"]
-
-
-def test_how_often_a_method_is_chosen_again() -> None:
-    random = np.random.default_rng(1)
-    rows = {Trial(Arm(), Read(n, n, True, "mean")): random.random(40) for n in range(4)}
-    drawn = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), RESAMPLES)
-    wanted = []
-    for counts in drawn[:60]:
-        items = [item for item in range(40) for _ in range(counts[item])]
-        again = {trial: values[items] for trial, values in rows.items()}
-        best = max(again.values(), key=lambda values: float(values.mean()))
-        near = [
-            trial
-            for trial, values in again.items()
-            if (best - values).mean() <= (best - values).std(ddof=1) / 40**0.5 + 1e-12
-        ]
-        wanted.append(min(near, key=lambda trial: (COSTS.of(trial), -again[trial].mean())))
-    found = chosen_again(rows, COSTS)
-    assert sum(found.values()) == RESAMPLES and set(found) >= set(wanted) and len(set(wanted)) > 1
-    for trial in rows:
-        assert found[trial] / RESAMPLES == pytest.approx(wanted.count(trial) / 60, abs=0.2)
+def test_one_filter_for_several_scripts_is_told_of() -> None:
+    """With the remedy."""
+    settings = module._settings("balanced", SMALL)
+    one, several = unlabelled(TEXTS[:60]), unlabelled([*TEXTS[:60], *TEXTS[-60:]])
+    for labels in (None, "pairs.tsv"):
+        assert module.MIXED in module._notes(several, settings, labels)
+        assert module.MIXED not in module._notes(one, settings, labels)
 
 
 # A whole run
@@ -314,19 +138,19 @@ def test_what_is_written(tuned: Any, base: Any) -> None:
     saved = load(str(report.folder / "model"), device="cpu")
     assert np.abs(built.encode(TEXTS[:5]) - saved.encode(TEXTS[:5])).max() < 1e-6
     trial = report.row("balanced").trial
-    if trial.filter != NO_FILTER:
-        # On all texts, also those that only reported.
-        items = unlabelled(TEXTS[:220]).items
-        assert saved[0].stage("filter").texts == len(items.fitted_on) > len(report.parts.validation.fitted_on)
+    assert trial.filter != NO_FILTER
+    # On all texts, also those that only reported.
+    items = unlabelled(TEXTS[:120]).items
+    assert saved[0].stage("filter").texts == len(items.fitted_on) > len(report.parts.validation.fitted_on)
 
 
 def test_a_second_call_goes_on(tuned: Any, base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = tuned()
     monkeypatch.setattr(Halving, "scored", lambda *given: pytest.fail("an arm ran again"))
-    again, said = run(base, TEXTS[:220], report.folder)
+    again, said = run(base, TEXTS[:120], report.folder)
     assert again.found == report.found and again.rows == report.rows and any("going on after" in line for line in said)
     with pytest.raises(ValueError, match="another run is there: task.fingerprint"):
-        run(base, TEXTS[:150], report.folder)
+        run(base, TEXTS[:90], report.folder)
 
 
 @pytest.mark.slow

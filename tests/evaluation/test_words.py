@@ -27,16 +27,6 @@ ENGLISH = "word,sentence1,sentence2,sentence3,sentence4,answer\n"
 BANK = ["The bank pays.", "A bank lends.", "The bank is steep.", "My bank shut."]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(name: str, content: str | bytes) -> Path:
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return write
-
-
 def row(question: str = "“意思”不同", answer: str = "B", **changed: str) -> str:
     options = {f"s{n}": f"第{n}个意思" for n in range(1, 5)} | changed
     return f'"{question}",' + ",".join(f'"{text}"' for text in options.values()) + f",{answer}\n"
