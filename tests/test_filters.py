@@ -22,7 +22,6 @@ import st_reba
 from st_reba import PostFilter
 from st_reba.filters import KINDS, MOST_GAIN, least_texts, postfilter_of, sample_texts, told, with_postfilter
 from st_reba.modules.filter import Filter
-from st_reba.modules.stages import stages_of
 
 NAMES = ("Ann", "王芳", "Tom", "the old man", "my neighbour", "一个孩子", "nobody", "李老师")
 DEEDS = ("sells", "likes", "买了", "忘记了")
@@ -345,26 +344,9 @@ def test_models_without_a_place_for_it(model: SentenceTransformer, fitted: dict[
     assert names[-3:] == ["Normalize", "Dense", "Dense"]
 
 
-def test_the_record() -> None:
-    good = {"kind": "abtt", "r": 3, "texts": 200, "sha256": "0" * 64}
-    stage = Filter.of(good)
-    assert stage.to_dict() == good and stages_of([{"filter": good}]) == (stage,)
-    assert told(stage) == "abtt, r=3, fitted on 200 texts"
+def test_how_a_filter_is_told() -> None:
+    assert told(Filter("abtt", 3, texts=200)) == "abtt, r=3, fitted on 200 texts"
     assert told(Filter("whiten", 2, 48, 0.5, 1000)) == "whiten, r=2, dimensions=48, power=0.5, fitted on 1,000 texts"
-    for changed, message in (
-        ({"kind": None}, "filter: kind is missing"),
-        ({"kind": "center"}, "filter: r=3 belongs to"),
-        ({"texts": -1}, "filter: texts=-1"),
-        ({"seed": 1.5}, "filter: seed=1.5"),
-        ({"sha256": "G" * 64}, "filter: sha256="),
-        ({"more": 1}, "filter: more"),
-        ({"file": "one.safetensors"}, "filter: kind='abtt': the file 'one.safetensors' says what the filter is"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Filter.of({**good, **changed})
-    # A saved model holds the filter itself, so a file that one names is never opened.
-    with pytest.raises(ValueError, match="filter: file='one.safetensors'.*st_reba.build"):
-        Filter(file="one.safetensors").bind(cast(Any, None))
 
 
 # The file

@@ -25,7 +25,6 @@ import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub.saving import save
 from st_reba.inspection import RepositoryRefused, check_repository, read_json
-from st_reba.modules.guards import check_sizes
 from st_reba.persistence import load
 
 MINI = str(EMBEDDED["mini"])
@@ -212,12 +211,6 @@ def broken(repository: Copy, number: int) -> Path:
     place = repository(kind)
     damage(place)
     return place
-
-
-def test_packed_weights(tmp_path: Path) -> None:
-    """Quantized weights stand in whole numbers, several in one."""
-    save_file({"a": torch.zeros(4, dtype=torch.int32), "b": torch.zeros(3)}, tmp_path / "model.safetensors")
-    assert check_sizes(str(tmp_path)) == 4 * 16 + 3
 
 
 WITHOUT_IMPORT = """

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaModel
 
 from st_reba import LayerPlan, NoSink, ReadLayers
-from st_reba.modules.layer_list import LayerList, cut_short, layers_of
+from st_reba.modules.layer_list import layers_of
 from st_reba.modules.reading import Reading
 
 Base = Callable[..., str]
@@ -368,28 +368,6 @@ def test_other_options() -> None:
     for options, message in (({"final_norm": 1}, "final_norm=1"), ({"join": "sum"}, "join='sum'.*'concat'")):
         with pytest.raises(ValueError, match=message):
             ReadLayers(2, **options)  # type: ignore[arg-type]
-
-
-def test_layers_that_are_not_found(base: Base) -> None:
-    with pytest.raises(ValueError, match=r"layers=\[1\]: GPTNeoModel has no list of 2 layers that say.*Drop the stage"):
-        model_of(base(UNREADABLE))
-
-    class Odd(nn.ModuleList):
-        pass
-
-    with pytest.raises(ValueError, match=r"keeps its layers in a Odd, which cannot be cut short"):
-        cut_short(Odd())
-
-
-def test_a_backbone_that_finds_its_layers_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer that should not run says so, and so does one that did not."""
-    model = model_of("mini", stages=[ReadLayers(3, final_norm=False)])
-    monkeypatch.setattr(LayerList, "__iter__", lambda self: iter([self[index] for index in range(6)]))
-    with pytest.raises(ValueError, match=r"ran as layer 4 of 6, though only 3 are needed.*Drop the stage"):
-        model.encode("天")
-    monkeypatch.setattr(LayerList, "__iter__", lambda self: iter([self[0], self[1]]))
-    with pytest.raises(ValueError, match="layer 3 of the backbone was not seen to run"):
-        model.encode("天")
 
 
 def test_names() -> None:
