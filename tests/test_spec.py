@@ -13,7 +13,6 @@ from tiny import tiny_model
 import st_reba
 from st_reba import Classical, Echo, Ensemble, LayerPlan, NoSink, Prepend, ReadLayers, ReBA, Spec
 from st_reba.modules.methods import method_of
-from st_reba.modules.options import MOST_CHARACTERS
 from st_reba.spec import read_value
 
 SPECS = [
@@ -100,10 +99,6 @@ def test_given_twice_or_not_made_here() -> None:
 
 def test_texts_at_their_edges() -> None:
     assert [read_value(text, str) for text in ('"', '""', "'a'", "a'")] == ['"', "", "a", "a'"]
-    longest = "x" * MOST_CHARACTERS
-    assert Echo(instruction=longest).instruction == longest
-    with pytest.raises(ValueError, match="instruction has 65,537 characters: the most is 65,536"):
-        Echo(instruction=longest + "x")
 
 
 def test_importing_and_reading_specs_needs_no_torch() -> None:

@@ -43,6 +43,3 @@ def test_by_hand() -> None:
         NoSinkTransformer(path, "mask0-bidir")
     with pytest.raises(ValueError, match="k=3: setting='baseline' takes no k"):
         NoSinkTransformer(path, k=3, stages=[NoSink("mask0-bidir", k=2)])
-    for stages in (3, "layers", LayerPlan(), [3], [{"layers": {}, "read": {}}], [{"lairs": {}}]):
-        with pytest.raises(ValueError, match="stages"):
-            RepeatTransformer(path, stages=stages)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pipelines import pipeline, transformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from st_reba import LayerPlan
 
@@ -34,20 +34,22 @@ def test_one_token(base: Base, plan: LayerPlan, by_hand: Callable[..., Tensor]) 
     features = first.preprocess(["a"])
     assert features["input_ids"].shape == (1, 1)
     model = first.model
-    with torch.inference_mode():
-        got = first(features)["token_embeddings"]
-        entering = model.embed_tokens(features["input_ids"])
-        angles = model.rotary_emb(entering, torch.zeros(1, 1, dtype=torch.long))
 
-        def run(layer: Any) -> Callable[[Tensor], Tensor]:
-            def forward(hidden: Tensor) -> Tensor:
-                found = layer.forward(hidden, position_embeddings=angles, attention_mask=None)
-                return found[0] if isinstance(found, tuple) else found
+    def run(layer: Any) -> Callable[[Tensor], Tensor]:
+        def forward(hidden: Tensor) -> Tensor:
+            found = layer.forward(hidden, position_embeddings=angles, attention_mask=None)
+            return found[0] if isinstance(found, tuple) else found
 
-            return forward
+        return forward
 
-        wanted = by_hand(entering, *map(run, model.layers), model.norm)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    # A norm hides how large its input is, and none hides which of both was normed.
+    for norm in (model.norm, nn.Identity()):
+        model.norm = norm
+        with torch.inference_mode():
+            entering = model.embed_tokens(features["input_ids"])
+            angles = model.rotary_emb(entering, torch.zeros(1, 1, dtype=torch.long))
+            wanted = by_hand(entering, *map(run, model.layers), norm)
+            torch.testing.assert_close(first(features)["token_embeddings"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_layers_that_do_not_say_their_number_cannot_run_twice() -> None:
