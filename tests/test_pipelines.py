@@ -8,6 +8,7 @@ import pytest
 import torch
 from pipelines import encoded, pipeline
 from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 import st_reba
 from st_reba.pipelines import copied, rebuilt
@@ -27,6 +28,9 @@ def test_a_rebuilt_model_is_one_of_its_own(options: dict[str, Any]) -> None:
     assert torch.equal(encoded(model), before)
     assert found[1].source is found[0] and model[1].source is model[0]
     assert found[0].model is model[0].model and found.tokenizer is model.tokenizer
+    # What one model's pooling asks of a pass is not asked of another's.
+    plain: Any = rebuilt(model, [model[0], Pooling(192, "mean")])
+    assert plain[0].watchers == [] and len(model[0].watchers) == len(found[0].watchers) == 1 - len(options)
 
 
 def test_settings_are_carried_over_and_apart() -> None:

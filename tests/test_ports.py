@@ -10,12 +10,16 @@ from st_reba.ports import check_port, show_address
 
 
 def test_addresses(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
         with pytest.raises(OSError, match=rf"host='127.0.0.1', port={port} cannot be served .*Give another port"):
             check_port("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()
+            assert client.recv(1) == b""
     # What was served a moment ago is free again.
     check_port("127.0.0.1", port)
     # No machine of ours has this address, which is kept for examples.
