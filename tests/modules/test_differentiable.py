@@ -27,7 +27,6 @@ from torch import Tensor
 
 from st_reba.modules import capture as capturing
 from st_reba.modules import differentiable
-from st_reba.modules.backbone import is_trained
 
 Base = Callable[..., str]
 
@@ -162,8 +161,6 @@ def test_nothing_to_learn(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     next(model.parameters()).requires_grad_(True)
     with pytest.raises(pytest.fail.Exception, match="the twin"):
         sentences(model, features_of(model))
-    # DataParallel's replicas hold their weights in another way.
-    assert is_trained(torch.nn.Module())
 
 
 # Gradient checkpointing
