@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from oracle import TEXTS as ALL
-from oracle import folder
+from oracle import assert_close, folder
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -131,6 +131,33 @@ def states(model: SentenceTransformer, texts: Sequence[str] = ALL) -> list[Tenso
     return [rows[: place[2]] for rows, place in zip(given["token_embeddings"], given["places"], strict=True)]
 
 
+# Methods and poolings, by one name
+
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "reba last": ("reba", {}),
+    "reba mean": ("reba", {"pooling": "mean"}),
+    "published last": ("reba", {"variant": "published"}),
+    "published mean": ("reba", {"variant": "published", "pooling": "mean"}),
+    "chunked": ("reba", {"chunk": 20}),
+    "echo mean": ("echo", {"pooling": "mean"}),
+    "echo template": ("echo", {"pooling": "mean", "template": "echo"}),
+    "classical last": ("classical", {}),
+    "classical cls": ("classical", {"pooling": "cls"}),
+    "prompteol": ("prompteol", {}),
+}
+
+
+def of_method(base: Callable[..., str], name: str, tokenizer: str, method: str, **options: Any) -> SentenceTransformer:
+    chosen, fields = METHODS[method]
+    return pipeline(base(name, tokenizer), chosen, **{"normalize": True, **fields, **options})
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, torch.as_tensor(other).double())
+
+
 # Learning
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
@@ -169,6 +196,33 @@ TWICE = [name for name, (_, _, stages) in PIPELINES.items() if any(each.plan.res
 def build(base: str, name: str, **options: Any) -> SentenceTransformer:
     method, fields, stages = PIPELINES[name]
     return pipeline(base, method, stages, **{"normalize": True, **fields, **options})
+
+
+# Bases with learned positions and dropout, a soft cap, sinks, and hooks in place of the interface.
+BASES = ("gpt2", "gemma2", "gpt_oss", "falcon", "bloom")
+
+# What they run where what layers see can be changed, for any number of layers.
+PLANNED: list[Any] = [LayerPlan(kind="nosink-bidirectional", k=1)]
+
+
+def cases(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Both, but for plans where what layers see cannot be changed."""
+    return [
+        (each, name)
+        for name in names
+        for each in architectures
+        if each not in ("falcon", "bloom") or not PIPELINES[name][2]
+    ]
+
+
+def on(base: Callable[..., str], architecture: str, name: str, **options: Any) -> SentenceTransformer:
+    """A pipeline on a base of any depth."""
+    method, fields, stages = PIPELINES[name]
+    # The grouped kernel of experts knows no float64.
+    experts = {"experts": "eager"} if architecture == "gpt_oss" else {}
+    return pipeline(
+        base(architecture), method, PLANNED if stages else [], **{"normalize": True, **fields, **experts, **options}
+    )
 
 
 def features_of(model: SentenceTransformer, texts: Sequence[str] = TEXTS) -> Features:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
 
 import st_reba
-from st_reba.bases import EMBEDDED
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi"]
 FIND = "{instruction}: {text} Again: {text}"
@@ -48,7 +45,7 @@ def found() -> SentenceTransformer:
     return st_reba.build("mini", template=FIND, instruction="find")
 
 
-# What is refused
+# What is refused, and what is given
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"method": "Reba"}, ["method", "'Reba'", "Did you mean 'reba'", "prompteol"]),
@@ -64,23 +61,16 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"span": "all"}, ["reba: span", "'all'"]),
     ({"variant": "published", "method": "echo"}, ["echo: variant"]),
     ({"include_special": "yes"}, ["include_special='yes'", "True or False"]),
-    ({"normalize_weights": 1}, ["normalize_weights=1", "True or False"]),
-    ({"normalize": "no"}, ["normalize='no'", "True or False"]),
     ({"template": "nope"}, ["template='nope'", "echo", "echo-classical", "echo-instruct", "prompteol", "{text}"]),
     ({"template": 3}, ["template=3", "a text", "a mapping"]),
     ({"template": {"query": "{text}"}}, ["template=", "query", "document"]),
-    ({"template": {"query": "{text} {text}", "document": 3}}, ["template", "document"]),
-    ({"template": {"query": "{text}{text}", "document": "{text}"}}, ["template=", "copies"]),
     ({"repeats": True}, ["repeats=True", "whole number"]),
-    ({"repeats": 2.5}, ["repeats=2.5", "whole number"]),
     ({"repeats": 3, "template": "echo"}, ["repeats=3", "2", "template"]),
     # What is given is never ignored, though it is what would have been taken otherwise.
     ({"repeats": 2, "template": "Say: {text}"}, ["repeats=2", "1 {text} slots"]),
     ({"repeats": 2, "method": "classical"}, ["classical: repeats"]),
     ({"method": "classical", "template": "{text} {text}"}, ["template", "classical", "method='echo'"]),
-    ({"instruction": 3}, ["instruction=3", "a text"]),
     ({"instruction": "find"}, ["instruction='find'", "{instruction}"]),
-    ({"max_seq_length": 1.5}, ["max_seq_length=1.5", "whole number"]),
     ({"max_seq_length": 2}, ["max_seq_length=2", "room"]),
     ({"max_seq_length": 20, "template": "echo"}, ["max_seq_length=20", "template", "room"]),
     ({"max_seq_length": 1025}, ["max_seq_length=1025", "1024"]),
@@ -103,26 +93,6 @@ def test_refused(options: dict[str, Any], words: list[str]) -> None:
     assert [word for word in words if word not in str(error.value)] == []
 
 
-def test_vectors_that_would_all_be_zero_are_refused() -> None:
-    """Templates that differ behind the text alone, of which one is taken away from the other."""
-    ensemble = st_reba.Ensemble(["{text} {text} a", "{text} {text} b"], weights=[1, -1])
-    with pytest.raises(ValueError, match="add up to zero"):
-        st_reba.build("mini", "echo", stages=[ensemble])
-
-
-def test_a_saved_embedder_is_no_base(tmp_path: Path, model: SentenceTransformer) -> None:
-    model.save_pretrained(str(tmp_path))
-    with pytest.raises(ValueError, match="is a saved embedder, whose method and pooling would be lost"):
-        st_reba.build(tmp_path, "echo")
-
-
-def test_modules_by_hand_are_what_build_makes(model: SentenceTransformer) -> None:
-    transformer = st_reba.RepeatTransformer(str(EMBEDDED["mini"]), repeats=2)
-    hand = SentenceTransformer(modules=[transformer, st_reba.ReBAPooling(192, "mean"), Normalize()], device="cpu")
-    built = st_reba.build("mini", "reba", pooling="mean")
-    assert np.array_equal(hand.encode(TEXTS), built.encode(TEXTS))
-
-
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -140,56 +110,7 @@ def test_what_is_given_overrides_a_recipe(given: dict[str, Any], wanted: str, tm
     assert str(st_reba.spec_of(st_reba.build(recipe, check=False, **given))) == wanted
 
 
-@pytest.mark.parametrize("base", ["no-such-model", "Mini", "", "./nowhere"])
-def test_missing_base(base: str) -> None:
-    with pytest.raises(OSError, match="mini") as error:
-        st_reba.build(base)
-    assert f"base={base!r}" in str(error.value)
-
-
-def test_base_that_is_no_model(tmp_path: Path) -> None:
-    file = tmp_path / "model.bin"
-    file.write_bytes(b"")
-    with pytest.raises(ValueError, match="is a file.*folder"):
-        st_reba.build(file)
-    with pytest.raises((OSError, ValueError)) as error:
-        st_reba.build(tmp_path)
-    assert f"base={str(tmp_path)!r}" in str(error.value) and "config.json" in str(error.value)
-
-
 # Settings of the model
-
-
-def test_normalize() -> None:
-    plain, scaled = st_reba.build("mini", normalize=False), st_reba.build("mini", normalize=True)
-    assert [isinstance(module, Normalize) for module in scaled] == [False, False, True]
-    assert not any(isinstance(module, Normalize) for module in plain)
-    raw = plain.encode(TEXTS)
-    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
-    assert np.abs(lengths - 1).min() > 0.01
-    assert same(scaled.encode(TEXTS), raw / lengths)
-
-
-def test_dtype() -> None:
-    stored = torch.bfloat16
-    assert first(st_reba.build("mini", device="cpu")).model.dtype == torch.float32
-    for dtype in ("bfloat16", torch.bfloat16, "auto"):
-        half = st_reba.build("mini", dtype=dtype)
-        assert first(half).model.dtype == stored
-    one, other = half.encode(TEXTS), st_reba.build("mini").encode(TEXTS)
-    assert one.dtype == other.dtype == np.float32
-    cosines = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-    assert cosines.min() > 0.999
-
-
-def test_base_is_recorded_without_its_path(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EMBEDDED["mini"], tmp_path / "somewhere" / "my base"))
-    from_path = st_reba.build(folder)
-    assert first(from_path).base_model == "my base"
-    assert str(tmp_path) not in str(first(from_path).get_config_dict())
-    mini = st_reba.build("mini")
-    assert first(mini).base_model == "mini"
-    assert np.array_equal(from_path.encode(TEXTS), mini.encode(TEXTS))
 
 
 def test_max_seq_length_cuts() -> None:
@@ -378,28 +299,23 @@ def test_two_processes(model: SentenceTransformer) -> None:
     assert same(model.encode(texts, device=["cpu", "cpu"], chunk_size=6), model.encode(texts))
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize(
     "options",
     [{}, {"pooling": "mean"}, {"variant": "published"}, {"method": "echo"}, {"method": "classical", "pooling": "cls"}],
     ids=str,
 )
-def test_copies_are_equal_and_apart(options: dict[str, Any], way: Any) -> None:
-    model = st_reba.build("mini", **options)
+def test_copies_are_equal_and_apart(options: dict[str, Any]) -> None:
+    model = st_reba.build("mini", check=False, **options)
     vectors = model.encode(TEXTS)
     tokens = cast(Any, model.encode(TEXTS, output_value="token_embeddings"))
-    other = way(model)
-
-    def check() -> None:
-        assert np.array_equal(other.encode(TEXTS), vectors)
-        got = other.encode(TEXTS, output_value="token_embeddings")
-        assert all(torch.equal(one, two) for one, two in zip(got, tokens, strict=True))
-
-    check()
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
     with torch.no_grad():
         for weight in first(model).parameters():
             weight.zero_()
-    # Token vectors run the first module once more: it must be the copy's own.
-    check()
-    if "method" not in options:
-        assert other[1]._source == (other[0],)
+    for other in copies:
+        assert np.array_equal(other.encode(TEXTS), vectors)
+        # Token vectors run the first module once more: it must be the copy's own.
+        got = other.encode(TEXTS, output_value="token_embeddings")
+        assert all(torch.equal(one, two) for one, two in zip(got, tokens, strict=True))
+        if "method" not in options:
+            assert other[1].source is other[0]

@@ -25,7 +25,6 @@ import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub.saving import save
 from st_reba.inspection import RepositoryRefused, check_repository, read_json
-from st_reba.modules.guards import check_sizes
 from st_reba.persistence import load
 
 MINI = str(EMBEDDED["mini"])
@@ -212,12 +211,6 @@ def broken(repository: Copy, number: int) -> Path:
     place = repository(kind)
     damage(place)
     return place
-
-
-def test_packed_weights(tmp_path: Path) -> None:
-    """Quantized weights stand in whole numbers, several in one."""
-    save_file({"a": torch.zeros(4, dtype=torch.int32), "b": torch.zeros(3)}, tmp_path / "model.safetensors")
-    assert check_sizes(str(tmp_path)) == 4 * 16 + 3
 
 
 WITHOUT_IMPORT = """
@@ -439,15 +432,6 @@ def test_pickle_beside_safetensors(repository: Copy) -> None:
     assert load(place, device="cpu").encode("hi").shape == (192,)
 
 
-def test_pickles_are_not_asked_for(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a repository is not listed, as on the Hub."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("sentence_transformers.SentenceTransformer", lambda *_, **kwargs: asked.append(kwargs))
-    load(models["reba"])
-    load(models["reba"], model_kwargs={"use_safetensors": False})
-    assert [each["model_kwargs"]["use_safetensors"] for each in asked] == [True, False]
-
-
 def test_pickle_of_the_base(repository: Copy, tmp_path: Path, marker: Path) -> None:
     """Weights that a repository without any takes from elsewhere, by the module's own rule."""
     base = tmp_path / "base"
@@ -497,19 +481,13 @@ def test_no_plain_file(repository: Copy, models: dict[str, Path]) -> None:
 
 # The base of a repository without weights
 
-BASES: list[tuple[Any, Any, str]] = [
-    *((base, None, "base_model=") for base in ("/etc", "../other", f"{MINI}/../mini", "C:\\models", "file:///etc")),
-    *((base, None, "base_model=") for base in ("https://example.org/model", "a/b/c", "~/model", "org/..", "", 3, None)),
-    *(
-        ("org/model", name, "base_revision=")
-        for name in ("../../x", "https://example.org", "--upload-pack=x", "main\n")
-    ),
-    *(("org/model", name, "base_revision=") for name in (7, "x" * 1000)),
-]
 
-
-@pytest.mark.parametrize(("base", "revision", "word"), BASES)
+@pytest.mark.parametrize(
+    ("base", "revision", "word"),
+    [("../other", None, "base_model="), (None, None, "base_model="), ("org/model", "main\n", "base_revision=")],
+)
 def test_base_that_is_refused(repository: Copy, base: Any, revision: Any, word: str) -> None:
+    """What is refused is told by the module's own check too."""
     place = repository("recipe", FIRST, base_model=base, base_revision=revision)
     refused(place, FIRST, word)
     with pytest.raises(ValueError, match="base_"):
@@ -517,5 +495,4 @@ def test_base_that_is_refused(repository: Copy, base: Any, revision: Any, word: 
 
 
 def test_base_that_is_allowed(repository: Copy) -> None:
-    for revision in (None, "main", "v1.0", "refs/pr/3", "0" * 40):
-        check_repository(repository("recipe", FIRST, base_model="org/model-1.5_b", base_revision=revision))
+    check_repository(repository("recipe", FIRST, base_model="org/model-1.5_b", base_revision="refs/pr/3"))

@@ -13,6 +13,7 @@ import reference
 import torch
 from architectures import TOKENIZERS, save
 from oracle import Placed, assert_close, item, oracle_of
+from pipelines import pipeline
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import pre_tokenizers
@@ -24,7 +25,6 @@ from st_reba.cli import main
 from st_reba.words import unseen_words, words_of
 
 Base = Callable[..., str]
-NAMES = ["mini", "stories260K", "llama", "gpt2", "bloom", "gpt_oss", "gemma2"]
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"),
     item("The bank of the river is steep.", "river"),
@@ -48,7 +48,10 @@ def check(model: SentenceTransformer, items: list[Placed], wanted: list[torch.Te
     np.testing.assert_allclose(turned[::-1], vectors, atol=1e-5 * np.abs(vectors).max())
 
 
-@pytest.mark.parametrize(("name", "k"), [*((name, 2) for name in NAMES), ("mini", 1), ("llama", 3)])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [*((name, 2) for name in ("mini", "stories260K", "bloom", "gpt_oss", "gemma2")), ("gpt2", 1), ("llama", 3)],
+)
 def test_every_method(base: Base, name: str, k: int) -> None:
     """ReBA: the mean of e_i over the word, whatever the sentence's pooling, or with ``normalize`` each sum's weights 1.
 
@@ -65,9 +68,9 @@ def test_every_method(base: Base, name: str, k: int) -> None:
             for where, hidden, fused, found in placed
         ]
         options: dict[str, Any] = {"repeats": k, "pooling": pooling}
-        check(st_reba.build(path, **options), ITEMS, wanted, normalize=normalize)
-        check(st_reba.build(path, variant="published", **options), ITEMS, published, normalize=normalize)
-        check(st_reba.build(path, "echo", **options), ITEMS, echo, normalize=normalize)
+        check(pipeline(path, **options), ITEMS, wanted, normalize=normalize)
+        check(pipeline(path, variant="published", **options), ITEMS, published, normalize=normalize)
+        check(pipeline(path, "echo", **options), ITEMS, echo, normalize=normalize)
 
 
 ECHO = ("Rewrite the following paragraph: ", None, ". The rewritten paragraph: ", None)
@@ -166,39 +169,11 @@ def test_the_word_itself(base: Base) -> None:
         encode_words(model, [("aaa", "aa")])
 
 
-def test_the_words_of_a_text() -> None:
-    """White space and punctuation part words, marks do not; Han and kana stand alone; a word is no part of another."""
-
-    def found(text: str, word: str | None = None) -> list[str]:
-        spans = [span for of, span in words_of(text, word) if of == text]
-        assert spans == sorted(spans)
-        return [text[start:end] for start, end in spans]
-
-    assert found("It's a well-known bank, -isn't it? 3.5%") == [
-        "It's",
-        "a",
-        "well-known",
-        "bank",
-        "isn't",
-        "it",
-        "3",
-        "5",
-    ]
-    assert found("他在ATM取了100元。") == ["他", "在", "ATM", "取", "了", "100", "元"]
-    assert found("cafe\u0301 हिन्दी 한국어 カナ・\ud800") == ["cafe\u0301", "हिन्दी", "한국어", "カ", "ナ"]
-    assert found("") == found(" ,。\n") == found("abc", "b") == found("cafe\u0301", "cafe") == []
-    assert words_of("party art, art.", "art") == [("party art, art.", (6, 9)), ("party art, art.", (11, 14))]
-    assert found("意思意思，ATM机", "意思") == ["意思", "意思"] and found("意思意思，ATM机", "ATM") == ["ATM"]
-    assert found("the river bank of the river", "the river") == ["the river", "the river"]
-    with pytest.raises(ValueError, match="word='': give a word"):
-        words_of("abc", "")
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"variant": "published"}, {"chunk": 4}, {"method": "echo"}, {"normalize_weights": True}]
 )
 def test_a_text_runs_once_for_all_of_its_words(base: Base, options: dict[str, Any]) -> None:
-    model = st_reba.build(base("mini"), **options)
+    model = st_reba.build(base("llama", "bos_eos"), **options)
     texts = ["他在银行取了钱，then went home.", "天", "a bank on the bank"]
     items = [each for text in texts for each in words_of(text)]
     mixed = items[::2] + items[1::2]

@@ -17,7 +17,6 @@ import pytest
 from st_reba.corpus import Document, Reject, read_documents, readers
 from st_reba.corpus.records import Reading
 from st_reba.corpus.source import open_source
-from st_reba.tables import LineError, csv_records
 
 BLANK = "no text: it is empty or blank; leave the record out or give it a text"
 
@@ -217,12 +216,6 @@ def test_stray_quotes_take_no_other_row(tmp_path: Path) -> None:
     assert [one.text for one in found if isinstance(one, Document)] == ["second", "third", "five\nlines", "seven"]
     bad = [(one.place[-6:], one.text) for one in found if isinstance(one, Reject)]
     assert bad == [("line 2", '"open,1'), ("line 5", '"four" x,4'), ("line 8", '"six,6')]
-
-
-def test_csv_records_number_lines() -> None:
-    lines: list[str | LineError] = ["a,b\n", LineError("too long"), "\n", '1,"\n', '2"\n', '"x" y\n', "3,4\n"]
-    found = [(line, row if isinstance(row, list) else None) for line, row, _ in csv_records(lines, ",")]
-    assert found == [(1, ["a", "b"]), (2, None), (4, ["1", "\n2"]), (6, None), (7, ["3", "4"])]
 
 
 def test_damaged_gzip(tmp_path: Path) -> None:

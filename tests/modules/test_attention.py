@@ -9,83 +9,28 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, EXTRA
-from oracle import TEXTS, folder, loaded
 from reference import symmetrized_max
-from stubs import Layers, fake_gpu, new_pass, run
+from stubs import EITHER, EVERYTHING, HOOKED, Layers, Seen, assert_whole_matrix, batch, fake_gpu, new_pass, run
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModel
 
 from st_reba import DecoderTransformer
 from st_reba.modules import attention, scores
 from st_reba.modules.attention import ATTENTION_NAME, attend, switch_on
-from st_reba.modules.capture import AttentionObserver, BackwardAttention, Capture
-from st_reba.modules.eager import hook_in
+from st_reba.modules.capture import BackwardAttention, Capture
 from st_reba.modules.kinds import KINDS, PassMasks
 from st_reba.modules.stages import running
 
 Base = Callable[..., str]
-# In these, transformers' attention interface is not called; in the last two it is from 5.24 on.
-HOOKED = {"bloom", "falcon", "falcon_alibi", "gpt_neo", "mpt"}
-EITHER = {"codegen", "gptj"}
-EVERYTHING = Capture("copy", both=True)
 CPU = torch.device("cpu")
 
 
-class Seen(AttentionObserver):
-    """Keeps all of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks: list[list[Tensor]] = []
-
-    def begin_layer(self) -> None:
-        super().begin_layer()
-        self.blocks.append([])
-
-    def update(self, probabilities: Tensor, first_query: int) -> None:
-        assert first_query == sum(block.shape[2] for block in self.blocks[-1])
-        self.blocks[-1].append(nn.functional.pad(probabilities, (0, self.length - probabilities.shape[3])))
-
-    def begin(self, run: Any) -> None:
-        super().begin(run)
-        self.length = run.length
-
-    def layer(self, index: int) -> Tensor:
-        return torch.cat(self.blocks[index], dim=2)
-
-
-def batch(sequences: list[list[int]]) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence)
-    return ids, [(0, len(each), len(each)) for each in sequences]
-
-
-@pytest.mark.parametrize("name", [*ARCHITECTURES, *EXTRA, "mini", "stories260K"])
-@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", [each for each in (*ARCHITECTURES, *EXTRA, "mini", "stories260K") if each not in HOOKED]
+)
 def test_whole_matrix(base: Base, name: str) -> None:
-    """All of A^new, in both triangles, for a padded batch, against output_attentions=True on each text alone."""
-    path = base(name)
-    eager, tokenizer = loaded(path)
-    sequences = [tokenizer(text)["input_ids"] for text in TEXTS]
-    ids, places = batch(sequences)
-    model = AutoModel.from_pretrained(folder(path), dtype=torch.float32).eval()
-    _, added = run(model, ids, places, EVERYTHING)
-    if name not in EITHER:
-        assert (model.config._attn_implementation == ATTENTION_NAME) == (name not in HOOKED)
-    assert added["captured"] == EVERYTHING
-    seen = Seen()
-    run(model, ids, places, seen)
-    for row, sequence in enumerate(sequences):
-        length = len(sequence)
-        single = torch.tensor([sequence])
-        wanted = eager(single, attention_mask=torch.ones_like(single), output_attentions=True).attentions
-        fused = symmetrized_max(torch.stack([layer[0] for layer in wanted]).double())
-        got = added["backward_attention"][row]
-        torch.testing.assert_close(got[:length, :length].double(), fused, atol=1e-5, rtol=0)
-        assert not got[length:].any()
-        for index, layer in enumerate(wanted):
-            torch.testing.assert_close(seen.layer(index)[row, :, :length, :length], layer[0], atol=1e-5, rtol=0)
+    model = assert_whole_matrix(base(name))
+    assert name in EITHER or model.config._attn_implementation == ATTENTION_NAME
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -272,15 +217,6 @@ def test_switching(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     """The private attribute that tells whether a backbone calls the interface still does so."""
     llama = AutoModel.from_pretrained(base("llama"))
     assert switch_on(llama) and switch_on(llama) and not caplog.records
-    bloom: PreTrainedModel = AutoModel.from_pretrained(base("bloom"))
-    assert not switch_on(bloom) and bloom.config._attn_implementation != ATTENTION_NAME
-    hook_in(bloom)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "BloomModel does not call transformers' attention interface" in caplog.text
-    hooks = [len(module._forward_hooks) for module in bloom.modules()]
-    hook_in(bloom)
-    assert not switch_on(bloom)
-    assert [len(module._forward_hooks) for module in bloom.modules()] == hooks
     assert AttentionInterface()[ATTENTION_NAME] is attend and ATTENTION_NAME in AttentionMaskInterface()
 
 

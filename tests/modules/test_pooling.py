@@ -15,9 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from st_reba import ChunkedReBAPooling, DecoderTransformer, ReBA, ReBAPooling
-from st_reba.modules.pooling import normalized
-from st_reba.modules.poolings import POOLINGS, SentencePooling
+from st_reba import ChunkedReBAPooling, DecoderTransformer, ReBAPooling
 
 Base = Callable[..., str]
 
@@ -30,34 +28,6 @@ def model(base: Base) -> SentenceTransformer:
 # Token vectors on demand
 
 
-def test_token_vectors_are_among_the_features(base: Base, model: SentenceTransformer) -> None:
-    """By name, by ``in``, by ``get``, in listings and in copies of them."""
-    wanted = [reference.reba_tokens(hidden, fused, placed) for placed, hidden, fused in (
-        oracle(base("llama", "bos_eos"), text, (None, None)) for text in TEXTS[:2]
-    )]  # fmt: skip
-    ways: list[Callable[[Any], Any]] = [
-        lambda found: found["token_embeddings"],
-        lambda found: found.get("token_embeddings"),
-        lambda found: dict(found)["token_embeddings"],
-        lambda found: {**found}["token_embeddings"],
-        lambda found: dict(found.items())["token_embeddings"],
-        lambda found: {name: found[name] for name in found}["token_embeddings"],
-        lambda found: {name: found[name] for name in found.keys()}["token_embeddings"],  # noqa: SIM118
-        lambda found: list(found.values())[list(found).index("token_embeddings")],
-    ]
-    for way in ways:
-        with torch.inference_mode():
-            found = model(features_of(model, TEXTS[:2]))
-            assert "token_embeddings" in found and "sentence_embedding" in found and "evil" not in found
-            rows = way(found)
-        mask = found["attention_mask"].bool()
-        for got, real, one in zip(rows, mask, wanted, strict=True):
-            assert_close(got[real], one)
-    assert found.get("evil") is None and found.get("evil", 3) == 3
-    with pytest.raises(KeyError, match="evil"):
-        found["evil"]
-
-
 def test_output_values(base: Base, model: SentenceTransformer) -> None:
     """All of ``encode``'s forms have the token vectors."""
     everything = model.encode(list(TEXTS), output_value=None)
@@ -65,17 +35,6 @@ def test_output_values(base: Base, model: SentenceTransformer) -> None:
     for each, one, vector in zip(everything, tokens, encoded(model), strict=True):
         assert torch.equal(each["token_embeddings"][: len(one)], one)
         assert_close(each["sentence_embedding"], vector.double())
-
-
-def test_sentences_alone_compute_no_token_vectors(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does mixed precision, which copies a model's output while it learns."""
-    monkeypatch.setattr(ReBAPooling, "token_vectors", lambda *arguments: pytest.fail("computed"))
-    encoded(model)
-    found = model(features_of(model))
-    assert found["sentence_embedding"].requires_grad
-    assert "token_embeddings" not in dict(found.items()) and "token_embeddings" in found
-    with pytest.raises(pytest.fail.Exception, match="computed"):
-        found["token_embeddings"]
 
 
 def test_span_embeddings(base: Base) -> None:
@@ -96,24 +55,6 @@ def test_span_embeddings(base: Base) -> None:
                 assert_close(vector, reference.published_word(hidden, fused, placed, inside))
             else:
                 assert_close(vector, reference.reba_word(hidden, fused, placed, inside, normalize_weights=normalize))
-
-
-def test_a_new_pooling_depends_on_no_batch(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is not linear in its rows gives a short text the same vector alone and beside a long one."""
-
-    def by_entropy(rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        entropies = torch.special.entr(normalized(rows)).sum(dim=2)
-        return (normalized(entropies)[:, :, None] * rows).sum(dim=1)
-
-    monkeypatch.setitem(POOLINGS, "entropy", SentencePooling("copy", by_entropy, None, "(1/H) Σ_i H_i e_i"))
-    short, long = "hi there", "The bank of the river is steep, and nobody swims there."
-    for options in ({}, {"include_special": True}, {"normalize_weights": True}):
-        model = pipeline(base("llama", "bos_eos"), pooling="entropy", normalize=True, **options)
-        alone, together = encoded(model, [short]), encoded(model, [short, long])
-        torch.testing.assert_close(together[:1], alone, rtol=0, atol=1e-6)
-    for make in (lambda: ReBAPooling(32, "entropy", "published"), lambda: ReBA(pooling="entropy", variant="published")):
-        with pytest.raises(ValueError, match="pooling='entropy' is not in the authors' code"):
-            make()
 
 
 # What does not fit
@@ -158,13 +99,6 @@ def test_a_plain_pooling_after_a_capture(base: Base) -> None:
     SentenceTransformer(modules=[first, ReBAPooling(32)], device="cpu").encode("hi")
     echo = SentenceTransformer(modules=[first, Pooling(32, "mean")], device="cpu")
     np.testing.assert_allclose(encoded(echo), encoded(pipeline(path, "echo", pooling="mean")), atol=1e-5)
-
-
-def test_a_decoder_by_itself_can_be_pooled(base: Base) -> None:
-    path = base("llama", "cls_sep")
-    model = SentenceTransformer(modules=[DecoderTransformer(path), Pooling(32, "mean")], device="cpu")
-    for text, got in zip(TEXTS, encoded(model), strict=True):
-        assert_close(got, oracle(path, text, (None,))[1].mean(dim=0))
 
 
 HUGE: Any = [0, -1, 10**9, True, 32.0, "32", None, float("inf")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ import pytest
 import torch
 from architectures import TOKENIZERS, save
 from marks import slow_but
-from oracle import assert_close, folder
-from pipelines import encoded, features_of, pipeline, transformer
+from oracle import folder
+from pipelines import METHODS, assert_same, encoded, of_method, pipeline, transformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-import st_reba
 from st_reba import RepeatTransformer
 from st_reba.modules import Layout
 from st_reba.modules.layout import TEMPLATES
@@ -56,18 +54,6 @@ ODD = {
     "prompteol": str(TEMPLATES["prompteol"]),
     "long": "The river runs past. 天" * 4546,
 }
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "reba last": ("reba", {}),
-    "reba mean": ("reba", {"pooling": "mean"}),
-    "published last": ("reba", {"variant": "published"}),
-    "published mean": ("reba", {"variant": "published", "pooling": "mean"}),
-    "chunked": ("reba", {"chunk": 20}),
-    "echo mean": ("echo", {"pooling": "mean"}),
-    "echo template": ("echo", {"pooling": "mean", "template": "echo"}),
-    "classical last": ("classical", {}),
-    "classical cls": ("classical", {"pooling": "cls"}),
-    "prompteol": ("prompteol", {}),
-}
 # Every method on one base; on the others what reads their attention, and what does not. Every tokenizer for ReBA.
 CASES = [
     *(("llama", "bos_eos", method) for method in METHODS),
@@ -79,16 +65,6 @@ CASES = [
 ]
 
 
-def model_of(base: Base, name: str, tokenizer: str, method: str, **options: Any) -> SentenceTransformer:
-    chosen, fields = METHODS[method]
-    return pipeline(base(name, tokenizer), chosen, **{"normalize": True, **fields, **options})
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    for one, other in zip(got, wanted, strict=True):
-        assert_close(one, torch.as_tensor(other).double())
-
-
 @pytest.mark.parametrize(
     ("name", "tokenizer", "method"),
     # Every method, and every tokenizer; the other bases are slow.
@@ -96,7 +72,7 @@ def assert_same(got: Any, wanted: Any) -> None:
 )
 def test_odd_texts(base: Base, name: str, tokenizer: str, method: str) -> None:
     """Each is a finite unit vector, the same alone, in any batch, in any order."""
-    model = model_of(base, name, tokenizer, method, max_seq_length=96)
+    model = of_method(base, name, tokenizer, method, max_seq_length=96)
     texts = [*ORDINARY, *ODD.values(), "".join(model[0].text_tokenizer.all_special_tokens)]
     assert len(ODD["long"]) >= 100_000
     alone = model.encode(texts, batch_size=1)
@@ -160,7 +136,7 @@ def test_text_without_a_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [None, 3, 1.5, b"bytes", {"text": "a"}, ("one", "two"), ["one"], {"one"}], ids=repr)
 def test_not_a_text(base: Base, bad: Any) -> None:
-    model = model_of(base, "llama", "bos", "reba last")
+    model = of_method(base, "llama", "bos", "reba last")
     for inputs in ([bad], ["a longer text than that", bad], [bad, "hi", ""]):
         for batch_size in (1, 32):
             with pytest.raises((ValueError, TypeError)) as caught:
@@ -174,7 +150,7 @@ def test_no_texts(base: Base) -> None:
     first = Transformer(base("llama"))
     plain = SentenceTransformer(modules=[first, Pooling(first.get_embedding_dimension())], device="cpu")
     for method in METHODS:
-        model = model_of(base, "llama", "bos", method)
+        model = of_method(base, "llama", "bos", method)
         for options in ({}, {"convert_to_numpy": False}, {"output_value": "token_embeddings"}):
             got, wanted = model.encode([], **options), plain.encode([], **options)
             assert type(got) is type(wanted) and len(got) == len(wanted) == 0
@@ -184,7 +160,7 @@ def test_no_texts(base: Base) -> None:
 @pytest.mark.parametrize("method", ["reba last", "published last", "echo template"])
 def test_cut(base: Base, method: str, caplog: pytest.LogCaptureFixture) -> None:
     """A text over the budget is the text cut there, in every copy; one warning a model."""
-    model: Any = model_of(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False)
+    model: Any = of_method(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False)
     text = "The river runs past the old mill and under the bridge. " * 9
     budget, content = model[0].budget(), model[0].content([text], offsets=True)
     ids, cut = content["input_ids"][0], text[: content["offset_mapping"][0][budget - 1][1]]
@@ -202,88 +178,12 @@ def test_cut(base: Base, method: str, caplog: pytest.LogCaptureFixture) -> None:
     for copy in (1, 2):
         assert features["input_ids"][0][features["copy_ids"][0] == copy].tolist() == ids[:budget]
     assert_same(
-        long, model_of(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False).encode([cut, "hi"])
+        long, of_method(base, "llama", "bos_eos", method, max_seq_length=90, normalize=False).encode([cut, "hi"])
     )
     assert not caplog.records
 
 
 # Not finite
-
-
-def poison(model: Any, text: str, value: float) -> None:
-    """Fill the embedding of a token that of all texts only this one has, and that never stands for anything else."""
-    used = {0, *model[0].text_tokenizer.all_special_ids}
-    used.update(model[0].preprocess(list(ORDINARY))["input_ids"].flatten().tolist())
-    token = next(token for token in model[0].content([text])["input_ids"][0] if token not in used)
-    with torch.no_grad():
-        model[0].model.get_input_embeddings().weight[token] = value
-
-
-@pytest.mark.parametrize(
-    "method", ["reba last", "reba mean", "published last", "published mean", "chunked", "echo mean", "prompteol"]
-)
-@pytest.mark.parametrize(
-    ("name", "value"),
-    slow_but(
-        [("llama", math.nan), ("bloom", math.inf), ("gpt_oss", math.nan), ("gemma2", math.inf)],
-        "llama",
-        "bloom",
-        rows=True,
-    ),
-)
-def test_not_finite(base: Base, name: str, method: str, value: float) -> None:
-    """One text's NaN is that text's alone: its mates are exact, and it is named, or zero as in the published code."""
-    bad = "Zebra Quiz, 斑马 and so on: " * 5
-    model = model_of(base, name, "bos", method)
-    wanted = encoded(model, ORDINARY, alone=True)
-    poison(model, bad, value)
-    if "published" in method:
-        got = encoded(model, (bad, *ORDINARY))
-        assert not got[0].any()
-        assert_same(got[1:], wanted)
-        tokens = model.encode([bad, *ORDINARY], output_value="token_embeddings")
-        assert all(bool(torch.isfinite(one).all()) for one in tokens) and not tokens[0].any()
-        return
-    for texts in ([*ORDINARY, bad], [bad]):
-        with pytest.raises(ValueError, match="gave NaN or infinity.* 'Zebra Quiz, 斑马") as caught:
-            model.encode(texts)
-        assert "dtype" in str(caught.value) and "\n" not in str(caught.value)
-    assert_same(encoded(model, ORDINARY), wanted)
-
-
-def test_not_finite_weights(base: Base) -> None:
-    """A broken parameter breaks every text."""
-    for method in ("reba last", "published last"):
-        model: Any = model_of(base, "llama", "bos", method)
-        with torch.no_grad():
-            next(model[0].model.parameters())[:] = float("nan")
-        if "published" in method:
-            assert not encoded(model, ORDINARY).any()
-        else:
-            with pytest.raises(ValueError, match="NaN or infinity.*'hi'.*float32"):
-                model.encode("hi")
-
-
-def test_not_finite_from_the_start(tmp_path: Path) -> None:
-    """A base that gives NaN is built where that gives zeros, and is refused for what it is where it does not."""
-    path = str(save("llama", tmp_path, "bos"))
-    broken: Any = RepeatTransformer(path).model
-    with torch.no_grad():
-        next(broken.parameters())[:] = float("nan")
-    broken.save_pretrained(path)
-    for method in ("reba", "echo"):
-        with pytest.raises(ValueError, match="gave NaN or infinity"):
-            st_reba.build(path, method, device="cpu")
-    assert not encoded(st_reba.build(path, variant="published", device="cpu"), ORDINARY).any()
-
-
-def test_large_states_are_finite(base: Base) -> None:
-    """The sum over a text may overflow where no number does."""
-    first: Any = transformer(base("llama"), "classical")
-    with torch.no_grad():
-        first.model.norm.weight.fill_(1e38)
-        found = first(features_of([first], ["a text of some tokens"]))["token_embeddings"]  # type: ignore[arg-type]
-    assert bool(found.isfinite().all()) and not bool(found.sum().isfinite())
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "cls_sep"])
@@ -304,54 +204,6 @@ def test_surrogates_in_a_prompt(base: Base, prompt: str) -> None:
 
 
 # Features
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_features_are_not_changed(base: Base, name: str, method: str) -> None:
-    """Run twice, the same features give the same vectors, and are afterwards what they were."""
-    model = model_of(base, name, "bos_eos", method)
-    features = features_of(model, ["hi", *ORDINARY])
-    before = {key: value.clone() if isinstance(value, Tensor) else list(value) for key, value in features.items()}
-    with torch.inference_mode():
-        first = model(features)
-        tokens = first["token_embeddings"].clone()
-        second = model(features)
-        assert torch.equal(first["sentence_embedding"], second["sentence_embedding"])
-        assert torch.equal(tokens, second["token_embeddings"])
-    assert list(features) == list(before)
-    for key, value in before.items():
-        assert torch.equal(features[key], value) if isinstance(value, Tensor) else features[key] == value
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_places_that_do_not_fit(base: Base, method: str) -> None:
-    """Whoever splits a batch splits its tensors: the list of places is then read from them again."""
-    model = model_of(base, "llama", "bos_eos", method)
-    features = features_of(model, ["hi", *ORDINARY])
-    with torch.inference_mode():
-        wanted = model(features)["sentence_embedding"]
-        for places in ({"places": features["places"]}, {}):
-            parts = []
-            for rows in (slice(0, 2), slice(2, 3), slice(3, 5)):
-                part = {name: value[rows] for name, value in features.items() if isinstance(value, Tensor)}
-                given = {**part, **places}
-                parts.append(model(given)["sentence_embedding"])
-                assert given.get("places", features["places"]) == features["places"]
-            assert_same(torch.cat(parts), wanted)
-
-
-@pytest.mark.parametrize("method", ["reba last", "echo mean", "classical cls"])
-def test_padding_in_front_is_refused(base: Base, method: str) -> None:
-    model = model_of(base, "llama", "bos_eos", method)
-    features = features_of(model, ORDINARY)
-    turned = {name: value.flip(1) for name, value in features.items() if isinstance(value, Tensor)}
-    with pytest.raises(
-        ValueError, match=r"padded on the left, and st_reba pads on the right: set tokenizer\.padding_side"
-    ):
-        model(turned)
-    # Without padding there is nothing in front.
-    model({name: value[1:2] for name, value in turned.items()})
 
 
 def test_spaces_of_a_tokenizer_that_pads_on_the_left(base: Base) -> None:

@@ -14,7 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pipelines import TEXTS, assert_gradients, build, encoded, features_of, gradients, pipeline, sentences
+from marks import slow_but
+from pipelines import (
+    BASES,
+    TEXTS,
+    TWICE,
+    assert_gradients,
+    build,
+    cases,
+    enable_checkpointing,
+    encoded,
+    features_of,
+    gradients,
+    on,
+    pipeline,
+    sentences,
+)
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -24,6 +39,7 @@ from torch import Tensor
 
 import st_reba
 from st_reba import NoSink
+from st_reba.modules.training import Remembering
 
 Base = Callable[..., str]
 
@@ -122,3 +138,60 @@ def test_two_processes(base: Base, tmp_path: Path) -> None:
         wanted |= {f"{name} {key}": each.grad for key, each in model.named_parameters() if each.grad is not None}
     for rank in range(2):
         assert_gradients(torch.load(tmp_path / f"{rank}.pt", weights_only=True), wanted)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    slow_but(
+        cases(
+            ("reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"), ("llama", *BASES[:4])
+        ),
+        "llama",
+        "falcon",
+        rows=True,
+    ),
+)
+def test_checkpointing(base: Base, architecture: str, name: str) -> None:
+    model = on(base, architecture, name)
+    model.train()
+
+    def loss() -> Tensor:
+        # Two passes before one backward pass: each layer has to find its own.
+        first, second = (sentences(model, features_of(model, texts)) for texts in (TEXTS, TEXTS[::-1][:2]))
+        return (first[:2] * second).sum()
+
+    wanted = gradients(model, loss)
+    enable_checkpointing(model)
+    assert_gradients(gradients(model, loss), wanted)
+    assert any(isinstance(getattr(m, "_gradient_checkpointing_func", None), Remembering) for m in model.modules())
+    # Again, and after it was switched off and on.
+    model[0].model.gradient_checkpointing_disable()
+    enable_checkpointing(model)
+    assert_gradients(gradients(model, loss), wanted)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_checkpointing_of_second_passes_is_refused(base: Base, name: str) -> None:
+    model = build(base("llama"), name)
+    enable_checkpointing(model)
+    model.train()
+    with pytest.raises(ValueError, match=r"layers that run twice.*gradient_checkpointing_disable"):
+        model(features_of(model))
+    # Without a gradient nothing is checkpointed.
+    with torch.no_grad():
+        model(features_of(model))
+    model.eval()
+    sentences(model, features_of(model)).sum().backward()
+
+
+def test_reentrant_checkpointing_is_refused(base: Base) -> None:
+    model = build(base("llama"), "reba-last")
+    enable_checkpointing(model, use_reentrant=True)
+    model.train()
+    with pytest.raises(ValueError, match=r'use_reentrant=True no gradient.*"use_reentrant": False'):
+        model(features_of(model))
+    for module in model.modules():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            del module._gradient_checkpointing_func
+    with pytest.raises(ValueError, match=r"in a way that is not known.*disable"):
+        model(features_of(model))

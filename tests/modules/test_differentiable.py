@@ -7,56 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import convert_outputs_to_fp32
 from marks import slow_but
 from oracle import assert_close
 from pipelines import (
+    BASES,
     PIPELINES,
     TEXTS,
-    TWICE,
     Features,
-    assert_gradients,
     build,
+    cases,
     enable_checkpointing,
     features_of,
     gradients,
-    pipeline,
+    on,
     sentences,
 )
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from st_reba import LayerPlan
 from st_reba.modules import capture as capturing
 from st_reba.modules import differentiable
-from st_reba.modules.backbone import is_trained
-from st_reba.modules.training import Remembering
 
 Base = Callable[..., str]
-# Bases with learned positions and dropout, a soft cap, sinks, and hooks in place of the interface.
-BASES = ("gpt2", "gemma2", "gpt_oss", "falcon", "bloom")
-# What they run where what layers see can be changed, for any number of layers.
-PLANNED: list[Any] = [LayerPlan(kind="nosink-bidirectional", k=1)]
-
-
-def cases(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Both, but for plans where what layers see cannot be changed."""
-    return [
-        (each, name)
-        for name in names
-        for each in architectures
-        if each not in ("falcon", "bloom") or not PIPELINES[name][2]
-    ]
-
-
-def on(base: Base, architecture: str, name: str, **options: Any) -> SentenceTransformer:
-    """A pipeline on a base of any depth."""
-    method, fields, stages = PIPELINES[name]
-    # The grouped kernel of experts knows no float64.
-    experts = {"experts": "eager"} if architecture == "gpt_oss" else {}
-    return pipeline(
-        base(architecture), method, PLANNED if stages else [], **{"normalize": True, **fields, **experts, **options}
-    )
 
 
 def tokens(model: SentenceTransformer, features: Features) -> Tensor:
@@ -189,41 +161,9 @@ def test_nothing_to_learn(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     next(model.parameters()).requires_grad_(True)
     with pytest.raises(pytest.fail.Exception, match="the twin"):
         sentences(model, features_of(model))
-    # DataParallel's replicas hold their weights in another way.
-    assert is_trained(torch.nn.Module())
 
 
 # Gradient checkpointing
-
-
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    slow_but(
-        cases(
-            ("reba-last", "reba-mean", "published-last", "chunked-mean", "reba-plan", "mask0"), ("llama", *BASES[:4])
-        ),
-        "llama",
-        "falcon",
-        rows=True,
-    ),
-)
-def test_checkpointing(base: Base, architecture: str, name: str) -> None:
-    model = on(base, architecture, name)
-    model.train()
-
-    def loss() -> Tensor:
-        # Two passes before one backward pass: each layer has to find its own.
-        first, second = (sentences(model, features_of(model, texts)) for texts in (TEXTS, TEXTS[::-1][:2]))
-        return (first[:2] * second).sum()
-
-    wanted = gradients(model, loss)
-    enable_checkpointing(model)
-    assert_gradients(gradients(model, loss), wanted)
-    assert any(isinstance(getattr(m, "_gradient_checkpointing_func", None), Remembering) for m in model.modules())
-    # Again, and after it was switched off and on.
-    model[0].model.gradient_checkpointing_disable()
-    enable_checkpointing(model)
-    assert_gradients(gradients(model, loss), wanted)
 
 
 def test_a_run_for_the_gradient_leaves_nothing(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,33 +185,6 @@ def test_a_run_for_the_gradient_leaves_nothing(base: Base, monkeypatch: pytest.M
     assert capture.layers == 2 * layers and capture.matrix() is matrix and not capture._rows
 
 
-@pytest.mark.parametrize("name", TWICE)
-def test_checkpointing_of_second_passes_is_refused(base: Base, name: str) -> None:
-    model = build(base("llama"), name)
-    enable_checkpointing(model)
-    model.train()
-    with pytest.raises(ValueError, match=r"layers that run twice.*gradient_checkpointing_disable"):
-        model(features_of(model))
-    # Without a gradient nothing is checkpointed.
-    with torch.no_grad():
-        model(features_of(model))
-    model.eval()
-    sentences(model, features_of(model)).sum().backward()
-
-
-def test_reentrant_checkpointing_is_refused(base: Base) -> None:
-    model = build(base("llama"), "reba-last")
-    enable_checkpointing(model, use_reentrant=True)
-    model.train()
-    with pytest.raises(ValueError, match=r'use_reentrant=True no gradient.*"use_reentrant": False'):
-        model(features_of(model))
-    for module in model.modules():
-        if hasattr(module, "_gradient_checkpointing_func"):
-            del module._gradient_checkpointing_func
-    with pytest.raises(ValueError, match=r"in a way that is not known.*disable"):
-        model(features_of(model))
-
-
 # Mixed precision
 
 
@@ -291,12 +204,3 @@ def test_autocast(base: Base, name: str) -> None:
     flat, exact = (torch.cat([each[name].flatten() for name in wanted]) for each in (found, wanted))
     assert bool(torch.isfinite(flat).all())
     assert float(torch.cosine_similarity(flat, exact, dim=0)) > 0.97
-
-
-def test_copies_of_what_a_model_gives(base: Base) -> None:
-    """accelerate makes dictionaries of the same class anew."""
-    model = build(base("llama"), "reba-last")
-    converted = convert_outputs_to_fp32(model.forward)(features_of(model))
-    torch.testing.assert_close(converted["sentence_embedding"], sentences(model, features_of(model)))
-    with pytest.raises(KeyError, match="token_embeddings"):
-        converted["token_embeddings"]

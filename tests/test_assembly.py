@@ -1,8 +1,9 @@
-"""A sentence-transformers model as the base: its input, prompts, end token and pooling stay its own."""
+"""Putting a model together: of a backbone alone, and of a sentence-transformers model that keeps what is its own."""
 
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from sentence_transformers.sentence_transformer.modules import (
 from transformers import AutoConfig, masking_utils
 
 import st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.describe import describe
 
 Base = Callable[..., str]
 PROMPTS = {"query": "Instruct: find the answer.\nQuery: ", "document": ""}
 POOLINGS = ["lasttoken", "mean", "cls", "weightedmean"]
+
+
+# A sentence-transformers model as the base: its input, prompts, end token and pooling stay its own
 
 
 @pytest.fixture
@@ -174,3 +179,81 @@ def test_backbone_alone(repository: Callable[..., str]) -> None:
 def test_options_that_would_do_nothing(repository: Callable[..., str], option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="(?s)=.*own input and pooling are kept"):
         st_reba.build(repository(), "nosink", setting="baseline", **option)
+
+
+# A backbone alone
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is not there is not asked of the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def test_vectors_that_would_all_be_zero_are_refused() -> None:
+    """Templates that differ behind the text alone, of which one is taken away from the other."""
+    ensemble = st_reba.Ensemble(["{text} {text} a", "{text} {text} b"], weights=[1, -1])
+    with pytest.raises(ValueError, match="add up to zero"):
+        st_reba.build("mini", "echo", stages=[ensemble])
+
+
+def test_a_saved_embedder_is_no_base(tmp_path: Path) -> None:
+    st_reba.build("mini", check=False).save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match="is a saved embedder, whose method and pooling would be lost"):
+        st_reba.build(tmp_path, "echo")
+
+
+def test_modules_by_hand_are_what_build_makes() -> None:
+    transformer = st_reba.RepeatTransformer(str(EMBEDDED["mini"]), repeats=2)
+    hand = SentenceTransformer(modules=[transformer, st_reba.ReBAPooling(192, "mean"), Normalize()], device="cpu")
+    built = st_reba.build("mini", "reba", pooling="mean")
+    assert np.array_equal(hand.encode(list(TEXTS)), built.encode(list(TEXTS)))
+
+
+@pytest.mark.parametrize("base", ["no-such-model", "Mini", "", "./nowhere"])
+def test_missing_base(base: str) -> None:
+    with pytest.raises(OSError, match="mini") as error:
+        st_reba.build(base)
+    assert f"base={base!r}" in str(error.value)
+
+
+def test_base_that_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match="is a file.*folder"):
+        st_reba.build(file)
+    with pytest.raises((OSError, ValueError)) as error:
+        st_reba.build(tmp_path)
+    assert f"base={str(tmp_path)!r}" in str(error.value) and "config.json" in str(error.value)
+
+
+def test_normalize() -> None:
+    plain, scaled = st_reba.build("mini", normalize=False), st_reba.build("mini", normalize=True)
+    assert [isinstance(module, Normalize) for module in scaled] == [False, False, True]
+    assert not any(isinstance(module, Normalize) for module in plain)
+    raw = plain.encode(list(TEXTS))
+    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
+    assert np.abs(lengths - 1).min() > 0.01
+    np.testing.assert_allclose(scaled.encode(list(TEXTS)), raw / lengths, atol=1e-5)
+
+
+def test_dtype() -> None:
+    stored = torch.bfloat16
+    assert st_reba.build("mini", device="cpu").dtype == torch.float32
+    for dtype in ("bfloat16", torch.bfloat16, "auto"):
+        half = st_reba.build("mini", dtype=dtype)
+        assert half.dtype == stored
+    one, other = half.encode(list(TEXTS)), st_reba.build("mini").encode(list(TEXTS))
+    assert one.dtype == other.dtype == np.float32
+    cosines = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    assert cosines.min() > 0.999
+
+
+def test_base_is_recorded_without_its_path(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EMBEDDED["mini"], tmp_path / "somewhere" / "my base"))
+    from_path: Any = st_reba.build(folder)
+    assert from_path[0].base_model == "my base"
+    assert str(tmp_path) not in str(from_path[0].get_config_dict())
+    mini: Any = st_reba.build("mini")
+    assert mini[0].base_model == "mini"
+    assert np.array_equal(from_path.encode(list(TEXTS)), mini.encode(list(TEXTS)))

@@ -1,0 +1,54 @@
+"""Files that are written whole or not at all, also where what wrote them failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from st_reba.files import make_folder, remove_leftovers, whole_file, whole_path
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_appears_when_it_is_whole(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "numbers"
+    if there:
+        path.write_bytes(b"old")
+    before = names(tmp_path)
+    for error in (OSError, KeyboardInterrupt):
+        with pytest.raises(error), whole_file(path) as stream:
+            stream.write(b"half")
+            raise error
+        assert names(tmp_path) == before and (not there or path.read_bytes() == b"old")
+    with whole_file(str(path)) as stream:
+        stream.write(b"all")
+        stream.flush()
+        # Beside it, so that it can take its place in one step.
+        (temporary,) = tmp_path.glob(".numbers.*.tmp")
+        assert temporary.read_bytes() == b"all" and path.exists() == there
+    assert names(tmp_path) == ["numbers"] and path.read_bytes() == b"all"
+
+
+def test_a_path_that_was_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_path(tmp_path / "index"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_leftovers_of_the_killed_alone_are_removed(tmp_path: Path) -> None:
+    for name in (".numbers.0123456789ab.tmp", ".a.tmp-journal", "kept.tmp", ".hidden", "numbers"):
+        (tmp_path / name).write_bytes(b"")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".hidden", "kept.tmp", "numbers"]
+
+
+def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "one" / "two"
+    assert make_folder(path) and path.is_dir() and not make_folder(path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError):
+        make_folder(tmp_path / "file" / "below")
