@@ -28,12 +28,6 @@ def same(one: Any, other: Any) -> bool:
     return bool(np.allclose(np.asarray(one), np.asarray(other), atol=1e-5))
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not there is not asked of the Hub."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
 @pytest.fixture(scope="module")
 def model() -> SentenceTransformer:
     return st_reba.build("mini")

@@ -40,12 +40,6 @@ Copy = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not there is not asked of the Hub."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture(autouse=True)
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A file that planted code would write; none has when a test ends, unless the test took it away itself."""
     path = tmp_path / "ran"

@@ -64,7 +64,7 @@ class Scores:
     ) -> Tensor:
         """Scores [B, h, Q, K] of positions (a slice, or [B, n]) and heads, which share a key or are all of some.
 
-        ``less`` [B, h, Q, 1] is subtracted, in its own type.
+        ``less`` [B, h, Q, 1] is subtracted, in its own type; of one text, its heads share a key or have one each.
         """
         query = pick(self.query[:, heads], queries, 2)
         batch, number, _, width = query.shape
