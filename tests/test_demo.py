@@ -15,6 +15,7 @@ from st_reba import cli, demo
 from st_reba.index import Index
 
 K = 4
+FEW = demo.sentences()[::27]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,17 @@ def told() -> list[str]:
     return []
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve sentences instead of all, where it does not matter which."""
+    monkeypatch.setattr(demo, "sentences", lambda: FEW)
+
+
 @pytest.fixture(scope="module")
 def report(kept: Path, told: list[str]) -> dict[str, Any]:
-    return demo.run(kept, k=K, say=told.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "sentences", lambda: FEW)
+        return demo.run(kept, k=K, say=told.append)
 
 
 def test_sentences() -> None:
@@ -40,7 +49,8 @@ def test_sentences() -> None:
 
 
 @pytest.mark.slow
-def test_report(report: dict[str, Any]) -> None:
+def test_report(tmp_path: Path) -> None:
+    report = demo.run(tmp_path / "all", k=K, say=lambda line: None)
     assert report["model"] == "mini" and report["documents"] == 320
     assert 0 <= report["round_trip"] <= 1e-6
     texts = {each.id: each.text for each in demo.sentences()}
@@ -72,7 +82,7 @@ def test_kept_model_and_index_reopen(report: dict[str, Any], kept: Path) -> None
     assert sorted(path.name for path in kept.iterdir()) == ["index", "model"]
     model = SentenceTransformer(str(kept / "model"), device="cpu")
     with Index.open(kept / "index", model) as index:
-        assert len(index) == 320
+        assert len(index) == 12
         assert Path(index.find_model()).samefile(kept / "model")
         for query, results in report["results"].items():
             found = index.search(query, K)
@@ -93,13 +103,6 @@ def test_file_instead_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     err = capsys.readouterr().err
     assert "--keep" in err and "file" in err and "Errno" not in err
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve sentences instead of all, for the command's sake."""
-    sentences = demo.sentences()[::27]
-    monkeypatch.setattr(demo, "sentences", lambda: sentences)
 
 
 @pytest.mark.usefixtures("few")

@@ -160,7 +160,7 @@ def compose(
         st-reba compose mini clicks.jsonl ranked --columns document=title
     """
     places.expect_base("BASE", base)
-    for name, path in (("FILE", file), ("--test", test), ("--train", items.train)):
+    for name, path in (("FILE", file), ("--test", test), ("--train", items.train), ("--space", composing.space)):
         if path is not None and not Path(path).is_dir():
             places.expect(name, path, "a file")
     if places.kind_of(to) not in (None, "an empty folder", "the folder of a search"):

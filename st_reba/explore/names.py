@@ -10,7 +10,6 @@ from ..embedded import EMBEDDED
 from ..evaluation.methods import read_methods
 from ..modules.options import unknown
 from ..optional import missing
-from ..recipe import is_recipe
 
 DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -63,4 +62,4 @@ def checked(names: Sequence[str]) -> list[str]:
 def on_this_machine(name: str) -> bool:
     """Whether a name is a folder or a file, and no model that comes with the package."""
     base, _ = base_and_method(name)
-    return base not in EMBEDDED and (os.path.exists(base) or is_recipe(base))
+    return base not in EMBEDDED and os.path.exists(base)

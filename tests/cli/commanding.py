@@ -1,7 +1,4 @@
-"""What the tests of the command line share: a runner, a model and an index that are made once.
-
-The tests name it as a plugin: pytest takes a conftest.py of a folder that comes before tests/conftest.py for that one.
-"""
+"""What the tests of the command line share: a runner, a model and an index that are made once."""
 
 from __future__ import annotations
 

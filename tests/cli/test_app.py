@@ -1,14 +1,9 @@
-"""What the command line makes of messages and progress that are written for Python and for a terminal."""
+"""What the command line makes of messages that are written for Python."""
 
 from __future__ import annotations
 
-import io
-import sys
-
 import pytest
-from tqdm import tqdm
 
-from st_reba.cli import options
 from st_reba.cli.app import escaped, spoken
 
 FLAGS = {
@@ -46,32 +41,3 @@ def test_brackets() -> None:
 
     for text in ("[texts, dimension]", "[/b] and [link=x]", "[1, 2] stays"):
         assert Text.from_markup(escaped(text)).plain == text
-
-
-def test_progress_in_a_log_is_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr(options._Lines, "SECONDS", 0.0)
-    assert options.Output(False, True, False).bar is False
-    assert options.Output(False, False, False).bar is True
-    for _ in tqdm(range(3), desc="Encoding", mininterval=0, disable=False):
-        pass
-    print("told", file=sys.stderr)
-    lines = log.getvalue().splitlines()
-    assert lines[-1] == "told" and len(lines) > 3
-    assert all(line.startswith("Encoding: ") and "|" not in line and "\r" not in line for line in lines[:-1])
-    # Short work is not told.
-    monkeypatch.setattr(options._Lines, "SECONDS", 60.0)
-    log.truncate(0)
-    list(tqdm(range(3), disable=False))
-    assert "3/3" not in log.getvalue()
-
-
-def test_progress_on_a_terminal_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert options.Output(False, False, False).bar is None and sys.stderr is terminal

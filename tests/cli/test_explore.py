@@ -1,10 +1,8 @@
-"""The commands explore and space: what they hand on, and mistakes, which are told before a library is loaded."""
+"""The commands explore and space: what they hand on; mistakes are told in test_help.py."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +45,6 @@ def test_explore(launched: list[Any], tmp_path: Path) -> None:
         "dtype": "bfloat16",
         "trust_remote_code": False,
     }
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["explore", "minni"], "'mini'"),
-        (["explore", "mini", "--language", "de"], "'en'"),
-        (["explore", "--index", "nowhere"], "no such folder"),
-        (["explore", "--port", "99999"], "--port"),
-        (["explore", "mini echoo"], "'echo'"),
-        (["explore", "mini", "mini"], "given twice"),
-        (["explore", *(f"mini echo-{n}" for n in range(2, 9))], "you named 7 models"),
-        (["space", "out"], "MODEL"),
-        (["space", "out", "st_reba"], "on this machine"),
-    ],
-)
-def test_mistakes(arguments: list[str], message: str) -> None:
-    code = (
-        "import sys; from st_reba.cli import main; status = main(sys.argv[1:]);"
-        "assert not {'torch', 'gradio'} & set(sys.modules); sys.exit(status)"
-    )
-    root = Path(st_reba.explore.__file__).parents[2]
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,8 @@
-"""build, info, verify: what they make, print and refuse."""
+"""build and info: what they make, print and refuse."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,15 +156,6 @@ def test_info_and_verify_of_what_is_no_model(refused: Refused, saved: Path, tmp_
     assert "more" in refused("info", saved / "model", "more")
 
 
-def test_verify_says_no(run: Run, copied: Path) -> None:
-    assert run("verify", copied / "model", "--quiet") == (0, "", "")
-    assert "20 of 20 texts agree" in run("verify", copied / "model")[1]
-    config = copied / "model" / "1_ReBAPooling" / "config.json"
-    config.write_text(config.read_text().replace('"mean"', '"last"'))
-    status, out, _ = run("verify", copied / "model", "--json")
-    assert status == 1 and json.loads(out)["ok"] is False
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "modules.json"])
 def test_damaged_model(refused: Refused, copied: Path, name: str) -> None:
     model = copied / "model"
@@ -174,10 +164,3 @@ def test_damaged_model(refused: Refused, copied: Path, name: str) -> None:
         if content is not None:
             (model / name).write_bytes(content)
         assert str(model) in refused("encode", model, copied / "texts.txt", "--json")
-
-
-def test_onnx_leaves_a_saved_model_alone(refused: Refused, copied: Path) -> None:
-    shutil.rmtree(copied / "index")
-    for more in ([], ["--overwrite"]):
-        message = refused("onnx", copied / "model", copied / "model", *more)
-        assert "not an exported model, so it is not replaced" in message

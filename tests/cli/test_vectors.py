@@ -28,12 +28,8 @@ def test_encode_to_a_file(run: Run, saved: Path, model: SentenceTransformer, tmp
     out = tmp_path / "v.npy"
     for arguments, wanted in (
         ([], model.encode(TEXTS)),
-        (["--batch-size", "1"], model.encode(TEXTS)),
-        (["--batch-tokens", "1"], model.encode(TEXTS)),
         (["--task", "query"], model.encode_query(TEXTS)),
-        (["--task", "document"], model.encode_document(TEXTS)),
-        (["--prompt", "Query: "], model.encode_query(TEXTS)),
-        (["--dtype", "float32", "--device", "cpu"], model.encode(TEXTS)),
+        (["--prompt", "Query: ", "--dtype", "float32", "--device", "cpu"], model.encode_query(TEXTS)),
     ):
         # FILE may stand behind options too.
         status, printed, err = run("encode", saved / "model", "--out", out, *arguments, saved / "texts.txt")

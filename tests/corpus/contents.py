@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tiny import WORDS, tiny_model
 
-from st_reba.corpus import Corpus, Document
+from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.lock import LOCK_FILE
+
+TEXTS = [f"Text {'very ' * (number * 7 % 9)}number {number}, 第{number}句。" for number in range(26)]
+LONG = "  Émile saw 😀😀 and a naïve cat. 春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。\n\nThe end  "
+
+MODEL = tiny_model()
+SIZE = 10
+MIXED: list[Any] = [
+    {"text": f"{WORDS[number % 12]} {number}"} if number % 3 else {"text": "given", "id": f"x{number}", "n": number}
+    for number in range(34)
+]
+MIXED[7] = {"text": " "}
+MIXED[12] = {"text": "twice", "id": "x3"}
+MIXED[25] = {"text": "once more", "id": "x3"}
+MIXED[13] = 5
+
+
+def run(path: Path, records: Any, **options: Any) -> Corpus:
+    return encode_corpus(MODEL, records, path, **{"part_size": SIZE, "show_progress_bar": False, **options})
+
+
+def broken(stop: int) -> Iterator[Any]:
+    yield from MIXED[:stop]
+    raise KeyboardInterrupt
 
 
 def vectors_of(corpus: Corpus) -> NDArray[Any]:

@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from contents import documents_of, files_of, times_of, vectors_of
+from contents import LONG, TEXTS, documents_of, files_of, times_of, vectors_of
 from permissions import somebody_else
 from sentence_transformers import SentenceTransformer
 from tiny import tiny_model
-from transformers import PreTrainedTokenizerFast
 
 import st_reba
 from st_reba.batches import position_counts
-from st_reba.corpus import Corpus, Document, encode, encode_corpus, part
+from st_reba.corpus import Corpus, Document, encode, encode_corpus
 from st_reba.corpus.encode import Run
-from st_reba.corpus.passages import cutter, parse_passages
+from st_reba.corpus.passages import cutter
 from st_reba.lock import writers_lock
 
-TEXTS = [f"Text {'very ' * (number * 7 % 9)}number {number}, 第{number}句。" for number in range(26)]
 # Four parts, the last of them short; two batches a part, one in the last.
 SIZES: dict[str, Any] = {"part_size": 8, "batch_size": 4, "show_progress_bar": False}
 BATCHES = 7
-BATCH = "encode_batch"
-
-
-@pytest.fixture(scope="module")
-def model() -> SentenceTransformer:
-    return st_reba.build("mini", pooling="mean", prompts={"document": "Text: "})
 
 
 @pytest.fixture(scope="module")
 def undisturbed(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return files_of(encode_corpus(model, TEXTS, tmp_path_factory.mktemp("undisturbed") / "c", **SIZES).path)
-
-
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Count forward passes from now on; the given one fails."""
-    real: Any = getattr(part, BATCH)
-
-    def count(fail: int | None = None) -> list[int]:
-        done: list[int] = []
-
-        def passed(model: Any, texts: list[str], **options: Any) -> Any:
-            if len(done) == fail:
-                raise KeyboardInterrupt
-            done.append(len(texts))
-            return real(model, texts, **options)
-
-        monkeypatch.setattr(part, BATCH, passed)
-        return done
-
-    return count
 
 
 # Vectors
@@ -81,25 +50,10 @@ def test_vectors_are_those_of_the_model(model: SentenceTransformer, tmp_path: Pa
     assert run.seconds > 0
 
 
-def test_batches_are_made_by_positions(model: SentenceTransformer, tmp_path: Path, batches: Any) -> None:
-    done = batches()
-    texts = ["long " * 200, *["short"] * 20]
-    encode_corpus(model, texts, tmp_path / "c", batch_tokens=600, show_progress_bar=False)
-    assert done[0] == 1 and sum(done) == 21 and len(done) < 8
-
-
 def test_float16(model: SentenceTransformer, tmp_path: Path) -> None:
     vectors = vectors_of(encode_corpus(model, TEXTS, tmp_path / "c", dtype="float16", **SIZES))
     assert vectors.dtype == np.float16
     np.testing.assert_allclose(vectors, model.encode_document(TEXTS), atol=1e-3)
-
-
-def test_a_model_without_padding(tmp_path: Path) -> None:
-    """Positions of a bag of words are not counted."""
-    bag, run = tiny_model(), Run()
-    corpus = encode_corpus(bag, TEXTS, tmp_path / "c", run=run)
-    np.testing.assert_allclose(vectors_of(corpus), bag.encode_document(TEXTS), atol=1e-6)
-    assert (run.texts, run.positions) == (26, 0)
 
 
 def test_a_model_may_be_a_path(model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,28 +92,6 @@ def test_the_size_of_a_part_is_measured(
 
 # Passages
 
-LONG = "  Émile saw 😀😀 and a naïve cat. 春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。\n\nThe end  "
-
-
-@pytest.mark.parametrize("passages", ["8:3", "8", "1", "12:11"])
-@pytest.mark.parametrize("spaces", [True, False], ids=["spaces belong to tokens", "spaces are dropped"])
-def test_passages_cover_the_text_and_overlap(model: Any, passages: str, spaces: bool) -> None:
-    if not spaces:
-        fast: Any = PreTrainedTokenizerFast
-        model = SimpleNamespace(tokenizer=fast(tokenizer_object=tiny_model().tokenizer, unk_token="[UNK]"))
-    size, overlap = parse_passages(passages) or (0, 0)
-    (bounds,) = cutter(model, passages)([LONG])
-    starts, stops = bounds[::2], bounds[1::2]
-    assert starts[0] == 0 and stops[-1] == len(LONG)
-    assert all(start <= stop for start, stop in zip(starts[1:], stops[:-1], strict=True)), "nothing between them"
-    # A character of several tokens may be cut through: it then belongs to the later passage, or to both.
-    places = model.tokenizer([LONG], add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"][0]
-    plain = [number for number, place in enumerate(places) if places.count(place) == 1]
-    first, last = range(0, len(places) - size, size - overlap), len(places) - size
-    for bound, (start, stop) in zip([*first, last], zip(starts, stops, strict=True), strict=True):
-        tokens = [number for number in plain if start <= places[number][0] and places[number][1] <= stop]
-        assert tokens == [number for number in plain if bound <= number < bound + size]
-
 
 def test_passages_have_a_vector_each(model: SentenceTransformer, tmp_path: Path, batches: Any) -> None:
     run, done = Run(), batches()
@@ -174,15 +106,6 @@ def test_passages_have_a_vector_each(model: SentenceTransformer, tmp_path: Path,
     assert (totals["documents"], totals["vectors"]) == (4, sum(done)) and run.texts == run.total == sum(done) > 12
     with pytest.raises(ValueError, match=r"passages='16:5', but it was begun with '16:4' \(--passages\)"):
         encode_corpus(model, texts, tmp_path / "c", passages="16:5")
-
-
-def test_passages_that_cannot_be(tmp_path: Path) -> None:
-    for passages in ("0", "8:8", "a", "8:-1", "8:2:1", ""):
-        with pytest.raises(ValueError, match="passages='.*give the tokens"):
-            encode_corpus(tiny_model(), ["cat"], tmp_path / "c", passages=passages)
-    with pytest.raises(ValueError, match="passages='8' needs a tokenizer that says where"):
-        encode_corpus(tiny_model(), ["cat"], tmp_path / "c", passages="8")
-    assert not (tmp_path / "c").exists()
 
 
 # Going on
@@ -380,52 +303,3 @@ def test_bad_options_leave_no_folder(tmp_path: Path, options: dict[str, Any], me
     with pytest.raises(ValueError, match=message):
         encode_corpus(tiny_model(), TEXTS, tmp_path / "c", **options)
     assert not list(tmp_path.iterdir())
-
-
-# Vectors that cannot be used
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_unusable_vectors_are_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
-    """The vectors stay in their places; their documents are told."""
-    model = tiny_model()
-    wanted = model.encode_document(TEXTS)
-    real = model.encode_document
-    broken = {"number 3,": np.nan, "number 12,": 0, "number 13,": -np.inf, "number 25,": 1e5}
-
-    def encode_document(texts: list[str], **options: Any) -> Any:
-        vectors = np.array(real(texts, **options))
-        for row, text in enumerate(texts):
-            for name, value in broken.items():
-                if name in text:
-                    vectors[row, 0 if value else slice(None)] = value
-        return vectors
-
-    monkeypatch.setattr(model, "encode_document", encode_document)
-    corpus = encode_corpus(model, ["", *TEXTS], tmp_path / "c", dtype=dtype, part_size=8)
-    reasons = {3: "NaN or infinite", 12: "it is zero", 13: "NaN or infinite"}
-    reasons |= {13: "float16 cannot hold", 25: "float16 cannot hold"} if dtype == "float16" else {}
-    good = [number for number in range(26) if number not in {*reasons, 25}]
-    np.testing.assert_allclose(vectors_of(corpus)[good], wanted[good], atol=1e-6 if dtype == "float32" else 2e-3)
-    lines = [json.loads(line) for line in (corpus.path / "rejects.jsonl").read_text().splitlines()]
-    assert (lines[0]["place"], lines[0]["id"]) == ("record 0", None)
-    assert [(line["place"], line["id"], line["text"]) for line in lines[1:]] == [
-        (f"record {number + 1}", str(number + 1), TEXTS[number][:80]) for number in reasons
-    ]
-    assert all(reason in line["reason"] for line, reason in zip(lines[1:], reasons.values(), strict=True))
-    totals = corpus.header()["totals"]
-    assert (totals["rejected"], totals["unusable"], totals["documents"]) == (1, len(reasons), 26)
-    assert {reject.kind for reject in corpus.rejects()} == {"no text", "no vector"}
-
-
-def test_a_document_with_an_unusable_passage_is_set_aside_once(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real: Any = getattr(part, BATCH)
-    monkeypatch.setattr(
-        part,
-        BATCH,
-        lambda model, texts, **options: real(model, texts, **options) * [["春" not in text] for text in texts],
-    )
-    corpus = encode_corpus(model, ["a cat", LONG * 3, "b cat"], tmp_path / "c", passages="8:2", show_progress_bar=False)
-    assert [(one.place, one.kind) for one in corpus.rejects()] == [("record 1", "no vector")]

@@ -10,41 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contents import documents_of, files_of, times_of
+from contents import MIXED, SIZE, broken, documents_of, files_of, run, times_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kills import Operation, State, Trial
-from tiny import WORDS, tiny_model
 
-from st_reba.corpus import Corpus, Document, encode, encode_corpus, gather
+from st_reba.corpus import Corpus, Document, encode, gather
 from st_reba.corpus.gather import _cut_parts
 from st_reba.corpus.source import open_source
-
-MODEL = tiny_model()
-SIZE = 10
-MIXED: list[Any] = [
-    {"text": f"{WORDS[number % 12]} {number}"} if number % 3 else {"text": "given", "id": f"x{number}", "n": number}
-    for number in range(34)
-]
-MIXED[7] = {"text": " "}
-MIXED[12] = {"text": "twice", "id": "x3"}
-MIXED[25] = {"text": "once more", "id": "x3"}
-MIXED[13] = 5
-
-
-def run(path: Path, records: Any, **options: Any) -> Corpus:
-    return encode_corpus(MODEL, records, path, **{"part_size": SIZE, "show_progress_bar": False, **options})
-
-
-def write_lines(path: Path, records: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Corpus:
-    return run(tmp_path / "whole", MIXED)
-
 
 # What comes out
 
@@ -152,11 +125,6 @@ def test_used_ids_are_those_of_a_dictionary(ids: list[str | None], first: int) -
 
 
 # Stopped and gone on with
-
-
-def broken(stop: int) -> Iterator[Any]:
-    yield from MIXED[:stop]
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("stop", [1, 9, 10, 11, 29, 30, 34])
@@ -281,42 +249,6 @@ def test_a_changed_corpus_is_complete_at_its_end_alone(whole: Corpus, monkeypatc
         patch.setattr(encode, "finish", stop)
         run(whole.path, [{"text": "changed"}, *MIXED[1:]], overwrite=True)
     assert whole.pending() == [] and not whole.is_complete()
-
-
-# Files that are not what was written
-
-
-@pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "rejects.jsonl"])
-@pytest.mark.parametrize("harm", ["truncated", "altered", "missing", "more"])
-def test_verify_finds_a_damaged_file_and_it_is_made_again(whole: Corpus, name: str, harm: str) -> None:
-    whole.verify()
-    before, times = files_of(whole.path), times_of(whole.path)
-    path = whole.path / name
-    content = path.read_bytes()
-    if harm == "missing":
-        path.unlink()
-        assert whole.is_complete() == (name == "rejects.jsonl")
-    elif harm == "more":
-        name = name.replace("00001", "00009")
-        (whole.path / name).write_bytes(content + b"!" * (name == "rejects.jsonl"))
-    else:
-        middle = bytes([content[60] ^ 1])
-        path.write_bytes(content[:-1] if harm == "truncated" else content[:60] + middle + content[61:])
-    with pytest.raises(ValueError, match=f"{whole.path}/{name}: missing, or not what was written"):
-        whole.verify()
-    run(whole.path, MIXED)
-    assert files_of(whole.path) == before
-    changed = {file for file, time in times_of(whole.path).items() if times.get(file) != time}
-    assert {file[:5] for file in changed} <= {"00001"}
-
-
-def test_a_part_that_is_damaged_before_the_end_is_made_again(tmp_path: Path, whole: Corpus) -> None:
-    """There is no digest to compare with yet."""
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "c", broken(25))
-    path = Corpus(tmp_path / "c").documents_path(0)
-    os.truncate(path, path.stat().st_size - 1)
-    assert files_of(run(tmp_path / "c", MIXED).path) == files_of(whole.path)
 
 
 def test_links_are_refused(tmp_path: Path, whole: Corpus) -> None:

@@ -14,6 +14,10 @@ import pytest
 from huggingface_hub.utils import close_session
 from server import Hub, running
 
+import st_reba
+from st_reba import NoSink
+from st_reba.hub.saving import save
+
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 _getaddrinfo = socket.getaddrinfo
@@ -72,3 +76,14 @@ def environment() -> Callable[[Hub, Path], dict[str, str]]:
         }
 
     return make
+
+
+@pytest.fixture(scope="session")
+def echo_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with stages and a default prompt, saved; not to be changed."""
+    folder = tmp_path_factory.mktemp("golden") / "model"
+    stages = [NoSink("mask0-bidir", k=2)]
+    model = st_reba.build("mini", "echo", pooling="mean", stages=stages, prompts={"query": "Q: "}, device="cpu")
+    model.default_prompt_name = "query"
+    save(model, folder)
+    return folder

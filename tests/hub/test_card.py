@@ -190,9 +190,10 @@ def test_the_examples_run(saved: Path, model: SentenceTransformer, capsys: pytes
 def test_names_differ() -> None:
     models = [st_reba.build("mini", **options, device="cpu") for options, _ in MODELS.values()]
     models += [st_reba.build("mini", "echo", prompts={"query": prompt}, device="cpu") for prompt in ("Q: ", "P: ")]
-    names = [metadata(card_of(each))["model_name"] for each in models]
+    cards = [card_of(each) for each in models]
+    names = [metadata(card)["model_name"] for card in cards]
     assert len(set(names)) == len(names) and names[0] == "mini-reba-max_seq_length=101"
-    titles = [re.search("^# (.*)$", card_of(each), re.MULTILINE)[1] for each in models]  # type: ignore[index]
+    titles = [re.search("^# (.*)$", card, re.MULTILINE)[1] for card in cards]  # type: ignore[index]
     assert titles[0] == "mini with ReBA (last)" and titles[8] == "mini with Classical + NoSink (mean)"
 
 

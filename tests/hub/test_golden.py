@@ -1,10 +1,8 @@
-"""golden.json and verify: a model is known again, and whatever changes its vectors is found."""
+"""golden.json: a model is known again, on other machines and in other number types."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,62 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba import NoSink
 from st_reba.hub.golden import TEXTS, compare, read_golden, tolerance_of, write_golden
 from st_reba.hub.saving import save
-from st_reba.hub.verify import code_state, verify, verify_fresh
-
-Edit = Callable[[Path], None]
-
-
-def edit(name: str, *keys: Any, to: Any) -> Edit:
-    """Set a value of a JSON file."""
-
-    def change(folder: Path) -> None:
-        value: Any = json.loads((folder / name).read_text(encoding="utf-8"))
-        inner = value
-        for key in keys[:-1]:
-            inner = inner[key]
-        assert inner.get(keys[-1]) != to
-        inner[keys[-1]] = to
-        (folder / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-
-    return change
-
-
-def change_a_weight(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in sorted(tensors) if name.endswith("layers.0.mlp.down_proj.weight"))
-    tensors[name][3, 5] += 0.5
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def change_the_tokenizer(folder: Path) -> None:
-    path = folder / "tokenizer.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
-    vocabulary = value["model"]["vocab"]
-    one, two = [token for token, number in vocabulary.items() if number in (300, 301)]
-    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
-    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("golden") / "model"
-    stages = [NoSink("mask0-bidir", k=2)]
-    model = st_reba.build("mini", "echo", pooling="mean", stages=stages, prompts={"query": "Q: "}, device="cpu")
-    model.default_prompt_name = "query"
-    save(model, folder)
-    return folder
-
-
-@pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
+from st_reba.hub.verify import verify
 
 
 def test_the_texts() -> None:
@@ -77,52 +25,20 @@ def test_the_texts() -> None:
     assert "\n" in everything and "👍" in everything and "7.2%" in everything and "" in TEXTS
 
 
-def test_the_file_and_that_it_is_known_again(saved: Path) -> None:
-    value = read_golden(saved / "golden.json")
+def test_the_file_and_that_it_is_known_again(echo_saved: Path) -> None:
+    value = read_golden(echo_saved / "golden.json")
     assert (value["dtype"], value["device"], value["dimension"], value["prompt"]) == ("float32", "cpu", 192, None)
     assert value["versions"]["torch"] == torch.__version__ and value["versions"]["st-reba"] == st_reba.__version__
     assert tuple(each["text"] for each in value["texts"]) == TEXTS
     # The vectors are those of plain encode, without the default prompt.
-    model = SentenceTransformer(str(saved), device="cpu", truncate_dim=8)
+    model = SentenceTransformer(str(echo_saved), device="cpu", truncate_dim=8)
     model.default_prompt_name = None
     vectors = np.array([each["vector"] for each in value["texts"]])
     np.testing.assert_allclose(model.encode(list(TEXTS), truncate_dim=192), vectors, atol=1e-6, rtol=0)
-    report = verify(saved, device="cpu")
+    report = verify(echo_saved, device="cpu")
     assert report.ok and report.changes == {} and report.code is None and len(report.texts) == 20
     assert all(each.cosine > 1 - 1e-10 and each.difference < 1e-6 for each in report.texts)
-    assert verify(model, saved).ok and verify(model, saved / "golden.json").ok and model.truncate_dim == 8
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_a_weight,
-        change_the_tokenizer,
-        edit("sentence_bert_config.json", "layout", "repeats", to=3),
-        edit("sentence_bert_config.json", "stages", 0, "nosink", "k", to=3),
-        edit("sentence_bert_config.json", "stages", to=[]),
-        edit("1_Pooling/config.json", "pooling_mode", to="lasttoken"),
-    ],
-    ids=["weight", "tokenizer", "repeats", "k", "stages", "pooling"],
-)
-def test_a_change_is_found(folder: Path, change: Edit) -> None:
-    change(folder)
-    report = verify(folder, device="cpu")
-    assert not report.ok and report.changes == {} and report.worst.difference > report.tolerance
-    assert "FAIL" in str(report) and json.loads(json.dumps(report.to_dict()))["ok"] is False
-
-
-def test_changed_code_is_told(folder: Path) -> None:
-    assert code_state(str(folder)) is None
-    (folder / "st_reba_old.py").touch()
-    file = folder / "st_reba_repeat.py"
-    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n") + b"# mine\n")
-    report = verify(folder, device="cpu")
-    assert report.ok and "differs from st_reba" in str(report) and "st_reba_old.py, st_reba_repeat.py" in str(report)
-    (folder / "st_reba.py").write_text("from .st_reba_os import Nothing\n")
-    assert "names no version" in str(code_state(str(folder)))
-    (folder / "st_reba.py").unlink()
-    assert str(code_state(str(folder))).startswith("none in the repository")
+    assert verify(model, echo_saved / "golden.json").ok and model.truncate_dim == 8
 
 
 def test_the_tolerance_follows_depth_and_number_type(base: Callable[..., str]) -> None:
@@ -187,37 +103,10 @@ def test_models_with_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         ({"graph": "../model.onnx"}, "'graph'"),
     ],
 )
-def test_a_malformed_file_is_refused(saved: Path, tmp_path: Path, content: Any, message: str) -> None:
+def test_a_malformed_file_is_refused(echo_saved: Path, tmp_path: Path, content: Any, message: str) -> None:
     path = tmp_path / "golden.json"
     if isinstance(content, dict):
-        content = json.dumps({**read_golden(saved / "golden.json"), **content})
+        content = json.dumps({**read_golden(echo_saved / "golden.json"), **content})
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_golden(path)
-
-
-def test_what_cannot_be_compared(saved: Path, tmp_path: Path, base: Callable[..., str]) -> None:
-    with pytest.raises(ValueError, match="32 dimensions, and its golden vectors have 192"):
-        verify(st_reba.build(base("qwen3")), saved)
-    with pytest.raises(ValueError, match="golden=None"):
-        verify(st_reba.build("mini"))
-    model = st_reba.build("mini", "echo")
-    save(model, tmp_path / "without", golden=False)
-    with pytest.raises(FileNotFoundError, match="holds no golden.json"):
-        verify(tmp_path / "without")
-    with torch.no_grad():
-        next(model[0].model.parameters()).fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"No golden vector of ''.*NaN.*golden=False"):
-        save(model, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def test_another_process_tells_what_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it finds what is right is seen where models are pushed."""
-    change_a_weight(folder)
-    with pytest.raises(ValueError, match=r"does not give its golden vectors.*\d+ of 20 texts differ"):
-        verify_fresh(folder, device="cpu")
-    ended = subprocess.CompletedProcess([], 1, "Loading weights\n", "Traceback\nValueError: no weights\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(ValueError, match="is not published.*ValueError: no weights"):
-        verify_fresh(folder)

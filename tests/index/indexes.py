@@ -32,6 +32,9 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(random.choice(WORDS[:12], size=random.integers(1, 7))) for _ in range(count)]
 
 
+GIVEN = texts(40)
+
+
 def clustered(count: int, dim: int = DIM, seed: int = 0, centres: int = 20) -> NDArray[np.float32]:
     """Vectors of different lengths around some centres, as texts of some topics have them."""
     rng = np.random.default_rng(seed)

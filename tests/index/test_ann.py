@@ -176,22 +176,6 @@ def test_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert index.info()["factory"] == "IVF40,Flat" and index.change is not None and "100" in (index.change.why or "")
 
 
-def test_vectors_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.index.vectors._BLOCK_BYTES", 4 * DIM * 70)
-    values = clustered(500)
-    bounds = [0, 3, 3, 200, 500]
-    segments = [
-        Segment(np.arange(start, stop) * 2, lambda rows, start=start: values[start + rows])  # type: ignore[misc]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
-    vectors = Vectors(segments, DIM)
-    blocks = list(vectors.blocks())
-    assert max(map(len, blocks)) == 70 and np.array_equal(np.concatenate(blocks), values)
-    chosen = np.sort(np.random.default_rng(1).choice(500, 300, replace=False))
-    assert np.array_equal(vectors.take(chosen), values[chosen]) and vectors.count == 500
-    assert np.array_equal(vectors.keys, np.arange(500) * 2) and vectors.take(np.arange(0)).shape == (0, DIM)
-
-
 def test_flat_files_are_faiss_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written without FAISS, to the byte as FAISS would; another version that reads them otherwise is refused."""
     vectors, keys = unit(clustered(50)), np.arange(50) * 3

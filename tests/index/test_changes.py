@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,6 @@ from st_reba.corpus import part as encoding
 from st_reba.fingerprint import ModelFingerprint
 from st_reba.index import Document, Index
 from st_reba.index.vectors import scaled
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    documents = [Document("cat", "a", {"n": 1}), Document("dog", "b"), Document("ship", "c")]
-    return Index.build(MODEL, documents, tmp_path / "index", **QUIET)
 
 
 def contents(index: Index) -> dict[str | None, str]:
@@ -58,33 +51,6 @@ def test_an_id_that_is_there(index: Index, tmp_path: Path) -> None:
     assert (change.added, change.rejected, change.replaced) == (1, {"id in the index": 1}, 0)
     assert [(one.id, one.text) for one in index.rejects()] == [("b", "gold")]
     assert contents(index) == {**before, "x": "moon"}
-
-
-def test_what_is_there_already_is_not_encoded(index: Index, seen: list[str]) -> None:
-    same = [Document("cat", "a", {"n": 1}), Document("dog", "b")]
-    generation = index.info()["changes"]
-    for change in (index.add(same), index.upsert(same), index.add(same)):
-        assert (change.unchanged, change.added, change.replaced, change.repeated) == (2, 0, 0, False)
-    assert seen == [] and index.info()["changes"] == generation
-    # Other metadata is another document.
-    change = index.upsert([Document("cat", "a", {"n": 2}), Document("fish", "f"), *same[1:]])
-    assert (change.replaced, change.added, change.unchanged) == (1, 1, 1) and sorted(seen) == ["cat", "fish"]
-    document = index.get("a")
-    assert document == Document("cat", "a", {"n": 2}) and contents(index)["f"] == "fish"
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that the model encodes as documents, but for the fingerprint's."""
-    found: list[str] = []
-    real = encoding.encode_batch
-
-    def encode(model: Any, texts: list[str], **options: Any) -> Any:
-        found.extend(texts)
-        return real(model, texts, **options)
-
-    monkeypatch.setattr(encoding, "encode_batch", encode)
-    return found
 
 
 def test_rejects_are_part_of_the_commit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,91 +309,3 @@ def test_from_corpora(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not an encoded corpus"):
         Index.from_corpus(tmp_path, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
-
-
-def test_an_open_index_sees_one_deletion_after_the_other(tmp_path: Path) -> None:
-    documents = [Document(text, f"d{n}") for n, text in enumerate(texts(50))]
-    writer = Index.build(MODEL, documents, tmp_path / "index", **QUIET)
-    with Index.open(writer.path, MODEL) as reader:
-        for number, identity in enumerate(("d40", "d3")):
-            assert len(reader.search("cat", 50)) == 50 - number
-            writer.delete([identity])
-        assert len(reader.search("cat", 50)) == 48
-
-
-# Killed and repeated
-
-
-@pytest.mark.parametrize("between", [False, True])
-def test_an_addition_that_was_told_of_nobody(
-    index: Index, seen: list[str], monkeypatch: pytest.MonkeyPatch, between: bool
-) -> None:
-    """It took effect, and its writer was killed before it could say so; another may have added meanwhile."""
-
-    def killed(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("st_reba.index.index.sweep", killed)
-        with pytest.raises(KeyboardInterrupt):
-            index.add(["moon", "king"])
-    assert len(index) == 5
-    if between:
-        assert index.add(["rain"]).added == 1
-        assert index.add([Document("salt", "s")]).added == 1
-    assert index.add(["moon", "king"]).repeated and len(index) == 5 + 2 * between
-    assert (
-        not (index.path / ".building").exists()
-        and sorted(seen)[:2] == ["king", "moon"]
-        and len(seen) == 2 + 2 * between
-    )
-    # Once told, the same texts are more texts, if they are to be.
-    assert index.add(["moon", "king"], again=True).added == 2
-
-
-@pytest.mark.parametrize("step", [encoding.encode_batch, changes.take_in])
-def test_what_was_encoded_is_not_encoded_again(
-    index: Index, seen: list[str], monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
-) -> None:
-    """Stopped while texts are encoded, or taken in; others add in between."""
-    given, options = texts(40), {"part_size": 5, "batch_size": 5}
-    count = 0
-
-    def stopped(*arguments: Any, **named: Any) -> Any:
-        nonlocal count
-        count += 1
-        if step is changes.take_in or count == 5:
-            raise KeyboardInterrupt
-        return real(*arguments, **named)
-
-    with monkeypatch.context() as patched:
-        target = (
-            (encoding, "encode_batch")
-            if step is not changes.take_in
-            else (__import__("st_reba.index.index", fromlist=["x"]), "take_in")
-        )
-        real = getattr(*target)
-        patched.setattr(*target, stopped)
-        with pytest.raises(KeyboardInterrupt):
-            index.add(given, **options)
-    assert len(index) == 3 and len(seen) == (20 if step is not changes.take_in else 40)
-    (left,) = index.info()["unfinished"]
-    assert (left["parts"], left["left"]) == (8, 4 if step is not changes.take_in else 0)
-    assert index.add(["moon"]).added == 1
-    assert index.add(given, **options).added == 40 and sorted(seen) == sorted([*given, "moon"])
-    assert index.info()["unfinished"] == [] and not (index.path / ".building").exists()
-
-
-def test_a_build_goes_on(tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    given, path = texts(40), tmp_path / "i"
-    with monkeypatch.context() as patched:
-        patched.setattr("st_reba.index.index.take_in", lambda *a, **b: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            Index.build(MODEL, given, path, **QUIET)
-        with pytest.raises(ValueError, match="record 40"):
-            Index.build(MODEL, [*given, ""], path, **QUIET)
-    with pytest.raises(FileNotFoundError, match="no index"):
-        Index.open(path)
-    # Another input goes its own way, and then there is an index.
-    assert len(Index.build(MODEL, given, path, **QUIET)) == 40 and sorted(seen) == sorted(given)
-    assert not (path / ".building").exists()

@@ -1,4 +1,4 @@
-"""Any sequence of changes and searches, of several who have the index open, against a dictionary."""
+"""Any sequence of changes and searches, of several who have the index open, against a dictionary; other models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from indexes import MODEL, QUIET, WORDS
-from tiny import cosines
+from indexes import GIVEN, MODEL, QUIET, WORDS
+from tiny import cosines, tiny_model
 
+import st_reba.fingerprint
 import st_reba.index.changes as changes
 from st_reba.index import Document, Index
 
@@ -193,3 +195,82 @@ TestLife.settings = settings(
     derandomize="CI" in os.environ,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_other_models(path: Path) -> None:
+    cut = tiny_model()
+    cut.truncate_dim = 8
+    for other, message in ((tiny_model(seed=1), "vectors of 8 probe texts"), (cut, "dimension: 16 there, 8 here")):
+        with pytest.raises(ValueError, match=f"cannot be used with.*{message}"):
+            Index.open(path, other)
+        with pytest.raises(ValueError, match=message):
+            Index.open(path).search("cat", model=other)
+        with pytest.raises(ValueError, match=message):
+            Index.open(path).add(["cat"], model=other)
+    with pytest.raises(ValueError, match="does not say where its model is; name it: --model"):
+        Index.open(path).search("cat")
+    euclidean = tiny_model()
+    euclidean.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="'euclidean'; an index compares by cosine or dot"):
+        Index.build(euclidean, ["cat"], path.parent / "bad")
+    assert not (path.parent / "bad").exists()
+
+
+def test_another_configuration_of_the_same_model(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another version of a library, a new key with its default, another dtype: the vectors decide."""
+    monkeypatch.setattr(st_reba.fingerprint, "_configuration", lambda *given: "another")
+    assert Index.open(path, tiny_model()).search(GIVEN[0], 1) and "another configuration" in caplog.text
+    monkeypatch.undo()
+    half = tiny_model().half()
+    assert Index.open(path, half).search(GIVEN[0], 1)[0].text == GIVEN[0]
+
+
+def test_a_model_that_is_trained_on(path: Path) -> None:
+    model = tiny_model()
+    index = Index.open(path, model)
+    assert index.search("cat", 1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    for use in (lambda: index.search("cat", 1), lambda: index.add(["cat"])):
+        with pytest.raises(ValueError, match="cannot be used"):
+            use()
+
+
+def test_the_index_finds_its_model(tmp_path: Path) -> None:
+    folder = tmp_path / "some where 模型 😀"
+    MODEL.save_pretrained(str(folder / "model"), create_model_card=False)
+    with Index.build(folder / "model", GIVEN, folder / "an index", **QUIET) as built:
+        expected = built.search("cat moon", 5)
+    moved = folder.rename(tmp_path / "moved #1?%20")
+    with Index.open(moved / "an index") as index:
+        assert index.search("cat moon", 5) == expected
+        assert index.add(["moon moon"]).added == 1 and index.info()["model_source"] == "../model"
+        assert index.verify()["path"] == str(moved / "an index")
+    shutil.rmtree(moved / "model")
+    with pytest.raises(ValueError, match="which is gone; name it"):
+        Index.open(moved / "an index").search("cat")
+
+
+def test_what_is_not_replaced(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    (tmp_path / "file").touch()
+    for target, message in (
+        (path, "already there; give another path, or overwrite=True"),
+        (tmp_path / "other", "not an index"),
+        (tmp_path / "file", "a file is there"),
+    ):
+        with pytest.raises(FileExistsError, match=message):
+            Index.build(MODEL, ["cat"], target, overwrite=target != path)
+    with pytest.raises(TypeError, match="colour='red': there is no such option"):
+        Index.build(MODEL, ["cat"], tmp_path / "new", colour="red")
+    assert os.listdir(tmp_path / "other") == ["mine.txt"] and not (tmp_path / "new").exists()
+    for missing in (tmp_path / "nowhere", tmp_path / "other", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match="no index is there"):
+            Index.open(missing)
+    with Index.open(path, MODEL) as old:
+        Index.build(MODEL, ["moon"], path, overwrite=True, **QUIET).close()
+        assert [one.text for one in old.search("moon")] == ["moon"] and len(list(path.glob("*.faiss"))) == 1

@@ -12,11 +12,9 @@ from indexes import DIM, MODEL, QUIET, WORDS, brute, clustered, from_vectors, kn
 from marks import slow_but
 from tiny import cosines, tiny_model
 
-import st_reba
-from st_reba.corpus import encode_corpus
 from st_reba.index import Document, Index, SearchResult
+from st_reba.index.ann import load_faiss
 from st_reba.index.searcher import Searcher
-from st_reba.index.vectors import best
 
 COUNT = 400
 FACTORIES = {
@@ -34,7 +32,9 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize(
+    "factory", slow_but(FACTORIES, "Flat", "IVF8,Flat", "HNSW8", "OPQ4,IVF8,PQ4x4", "IVF8,PQ4x4,RFlat")
+)
 def test_is_brute_force(factory: str, tmp_path: Path) -> None:
     """Of all, and of those that meet conditions; with what was deleted, folded in, deleted again and added."""
     metadata = [{"n": n, "group": n % 7} for n in range(COUNT)]
@@ -71,36 +71,6 @@ def test_is_brute_force(factory: str, tmp_path: Path) -> None:
                     if factory == "Flat":
                         assert [one.id for one in found] == [ids[rows[row]] for row in best]
                     assert len({one.id for one in found}) == len(found)
-
-
-def test_one_by_one_is_as_in_a_batch(tmp_path: Path) -> None:
-    """Bit for bit, with many or few vectors outside of the FAISS file; equal scores by key, wherever they lie."""
-    vectors = clustered(300)
-    vectors[50:90] = vectors[7]
-    index = from_vectors(tmp_path / "i", vectors)
-    queries = np.concatenate([unit(clustered(70, seed=3)), unit(vectors[7:8])])
-    for more in (20, 200):
-        index.add(["gold moon"] * more, **QUIET, again=True)
-        for where in (None, {"x": {"exists": False}}):
-            batch = index.search(queries, 25, where=where)
-            assert [index.search(query, 25, where=where) for query in queries] == batch
-            assert batch == index.search(queries, 25, where=where)
-        assert [one.id for one in index.search(vectors[7], 41)] == ["7", *map(str, range(50, 90))]
-        found: Any = index.search("moon gold", 15)
-        assert [one.id for one in found] == [str(n) for n in range(300, 315)]
-        assert {one.score for one in found} == {found[0].score}
-
-
-@pytest.mark.parametrize("count", [10, 100])
-def test_equals_stand_by_key_however_many_there_are(count: int) -> None:
-    random = np.random.default_rng(0)
-    scores = random.integers(3, size=(5, count)).astype(np.float32)
-    keys = np.stack([random.permutation(count) for _ in scores])
-    keys[0, : count // 2] = -1
-    found = best(scores, keys, 4)
-    for row in range(5):
-        there = [(-score, key) for score, key in zip(scores[row], keys[row], strict=True) if key >= 0]
-        assert [(-score, key) for score, key in zip(*(each[row] for each in found), strict=True)] == sorted(there)[:4]
 
 
 def test_equals_cost_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,34 +145,22 @@ def test_refused_queries(tmp_path: Path) -> None:
         index.search(np.ones(DIM))
 
 
-@pytest.mark.parametrize("factory", slow_but(["Flat", "IVF2,Flat"], "Flat"))
-def test_passages(factory: str, tmp_path: Path) -> None:
-    """A document is found by its best passage, and once."""
-    model = st_reba.build("mini", pooling="mean")
-    long = "The bank raised its rates. " * 6 + "A cat sleeps on the roof. " + "Ships sail at dawn. " * 6
-    short = [Document(f"Short {n}.", f"s{n}") for n in range(4)]
-    given = [Document(long, "long"), *short, Document(long * 2, "longer")]
-    options: dict[str, Any] = {"factory": factory, "parameters": "nprobe=2" if factory != "Flat" else None}
-    index = Index.build(model, given, tmp_path / "i", passages="12:3", **options, **QUIET)
-    index.add([Document(long[100:], "third")], **QUIET)
-    index.delete(["s0"])
-    rows = encode_corpus(model, [*given, Document(long[100:], "third")], tmp_path / "c", passages="12:3", **QUIET)
-    passages = [(row, text, unit(vector[None])[0]) for row, vectors in rows.read(0)
-                for text, vector in zip(row.passages, vectors, strict=True)]  # fmt: skip
-    assert index.info()["vectors"] == len(passages) - 1 > 40 and len(index) == 6
-    for query in ("A cat sleeps", "Ships sail"):
-        own = unit(model.encode_query([query]))[0].astype(np.float64)
-        best: dict[Any, float] = {}
-        for row, _, vector in passages:
-            if row.id != "s0":
-                best[row.id] = max(best.get(row.id, -2.0), float(vector @ own))
-        expected = sorted(best.values(), reverse=True)
-        for k in (1, 2, 6, 9):
-            found = index.search(query, k)
-            assert [one.score for one in found] == pytest.approx(expected[:k], abs=1e-5)
-            assert len({one.id for one in found}) == len(found) == min(k, 6)
-            for one in found:
-                of_it = [vector @ own for row, text, vector in passages if (row.id, text) == (one.id, one.passage)]
-                assert max(of_it) == pytest.approx(one.score, abs=1e-5)
-    assert index.search("A cat sleeps", 1, ids_only=True)[0].passage is None
-    assert next(iter(index)).text == long and index.verify()["vectors"] == len(passages) - 1
+def test_a_faiss_file_that_does_not_fit(tmp_path: Path) -> None:
+    faiss, vectors = load_faiss(), np.eye(4, DIM, dtype=np.float32)
+
+    def written(inner: Any, ids: list[int] | None) -> Path:
+        whole = inner if ids is None else faiss.IndexIDMap(inner)
+        whole.add(vectors) if ids is None else whole.add_with_ids(vectors, np.array(ids))
+        faiss.write_index(whole, str(tmp_path / "x.faiss"))
+        return tmp_path / "x.faiss"
+
+    assert Searcher(written(faiss.IndexFlatIP(DIM), [1, 3, 4, 9]), DIM).count == 4
+    for inner, ids, dim, message in (
+        (faiss.IndexFlatIP(DIM), [1, 3, 4, 9], DIM + 1, f"of dimension {DIM}, not {DIM + 1}"),
+        (faiss.IndexFlatL2(DIM), [1, 3, 4, 9], DIM, "or of another metric"),
+        (faiss.IndexFlatIP(DIM), None, DIM, "its vectors have no ids"),
+        (faiss.IndexFlatIP(DIM), [1, 4, 3, 9], DIM, "its ids do not ascend"),
+        (faiss.IndexFlatIP(DIM), [1, 3, 3, 9], DIM, "its ids do not ascend"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Searcher(written(inner, ids), dim)

@@ -1,7 +1,4 @@
-"""A model that is made once, and a way to ask an application several things at once, without a network.
-
-The tests name it as a plugin: pytest takes a conftest.py of a folder that comes before tests/conftest.py for that one.
-"""
+"""A model that is made once, and a way to ask an application several things at once, without a network."""
 
 from __future__ import annotations
 

@@ -65,25 +65,11 @@ def test_dimensions(ask: Ask, model: SentenceTransformer) -> None:
 
 
 @pytest.mark.parametrize(
-    "given, status, param, word",
+    ("given", "status", "param", "word"),
     [
-        (b'{"inp', 400, None, "no JSON"),
-        (b"[" * 100_000, 400, None, "no JSON"),
-        (b"[1]", 400, None, "object"),
         (b'{"input": "\\ud800"}', 400, "input", "surrogate"),
-        ({"model": "m"}, 400, "input", "string"),
-        ({"input": []}, 400, "input", "empty"),
-        ({"input": [1, 2]}, 400, "input", "check_embedding_ctx_length=False"),
-        ({"input": [[1, 2]]}, 400, "input", "token ids"),
-        ({"input": ["a", 1]}, 400, "input", "strings"),
         ({"input": "a", "model": "other"}, 404, "model", "m:query"),
-        ({"input": "a", "model": "m:query", "input_type": "document"}, 400, "input_type", "exclude"),
-        ({"input": "a", "input_type": "question"}, 400, "input_type", "'query'"),
         ({"input": "a", "dimensions": 193}, 400, "dimensions", "192"),
-        ({"input": "a", "dimensions": True}, 400, "dimensions", "whole"),
-        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "base64"),
-        ({"input": "a", "user": 1}, 400, "user", "string"),
-        ({"input": "a", "prompt": "x"}, 400, "prompt", "input_type"),
         ({"input": ["a"] * 9}, 422, "input", "several requests"),
         ({"input": "a " * 90}, 422, "input", "tokens"),
         (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None, "1 MiB"),
@@ -91,24 +77,11 @@ def test_dimensions(ask: Ask, model: SentenceTransformer) -> None:
     ids=lambda value: str(value)[:24],
 )
 def test_refused(ask: Ask, given: Any, status: int, param: str | None, word: str) -> None:
+    """Each field is tested in test_requests.py."""
     (answer,) = ask((PATH, given), settings=Settings(max_texts=8, max_tokens=100, max_body=1))
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param) and word in error["message"]
     assert error["type"] == "invalid_request_error"
-
-
-def test_refused_by_path_and_kind(ask: Ask) -> None:
-    nowhere, method, kind, search, unknown, there = ask(
-        ("/v1/nowhere", None),
-        (PATH, None),
-        (PATH, {"input": "a"}, {"Content-Type": "text/plain"}),
-        ("/v1/search", {"query": "a"}),
-        ("/v1/models/other", None),
-        ("/v1/models/m:query", None),
-    )
-    assert [one.status_code for one in (nowhere, method, kind, search, unknown)] == [404, 405, 415, 404, 404]
-    assert all("message" in one.json()["error"] for one in (nowhere, method, kind, search, unknown))
-    assert there.json()["dimensions"] == 192
 
 
 def test_keys_and_hosts(ask: Ask) -> None:
@@ -125,18 +98,13 @@ def test_keys_and_hosts(ask: Ask) -> None:
     assert (named.status_code, other.status_code) == (200, 403)
 
 
-def test_models_health_and_metrics(ask: Ask, model: SentenceTransformer) -> None:
-    app = make_app(model, "m")
-    (answer,) = ask(("/v1/models", None), app=app)
-    assert [one["id"] for one in answer.json()["data"]] == ["m", "m:query", "m:document"]
-    ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
-    health, metrics = ask(("/health", None), ("/metrics", None), app=app)
+def test_models_and_health(ask: Ask) -> None:
+    models, there, unknown, health = ask(
+        ("/v1/models", None), ("/v1/models/m:query", None), ("/v1/models/other", None), ("/health", None)
+    )
+    assert [one["id"] for one in models.json()["data"]] == ["m", "m:query", "m:document"]
+    assert there.json()["dimensions"] == 192 and unknown.json()["error"]["code"] == "model_not_found"
     assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
-    lines = metrics.text.splitlines()
-    assert "st_reba_texts_total 2.0" in lines and "st_reba_waiting_texts 0.0" in lines
-    assert f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}" in lines
-    for status in (200, 400):
-        assert f'st_reba_requests_total{{path="{PATH}",status="{status}"}} 1.0' in lines
 
 
 @pytest.fixture
@@ -152,18 +120,14 @@ def test_search(ask: Ask, index: Index) -> None:
         ("/v1/search", {"query": "一只猫", "k": 4, "where": where}),
         ("/v1/search", {"query": ["a cat", "money"]}),
         ("/v1/search", {"query": "a cat", "ids_only": True}),
-        ("/v1/search", {"query": " "}),
-        ("/v1/search", {"query": "a", "k": 0}),
         ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
-        ("/v1/search", {"query": "a", "where": []}),
-        ("/v1/search", {"query": "a", "top": 1}),
+        ("/v1/search", {"query": "a", "k": 0}),
         index=index,
     )
     assert one.json()["results"] == _shown(index.search("一只猫", 4, where=where))
     assert many.json()["results"] == [_shown(found) for found in index.search(["a cat", "money"])]
     assert ids.json()["results"] == _shown(index.search("a cat", ids_only=True))
-    assert [one.status_code for one in refused] == [400] * 5
-    assert [one.json()["error"]["param"] for one in refused] == ["query", "k", "where", "where", "top"]
+    assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, "where"), (400, "k")]
 
 
 def _shown(found: Any) -> list[dict[str, Any]]:

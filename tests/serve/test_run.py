@@ -1,4 +1,4 @@
-"""The command and its process: what it hands on, what it refuses, and how it stops."""
+"""The server's process: what it refuses, what it warns of, and how it stops."""
 
 from __future__ import annotations
 
@@ -16,53 +16,10 @@ import pytest
 import torch
 
 import st_reba.serve
-from st_reba.cli import main
-from st_reba.serve import Settings, run
+from st_reba.serve import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from serving import process
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    monkeypatch.setattr(st_reba.serve, "serve", lambda model, **given: calls.append((model, given)))
-    return calls
-
-
-def test_what_the_command_hands_on(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "organization/model"]) == 0
-    model, given = served.pop()
-    assert (model, given.pop("settings")) == ("organization/model", Settings())
-    assert (given["host"], given["port"]) == ("127.0.0.1", 8080)
-    options = [
-        "--queue",
-        "7",
-        "--delay",
-        "2.5",
-        "--max-body",
-        "1",
-        "--batch-size",
-        "4",
-        "--threads",
-        "2",
-        "--name",
-        "n",
-    ]
-    for option, told in (((), "U  (Ctrl+C ends it)\n"), (("--json",), '{"url": "U"}\n'), (("-q",), "")):
-        assert main(["serve", "organization/model", *option]) == 0
-        served.pop()[1]["ready"]("U")
-        assert capsys.readouterr().out == told
-    assert main(["serve", "organization/model", *options]) == 0
-    _, given = served.pop()
-    assert given["settings"] == Settings(queue=7, delay=2.5, max_body=1, batch_size=4)
-    assert (given["threads"], given["name"]) == (2, "n")
-
-
-@pytest.mark.parametrize("name", ["delay", "batch_size", "queue"])
-def test_settings_are_at_least_one(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        Settings(**{name: 0})
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

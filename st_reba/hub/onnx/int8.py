@@ -49,6 +49,8 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     }
     for name in ("alone_against_float32", "batched_against_float32"):
         if not Rounded(QUANTIZED, **measured[name]).ok:  # type: ignore[arg-type]
+            for file in target.parent.glob(f"{target.name}*"):
+                file.unlink()
             raise ValueError(
                 f"--quantize int8 loses too much with this model: {name.replace('_', ' ')}, cosines of {len(texts)} "
                 f"texts are min {measured[name]['min']}, mean {measured[name]['mean']}, where at least "  # type: ignore[index]

@@ -14,7 +14,7 @@ from marks import slow_but
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba import NoSink, Prepend, ReadLayers
+from st_reba import NoSink, ReadLayers
 from st_reba.hub import onnx as exporting
 from st_reba.hub.onnx.attention import graph_attention
 from st_reba.hub.onnx.graph import EmbeddingGraph
@@ -88,9 +88,3 @@ def test_exported(base: Callable[..., str], tmp_path: Path, name: str) -> None:
     assert above > 0 and total(graph) == pytest.approx(sum(matrices) - above, rel=0.02)
     if name == "truncated":  # the other's weights are transposed, and lose their names
         assert layers_in(graph) == set(range(runs))
-
-
-def test_prepended_placeholders_are_refused() -> None:
-    model = st_reba.build("mini", "echo", stages=[Prepend(1)])
-    with pytest.raises(ValueError, match="prepend: a token that is replaced"):
-        method_of(model)

@@ -17,12 +17,11 @@ from server import Hub
 
 import st_reba
 from st_reba import zoo
-from st_reba.cli import main
 from st_reba.hub import onnx as exporting
 from st_reba.hub.onnx.int8 import quantize
 from st_reba.hub.push import push
 from st_reba.hub.saving import save
-from st_reba.hub.verify import verify, verify_fresh
+from st_reba.hub.verify import verify
 from st_reba.persistence import load
 
 pytest.importorskip("onnxruntime")
@@ -124,23 +123,6 @@ def test_the_card_s_example_runs(recipe: dict[str, Path], monkeypatch: pytest.Mo
     assert asked == [("path/to/model", "main")] and np.abs(names["vectors"] - wanted).max() < 1e-5
 
 
-def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = verify(folder)
-    assert report.ok and report.graph == "onnx/model.onnx" and report.code is None and report.changes == {}
-    assert len(report.texts) >= 19 and max(each.difference for each in report.texts) < 1e-5
-    assert report.tolerance == 1e-4
-    assert main(["verify", str(folder)]) == 0
-    assert "run by onnxruntime: onnx/model.onnx\n" in capsys.readouterr().out
-    golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-    golden["versions"]["onnxruntime"] = "1.0"
-    golden["texts"][3]["vector"][0] += 0.01
-    (folder / "golden.json").write_text(json.dumps(golden), encoding="utf-8")
-    assert main(["verify", str(folder), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert [each["ok"] for each in told["texts"]].count(False) == 1 and not told["texts"][3]["ok"]
-    assert list(told["changes"]) == ["onnxruntime"] and told["graph"] == "onnx/model.onnx"
-
-
 @pytest.mark.slow
 def test_another_graph_is_found(recipe: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(recipe["onnx"], tmp_path / "onnx"))
@@ -149,50 +131,6 @@ def test_another_graph_is_found(recipe: dict[str, Path], tmp_path: Path) -> None
     shutil.copy(rounded, folder / "onnx" / "model.onnx")
     report = verify(folder)
     assert not report.ok and all(each.difference > 1e-4 for each in report.texts)
-
-
-@pytest.mark.slow
-def test_the_graph_of_8_bits_is_run_too(
-    recipe: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import onnx
-
-    folder = Path(shutil.copytree(recipe["onnx"], tmp_path / "onnx"))
-    report = verify(folder)
-    measured = json.loads((folder / "onnx" / "model_quantized.json").read_text(encoding="utf-8"))
-    assert report.rounded is not None and report.ok
-    assert report.rounded.min == pytest.approx(measured["alone_against_float32"]["min"], abs=1e-4)
-    assert "onnx/model_quantized.onnx: ok, cosines min 0.99" in str(report)
-    file = folder / "onnx" / "model_quantized.onnx"
-    graph = onnx.load(str(file))
-    for each in graph.graph.initializer:
-        if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 2:
-            each.raw_data = bytes(byte if number % 3 else 0 for number, byte in enumerate(each.raw_data))
-    onnx.save(graph, str(file))
-    assert main(["verify", str(folder)]) == 1
-    assert "onnx/model_quantized.onnx: FAIL, cosines min" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"not published.*onnx/model_quantized.onnx gives cosines of min"):
-        verify_fresh(folder)
-    file.write_bytes(b"no graph")
-    assert main(["verify", str(folder)]) == 2
-    assert "onnxruntime does not read onnx/model_quantized.onnx" in capsys.readouterr().err
-
-
-def test_verify_says_what_it_cannot(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for option in (["--device", "cuda"], ["--dtype", "bfloat16"]):
-        assert main(["verify", str(folder), *option]) == 2
-        error = capsys.readouterr().err
-        assert "exported graph" in error and option[1] in error
-    assert main(["verify", str(folder), "--device", "cpu", "--dtype", "float32"]) == 0
-    with monkeypatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "onnxruntime", None)
-        assert main(["verify", str(folder)]) == 2
-        assert "pip install 'st-reba[onnx]'" in capsys.readouterr().err
-    (folder / "onnx" / "model.onnx").unlink()
-    assert main(["verify", str(folder)]) == 2
-    assert "holds no onnx/model.onnx" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -247,18 +185,18 @@ def test_vectors_of_the_other_are_not_taken_for_its_own(hub: Hub, recipe: dict[s
 
 
 @pytest.mark.parametrize("name", ["modules.json", "README.md", "golden.json", "tokenizer.json", "onnx/model.onnx"])
-def test_an_incomplete_folder_is_refused(hub: Hub, folder: Path, name: str) -> None:
-    (folder / name).unlink()
+def test_an_incomplete_folder_is_refused(hub: Hub, by_hand: Path, name: str) -> None:
+    (by_hand / name).unlink()
     with pytest.raises(ValueError, match=f"holds no {name}, so it is not complete.*st-reba onnx"):
-        push(folder, REPO, say=quiet)
+        push(by_hand, REPO, say=quiet)
     assert hub.seen == []
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "custom.py", "onnx/model.bin", "onnx/run.sh"])
-def test_what_does_not_belong_is_refused(hub: Hub, folder: Path, name: str) -> None:
-    (folder / name).write_bytes(b"x")
+def test_what_does_not_belong_is_refused(hub: Hub, by_hand: Path, name: str) -> None:
+    (by_hand / name).write_bytes(b"x")
     with pytest.raises(ValueError, match=f"is not published: {name}[. ]"):
-        push(folder, REPO, say=quiet)
+        push(by_hand, REPO, say=quiet)
     assert hub.seen == []
 
 
