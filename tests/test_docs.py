@@ -109,3 +109,11 @@ def test_links(page: str) -> None:
         assert target.is_file(), f"{page}: {link}"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{page}: {link}; there are {sorted(_anchors(target))}"
+
+
+def test_every_module_has_its_test_file() -> None:
+    """But for those that hold a constant alone."""
+    package = [path.relative_to(ROOT / "st_reba") for path in (ROOT / "st_reba").rglob("*.py")]
+    alone = {"__init__.py", "__main__.py", "embedded.py", "version.py"}
+    files = [ROOT / "tests" / path.with_name(f"test_{path.name}") for path in package if path.name not in alone]
+    assert files and not [str(file.relative_to(ROOT)) for file in files if not file.is_file()]

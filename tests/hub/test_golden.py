@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -28,7 +28,7 @@ def test_the_texts() -> None:
 def test_the_file_and_that_it_is_known_again(echo_saved: Path) -> None:
     value = read_golden(echo_saved / "golden.json")
     assert (value["dtype"], value["device"], value["dimension"], value["prompt"]) == ("float32", "cpu", 192, None)
-    assert value["versions"]["torch"] == torch.__version__ and value["versions"]["st-reba"] == st_reba.__version__
+    assert value["versions"]["torch"] == version("torch") and value["versions"]["st-reba"] == st_reba.__version__
     assert tuple(each["text"] for each in value["texts"]) == TEXTS
     # The vectors are those of plain encode, without the default prompt.
     model = SentenceTransformer(str(echo_saved), device="cpu", truncate_dim=8)
@@ -60,8 +60,8 @@ def test_half_precision_and_other_versions(base: Callable[..., str], tmp_path: P
     assert exact.tolerance == stored["tolerance"] == tolerance_of(model) and exact.worst.difference > 1e-4
     stored["versions"]["torch"], stored["device"] = "2.4.0", "cuda (A100)"
     told = compare(model, stored)
-    assert told.ok and told.changes == {"device": ("cuda (A100)", "cpu"), "torch": ("2.4.0", torch.__version__)}
-    assert f"changed since: torch 2.4.0 -> {torch.__version__}" in str(told)
+    assert told.ok and told.changes == {"device": ("cuda (A100)", "cpu"), "torch": ("2.4.0", version("torch"))}
+    assert f"changed since: torch 2.4.0 -> {version('torch')}" in str(told)
     for each in stored["texts"]:
         each["vector"] = [1.2 * number for number in each["vector"]]
     longer = compare(model, stored)
