@@ -27,7 +27,6 @@ Base = Callable[..., str]
         (LayerPlan("extra", k=1, variant="published"), lambda e, one, two, norm: norm(two(one(e)) + two(e))),
         (LayerPlan("extend", k=2), lambda e, one, two, norm: norm(two(two(two(one(e)))))),
     ],
-    ids=repr,
 )
 def test_one_token(base: Base, plan: LayerPlan, by_hand: Callable[..., Tensor]) -> None:
     first: Any = transformer(base("llama", "plain"), "nosink", [plan])
