@@ -55,7 +55,7 @@ def told(
         blocks = [without_trust(block) for block in blocks]
     job = {
         "route": request.param,
-        "module": request.module.__name__,
+        "module": Path(request.module.__file__).stem,
         "blocks": blocks,
         "given": GIVEN,
         "places": {name: str(place) for name, place in places.items()},
