@@ -28,7 +28,6 @@ import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.describe import describe
 
-Base = Callable[..., str]
 PROMPTS = {"query": "Instruct: find the answer.\nQuery: ", "document": ""}
 POOLINGS = ["lasttoken", "mean", "cls", "weightedmean"]
 
@@ -182,12 +181,6 @@ def test_options_that_would_do_nothing(repository: Callable[..., str], option: d
 
 
 # A backbone alone
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not there is not asked of the Hub."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def test_vectors_that_would_all_be_zero_are_refused() -> None:

@@ -77,12 +77,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not there is not asked of the Hub."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_field(name: str, tmp_path: Path) -> None:
     text, options, wanted = CASES[name]

@@ -23,10 +23,8 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run() -> Run:
     """Run a command: exit code, stdout and stderr."""
-    # A name that is not there is not asked of the Hub.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     def call(*arguments: object, stdin: str | None = None, **options: Any) -> tuple[int, str, str]:
         found = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, prog_name="st-reba", **options)

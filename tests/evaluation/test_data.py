@@ -9,19 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from labelled import (
-    BARE,
-    DATA,
-    PAIRS,
-    ROWS,
-    SENTENCE,
-    TEXTS,
-    Write,
-    literal,
-    needs_data,
-    table,
-    values,
-)
+from labelled import BARE, DATA, PAIRS, ROWS, SENTENCE, TEXTS, Write, literal, needs_data, table, values
 
 from st_reba.evaluation.data import Task, in_parts, make_task, read_task, read_tasks
 from st_reba.evaluation.items import Items

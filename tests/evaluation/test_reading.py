@@ -12,21 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from labelled import (
-    BARE,
-    DATA,
-    GRADES,
-    MARKED,
-    PAIRS,
-    ROWS,
-    SENTENCE,
-    TEXTS,
-    Write,
-    literal,
-    needs_data,
-    table,
-    values,
-)
+from labelled import BARE, DATA, GRADES, MARKED, PAIRS, ROWS, SENTENCE, TEXTS, Write, literal, needs_data, table, values
 
 from st_reba.evaluation.data import make_task, read_task
 from st_reba.evaluation.items import Tags

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +10,6 @@ from oracle import folder
 from pipelines import transformer
 
 from st_reba import LayerPlan, NoSink, NoSinkTransformer, RepeatTransformer
-
-Base = Callable[..., str]
-PLANS: dict[str, LayerPlan] = {
-    "inplace": LayerPlan(k=3, k0=1),
-    "inter": LayerPlan("inter", "backward", k=2),
-    "inter published": LayerPlan("inter", k=2, k0=1, variant="published"),
-    "extra": LayerPlan("extra", k=2),
-    "extra published": LayerPlan("extra", "nosink-forward", k=2, variant="published"),
-    "extend": LayerPlan("extend", "nosink-bidirectional", k=2),
-}
 
 
 def test_by_hand() -> None:
