@@ -1,6 +1,6 @@
 """What a bound on the gain of whitening costs, and whether vectors still depend on their texts alone.
 
-    python scripts/filter_gain.py ../shared/data
+    python scripts/filter_gain.py DATA
 
 Ten pipelines are whitened on two samples each: 4,000 sentences, and 900 to 1,000 short ones that are much alike. For
 each bound: Spearman correlation on STS pairs (dev and test), the mean over all twenty, and the largest difference of a

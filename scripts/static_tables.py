@@ -1,6 +1,6 @@
 """Is a table of tokens better when each token's vector is its mean in context, as a method gives it?
 
-    python scripts/static_tables.py ../shared/data
+    python scripts/static_tables.py DATA
 
 A text's vector is the mean of its tokens' rows. Every table of mini gets the same weights (SIF: a / (a + frequency))
 and the same filter (whitening), fitted on 5,000 unlabelled texts of the files in SOURCES, none of which is scored. A

@@ -46,7 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
     pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
-    clicks = [f'{{"query": "q{n // 4}", "title": "t{n}", "relevance": {n % 2}}}\n' for n in range(480)]
+    clicks = [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}\n' for n in range(160)]
     Path("clicks.jsonl").write_text("".join(clicks), encoding="utf-8")
     words = [
         f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import inspect
 import json
 import subprocess
 import sys
+from typing import Any, cast
 
 import pytest
 from tiny import tiny_model
@@ -40,6 +43,7 @@ def test_nosink_is_a_setting_of_the_layers_under_a_classical_text() -> None:
     assert spec == Spec(Classical(pooling="mean"), (NoSink("mask0-bidir", k=4),))
     assert spec.name == "nosink"
     assert Spec.make("nosink", [LayerPlan(k=1)]).name == "nosink"
+    assert (Spec.make("classical").name, Spec.make("reba", [LayerPlan(k=1)]).name) == ("classical", "reba")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,8 @@ def test_given_twice_or_not_made_here() -> None:
 
 
 def test_texts_at_their_edges() -> None:
-    assert [read_value(text, str) for text in ('"', '""', "'a'", "a'")] == ['"', "", "a", "a'"]
+    assert [read_value(text, str) for text in ('"', '""', "'a'", "a'", "None")] == ['"', "", "a", "a'", "None"]
+    assert read_value("None", str | None) is None
 
 
 def test_importing_and_reading_specs_needs_no_torch() -> None:
@@ -127,3 +132,11 @@ def test_the_surface_is_small() -> None:
     assert len(inspect.signature(st_reba.build).parameters) <= 12
     for name in st_reba.__all__:
         assert getattr(st_reba, name) is not None
+
+
+@pytest.mark.parametrize("name", ["st_reba", "st_reba.evaluation", "st_reba.index", "st_reba.corpus"])
+def test_public_values_cannot_be_changed(name: str) -> None:
+    module = importlib.import_module(name)
+    kinds = [each for each in (getattr(module, one) for one in module.__all__) if isinstance(each, type)]
+    values = [each for each in kinds if dataclasses.is_dataclass(each)]
+    assert values and [each.__name__ for each in values if not cast(Any, each).__dataclass_params__.frozen] == []

@@ -1,6 +1,6 @@
 """Train the evidence's small bases in minutes: language models of other widths and depths than mini.
 
-    python scripts/tune_evidence/bases.py ../shared/mini/tokens-30M.u16.xz bases
+    python scripts/tune_evidence/bases.py FOLDER/mini/tokens-30M.u16.xz bases
 
 ``early`` starts from nothing. ``shallow`` and ``deep`` have new layers between mini's embeddings, turned onto their
 first principal directions. ``pruned`` is mini without two of its layers, and healed.

@@ -1,6 +1,6 @@
 """Run every arm of a base over all texts of the evidence once, and keep the vectors of all readings.
 
-    python scripts/tune_evidence/encode.py ../shared ../bases/shallow out/shallow
+    python scripts/tune_evidence/encode.py FOLDER bases/shallow out/shallow
 
 A base ``mini`` is the embedded one. A base without Chinese takes ``--languages en``.
 """

@@ -1,6 +1,6 @@
 """Texts in Chinese and English: a filter each, one on balanced samples, one on all, or one of the other language.
 
-    python scripts/tune_evidence/languages.py ../shared out/mini results/languages.jsonl
+    python scripts/tune_evidence/languages.py FOLDER out/mini results/languages.jsonl
 
 A line a base, filter, reading and way; the file grows. Quality: Spearman on STS-B-zh, on STSBenchmark, and on both
 sets' pairs in one list. Signal: the MRR of overlapping crops, of both languages in one list.

@@ -1,6 +1,6 @@
 """The tables and the figure of docs/results/tune.md, from what score.py, sizes.py and languages.py wrote.
 
-python scripts/tune_evidence/report.py ../shared results docs/figures/tune.png
+python scripts/tune_evidence/report.py FOLDER results docs/figures/tune.png
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What labels and signals say about every composition, from the vectors that encode.py kept.
 
-    python scripts/tune_evidence/score.py ../shared out/shallow results/shallow
+    python scripts/tune_evidence/score.py FOLDER out/shallow results/shallow
 
 Writes ``results/shallow.jsonl``, a line a composition and set; ``….npz``: the evidence of each test item, by which
 intervals are made, what the crops of each text say, and each text's neighbours.

@@ -1,6 +1,6 @@
 """How few texts suffice: what 50, 200, 400 and 800 unlabelled texts say, drawn again and again.
 
-    python scripts/tune_evidence/sizes.py ../shared out/mini results/sizes.jsonl
+    python scripts/tune_evidence/sizes.py FOLDER out/mini results/sizes.jsonl
 
 A line a set, size and draw; the file grows.
 

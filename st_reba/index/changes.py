@@ -16,7 +16,7 @@ import numpy as np
 from ..corpus.folder import Corpus, Part, sha256, unusable
 from ..corpus.records import Reject, beginning, to_json
 from ..fingerprint import ModelFingerprint, check
-from .ann import AUTO, Recipe, fill, save_faiss, write_flat, write_index
+from .ann import Recipe, fill, save_faiss, write_flat, write_index
 from .searcher import Searcher, without
 from .store import (
     State,
@@ -453,7 +453,7 @@ def compact(store: Store, recipe: Recipe | None, show: bool | None) -> Change:
     """Fold all vectors into one FAISS file; arguments as for ``Index.compact``."""
     with changing(store) as writer:
         dead = writer.state.dead
-        if recipe is not None and recipe.factory != AUTO:
+        if recipe is not None:
             recipe.check(writer.state.dim, writer.state.count or None)
         why = writer.fold(recipe=recipe, show=show)
         count = writer.state.count

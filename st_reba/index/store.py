@@ -347,11 +347,11 @@ def by_ids(tx: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Stored]:
 
 
 def by_keys(tx: sqlite3.Connection, keys: Iterable[int], columns: str = COLUMNS) -> dict[int, tuple[Any, ...]]:
-    """Columns of documents by the key of a document."""
+    """Columns of documents, of which the first is the key, by that key."""
     rows = tx.execute(
-        f"SELECT key, {columns} FROM documents WHERE key IN (SELECT value FROM json_each(?))", (to_json(list(keys)),)
+        f"SELECT {columns} FROM documents WHERE key IN (SELECT value FROM json_each(?))", (to_json(list(keys)),)
     )
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: row for row in rows}
 
 
 def owners(tx: sqlite3.Connection, keys: Iterable[int]) -> dict[int, int]:

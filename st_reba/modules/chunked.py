@@ -190,7 +190,7 @@ class ChunkedReBAPooling(ReBAPooling):
         first = column([features["places"][row][0] for row, _, _ in batch], hidden.device)
         # The rows of A^new are those of the piece's tokens in copy 1, or that of the last one alone.
         offset = size - 1 if rows == "last" else torch.arange(weights.shape[1], device=hidden.device)
-        valid = offset < size
+        # What is beyond a piece's own has no weight.
         offset = torch.minimum(offset, size - 1)
         token, here = start + offset, (first + offset)[..., None]
         # The weight of the text's own v_i, and those of the v'_t behind it.
@@ -199,8 +199,8 @@ class ChunkedReBAPooling(ReBAPooling):
         hidden_i, hidden_t = hidden[row, first + token].to(precision), output["token_embeddings"].to(precision)
         if share is None:
             vectors = torch.bmm(later.to(precision), hidden_t) + own * hidden_i
-            return row, token, vectors * valid[..., None]
-        part = (share[row, token] * valid).to(weights.dtype)[:, None]
+            return row, token, vectors
+        part = share[row, token].to(weights.dtype)[:, None]
         vectors = torch.bmm(torch.bmm(part, later).to(precision), hidden_t)
         return row, token, vectors + torch.bmm((part * own.mT).to(precision), hidden_i)
 

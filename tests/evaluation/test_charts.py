@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from pandas import DataFrame
 from reporting_results import result, write
 
-from st_reba.evaluation.charts import bars
+from st_reba.evaluation.charts import bars, spread
 from st_reba.evaluation.report import make_report, write_report
 from st_reba.evaluation.toy import toy_tasks
 
@@ -195,6 +196,25 @@ def test_many_bars_can_be_drawn() -> None:
     rows = [{"task": task, "label": label, "value": 0.5, "low": np.nan} for task in tasks for label in methods]
     figure = bars(DataFrame(rows), tasks, "accuracy", "many")
     assert max(figure.get_size_inches()) * figure.dpi < 2**16
+
+
+@pytest.mark.parametrize("tasks", [1, 4, 5, 20])
+@pytest.mark.parametrize("kind", ["bars", "spread"])
+def test_labels_stand_apart(kind: str, tasks: int) -> None:
+    names = [f"Sentences{number:02}" for number in range(tasks)]
+    rows = [
+        {"task": task, "label": label, "line": label, "value": value, "low": np.nan}
+        for task in names for label in ("classical last", "echo-2 last") for value in (0.4, 0.6)
+    ]  # fmt: skip
+    frame = DataFrame(rows)
+    figure = bars(frame, names, "accuracy", "") if kind == "bars" else spread(frame, "accuracy", "")
+    figure.draw_without_rendering()
+    labels = figure.axes[0].get_xticklabels()
+    for one, other in pairwise(labels):
+        if one.get_rotation():
+            assert one.get_horizontalalignment() == "right"
+        else:
+            assert one.get_window_extent().x1 < other.get_window_extent().x0
 
 
 def test_both_metrics_have_their_figures(tmp_path: Path) -> None:

@@ -98,7 +98,10 @@ def test_minutes_are_measured_on_the_papers_methods(scripted: Callable[..., Any]
     halving._made = lambda arm, rung: replace(made := make(arm, rung), seconds=made.tokens / 50)
     tokens = sum(halving.cost(arm, 0) for arm in halving.always(ARMS))
     halving.options = Compose(HALVED.to_dict(), minutes=2 * tokens / 60 / 50)
+    rungs, budgets = halving.rungs, []
+    halving.rungs = lambda arms, budget: rungs(arms, budgets.append(budget) or budget)
     found = halving.found()
+    assert budgets == [pytest.approx(2 * tokens)]
     assert sum(result.tokens for result in found.results) < 7 * tokens
     assert {result.arm for result in found.results} < set(ARMS)
     assert " arms; about " in halving.said[0]

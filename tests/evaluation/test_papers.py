@@ -299,6 +299,8 @@ def test_beside_a_recipe(tmp_path: Path) -> None:
         ("nosink:setting=mask0&bidir,k=3,k0=2", "intfloat/e5-mistral-7b-instruct", {}, []),
         ("nosink:setting=baseline", "TheFinAI/finma-7b-nlp", {}, ["NoSink, Table 2"]),
         ("classical:pooling=mean", "TheFinAI/finma-7b-nlp", {}, ["NoSink, Table 2"]),
+        # Of several limits of positions the one that was run with.
+        ("prompteol", "Sheared-LLaMA-1.3B", {"max_tokens": 528}, ["Echo, Table 12"]),
         ("classical", "TheFinAI/finma-7b-nlp", {}, []),
         # Models that were trained further are no method of the untrained one.
         ("classical", "mistralai/Mistral-7B-Instruct-v0.1", {}, []),

@@ -189,6 +189,15 @@ def test_what_can_be_told_apart_is_paired_and_corrected(tmp_path: Path) -> None:
     assert "reba-2 last > classical last by " in text
 
 
+@pytest.mark.parametrize(("methods", "more"), [(4, ""), (5, "; and 4 more")])
+def test_six_differences_are_told(tmp_path: Path, methods: int, more: str) -> None:
+    skills = dict(zip(("classical", "echo", "reba", "reba-3", "reba-4"), (0.1, 0.3, 0.5, 0.7, 0.9), strict=True))
+    made, draws = scored("one", dict([*skills.items()][:methods]), 0)
+    text = make_report([write(tmp_path / "r", *made, draws=draws)]).to_markdown()
+    (line,) = [line for line in text.splitlines() if line.startswith("- mini, one: ")]
+    assert line.count(" by ") == 6 and line.endswith(f"]{more}")
+
+
 def test_results_of_other_items_are_not_compared(tmp_path: Path) -> None:
     one, draws = scored("t", {"classical": 0.2, "echo": 0.9}, 0)
     other = replace(one[1], data="of another file")

@@ -22,6 +22,15 @@ def test_the_items_of_a_rung_are_among_those_of_the_next(scripted: Callable[...,
     assert texts[0] < texts[1] < texts[2] == set(PAIRS.items.texts)
 
 
+def test_a_bar_only_where_something_runs(scripted: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    halving = scripted(drawn_scores(0))
+    halving._disable = False
+    halving.rung(ARMS[:2], 0, "Papers")
+    assert "Papers: 100%" in capsys.readouterr().err
+    halving.rung(ARMS[:2], 0, "Papers")
+    assert capsys.readouterr().err == ""
+
+
 def test_an_arm_that_cannot_run_ends_alone(scripted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     halving = scripted(drawn_scores(0))
     score = Halving.scored

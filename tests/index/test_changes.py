@@ -268,6 +268,9 @@ def test_another_factory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="parameters: of another index; name it with factory"):
         index.compact(parameters="nprobe=3")
     assert index.search("cat moon", 120) == flat
+    index.delete([str(n) for n in range(2, 120)])
+    with pytest.raises(ValueError, match="no index that FAISS knows"):
+        index.compact(factory="Flt")
 
 
 def test_vectors_are_folded_in_where_they_are_many(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,13 @@ def test_a_reader_loses_the_race(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert calls and len(found) == 41 and "d0" not in {one.id for one in found}
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what a process has mapped")
+def test_vectors_are_not_read_but_mapped(path: Path) -> None:
+    index = Index.open(path, MODEL)
+    assert len(index.search("cat", 1)) == 1
+    assert str(next(path.glob("*.faiss"))) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 def test_readers_while_an_index_is_compacted(path: Path) -> None:
     """Eight threads search while another object adds, deletes and compacts: each search sees one state."""
     load_faiss().omp_set_num_threads(1)

@@ -47,8 +47,8 @@ def test_what_it_is_called_with(base: Base) -> None:
         (lambda: made("llama"), True, True),
         (lambda: made("llama", is_causal=False), False, False),
         (lambda: made("bert"), False, False),
-        # These do not say, and are tried: GPT-Neo looks back, XLNet and MPNet ahead.
-        (lambda: made("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global"], 2]]), True, True),
+        # These do not say, and are tried: XGLM looks back, XLNet and MPNet ahead.
+        (lambda: made("xglm", d_model=32, num_layers=2, attention_heads=4, ffn_dim=48), True, True),
         (lambda: made("xlnet", d_model=32, n_layer=2, n_head=4, d_inner=48), True, False),
         (lambda: made("mpnet"), True, False),
     ],

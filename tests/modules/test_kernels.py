@@ -161,6 +161,17 @@ def test_as_torch_declares_them(groups: int, width: int, length: int, dtype: tor
         assert (totals.shape, totals.dtype, str(totals.device)) == ((2, 8, length), torch.float32, device)
 
 
+@torch.no_grad()
+def test_numbers_of_a_head_are_side_by_side(gpu: list[str]) -> None:
+    """As a GPU's operators ask for, however a layer lays them out."""
+    query, key, value = (torch.randn(2, 4, LENGTH, 16) for _ in range(3))
+    wanted = by_hand(query.double(), key.double(), value.double(), torch.ones(LENGTH, LENGTH).tril().bool(), None)
+    aside = [each.mT.contiguous().mT for each in (query, key, value)]
+    got = attention_with_totals(Scores(aside[0], aside[1], None, True, 0.3), aside[2])
+    assert got is not None and set(gpu) == {"efficient"}
+    torch.testing.assert_close(got[0].double(), wanted[0], rtol=1e-5, atol=1e-5)
+
+
 def test_where_no_kernel_fits() -> None:
     query, key, value = make(4, 4, 12, torch.float32)
     assert attention_with_totals(Scores(query, key, None, True), value.bfloat16()) is None

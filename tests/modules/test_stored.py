@@ -18,6 +18,7 @@ from pipelines import encoded, pipeline
 from sentence_transformers import SentenceTransformer
 
 from st_reba import Ensemble, LayerPlan, NoSink, NoSinkTransformer, Prepend, ReadLayers, Spec, encode_words, spec_of
+from st_reba.modules.stored import stored_as
 
 Deep = Callable[..., str]
 FILE = "sentence_bert_config.json"
@@ -58,6 +59,17 @@ def build(deep: Deep, name: str) -> Any:
 
 def both(model: Any) -> Any:
     return np.stack([model.encode_query(list(TEXTS)), model.encode_document(list(TEXTS))])
+
+
+def test_weights_that_would_be_rounded_stay() -> None:
+    """They are compared part by part: one number of the last part is enough."""
+    weight = torch.zeros((1 << 22) + 1)
+    for value, dtype in ((1.0, torch.bfloat16), (1.001, torch.float32)):
+        weight[-1] = value
+        layer = torch.nn.ParameterList([weight])
+        with stored_as(layer, torch.bfloat16):
+            assert layer[0].dtype == dtype
+        assert layer[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", SAVED)

@@ -23,7 +23,7 @@ from st_reba import Ensemble, LayerPlan, Prepend, ReadLayers
 from st_reba.bases import EMBEDDED
 from st_reba.hub.saving import save
 from st_reba.modules import MODULES
-from st_reba.modules.vendoring import code
+from st_reba.modules.vendoring import code, extra
 
 ROOT = Path(st_reba.__file__).parents[1]
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 60]
@@ -173,6 +173,12 @@ def test_classes_are_stored_by_one_dot_and_pickled(models: dict[str, SentenceTra
         again = pickle.loads(pickle.dumps(model))
         assert [type(each) for each in again] == [type(each) for each in model]
         np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_a_file_that_a_copy_has_not() -> None:
+    assert extra("no_such_file", needed=False) is None
+    with pytest.raises(ImportError, match=r"has no no_such_file\.py.*Install the package"):
+        extra("no_such_file")
 
 
 class Mine(st_reba.RepeatTransformer):
