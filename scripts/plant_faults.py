@@ -6,8 +6,8 @@
 The first writes which tests run a line (.coverage), and for how long; the second a line a fault, and a table.
 
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The tests that run the
-changed line are run until one fails: first those in the file of the same name, then the quickest. The last to be run is
-that file as a whole, as a line that ran for one test may be what another relies on. A test that finds a fault is seen
+changed line are run until one fails: first those in the file of the same name, then the quickest; and that file as a
+whole, as a line that ran for one test may be what another relies on. A test that finds a fault is seen
 to pass without it. A fault that no test finds says that a test is missing, or it is one of scripts/same_faults.yaml:
 changes that nobody could see, and why.
 Processes are forked from one that holds the heavy libraries, so a fault costs seconds. A program that a test starts is
@@ -50,7 +50,7 @@ PARTS: dict[str, tuple[float, list[str], list[str]]] = {
 }
 SAME = ROOT / "scripts/same_faults.yaml"
 SECONDS = 90  # of processor time, and thrice what the tests take; a fault that makes them run on and on is found
-FIRST, MOST = 25, 150  # tests of a line: so many are tried first, and so many at all
+FIRST, MANY = 25, 150  # tests of a line: so many are tried first, then so many, and the others last
 
 # What is imported when it is used.
 LATE = [
@@ -327,7 +327,7 @@ def choose(fault: Fault, lines: dict[int, list[str]]) -> list[list[str]]:
     # A line that runs when the file is imported is no test's.
     tests = lines.get(fault.line) or list(dict.fromkeys(test for each in lines.values() for test in each))
     named = sorted((ROOT / "tests").rglob(f"test_{Path(fault.file).stem}.py"))
-    return [tests[:FIRST], tests[FIRST:MOST], [str(path.relative_to(ROOT)) for path in named]]
+    return [tests[:FIRST], tests[FIRST:MANY], [str(path.relative_to(ROOT)) for path in named], tests[MANY:]]
 
 
 def main() -> int:

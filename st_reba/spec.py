@@ -187,7 +187,7 @@ def read_value(text: str, hint: Any) -> Any:
     """A value of the short form or the command line, by its field's type; what fits none stays a text."""
     kinds = alternatives(hint)
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        return text[1:-1]
+        return text[1:-1].replace(2 * text[0], text[0])
     if text == "None" and types.NoneType in kinds:
         return None
     for kind in kinds:
@@ -212,5 +212,5 @@ def _written(options: Options) -> str:
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         quote = "'" if '"' in text else '"'
         quoted = not isinstance(value, list) and any(mark in text for mark in ",+'\"")
-        given.append(f"{name}={quote}{text}{quote}" if quoted else f"{name}={text}")
+        given.append(f"{name}={quote}{text.replace(quote, 2 * quote)}{quote}" if quoted else f"{name}={text}")
     return f"{options.name}:{','.join(given)}" if given else options.name

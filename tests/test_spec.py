@@ -22,6 +22,7 @@ SPECS = [
     Spec(ReBA()),
     Spec(ReBA(pooling="mean", repeats=3, chunk=64)),
     Spec(Echo(template='Say, "{text}": {text}', span="repeats", max_seq_length=64)),
+    Spec(Echo(template='"a" \' , " b {text} {text}')),
     Spec(Classical(pooling="mean"), (NoSink("MASK0-BIDIR", k="all"), ReadLayers([1, -2], join="concat"))),
     Spec(Echo(), (Prepend(2), LayerPlan(layers={"backward": [-1], "bidirectional": [0]}))),
     Spec(st_reba.PromptEOL(), (Ensemble(["a {text} b", "c {text}"], weights=[1, -0.5]),)),
@@ -33,9 +34,14 @@ def test_a_spec_is_equal_after_json_and_is_hashable_by_its_text(spec: Spec) -> N
     assert Spec.of(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
-@pytest.mark.parametrize("spec", SPECS[:4], ids=str)
+@pytest.mark.parametrize("spec", SPECS[:5], ids=str)
 def test_the_short_form_is_read_as_it_is_written(spec: Spec) -> None:
     assert Spec.parse(str(spec)) == spec
+
+
+def test_a_text_stands_in_the_quotes_that_it_has_not() -> None:
+    for text, shown in (("It's, {text}", '"It\'s, {text}"'), ('"{text}", a', "'\"{text}\", a'")):
+        assert str(Spec(Classical(template=text))) == f"classical:template={shown}"
 
 
 def test_nosink_is_a_setting_of_the_layers_under_a_classical_text() -> None:

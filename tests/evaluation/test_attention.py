@@ -146,6 +146,7 @@ def test_prompt_and_task() -> None:
     assert attention_maps(model, "天", prompt="前").tokens == ("<s>", "前", "天")
     model.default_prompt_name = "p"
     assert attention_maps(model, "天").tokens == ("<s>", "前", "天")
+    assert attention_maps(model, "天", prompt="后").tokens == ("<s>", "后", "天")
 
 
 def test_adopted_model_whose_tokenizer_pads() -> None:
@@ -297,6 +298,18 @@ def test_drawing_names_tokens_or_counts(tmp_path: Path, monkeypatch: pytest.Monk
     assert labels("<s>", "$x$", "a" * 13) == ["<s>", "$x$", "a" * 11 + "\u2026"]
     assert labels("<s>", "\u2a8f") == ["<s>", "\u2a8f"]
     assert labels(*["a"] * 25) != ["a"] * 25
+
+
+def test_tokens_below_a_map_stand_upright_and_apart() -> None:
+    tokens = tuple(["word number"] * 20)
+    layers = tuple(LayerMap(number, "forward", np.eye(20, dtype=np.float32)) for number in range(4))
+    figure = draw_attention(Maps(tokens, layers))
+    figure.draw_without_rendering()
+    assert [label.get_rotation() for label in figure.axes[2].get_xticklabels()] == [90.0] * 20
+    assert [label.get_rotation() for label in figure.axes[2].get_yticklabels()] == [0.0] * 20
+    for axes in figure.axes[:4]:
+        box = axes.get_window_extent()
+        assert box.height == pytest.approx(box.width) == pytest.approx(20 * 0.16 * figure.dpi, rel=0.02)
 
 
 def test_column_of_one_token_is_seen_in_the_longest_text(tmp_path: Path) -> None:

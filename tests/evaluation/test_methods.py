@@ -58,10 +58,16 @@ def test_methods_as_people_write_them(word: str, name: str, arguments: dict[str,
 
 def test_a_recipe_is_a_method_without_its_base(tmp_path: Path) -> None:
     path = tmp_path / "some.yaml"
-    path.write_text("base: gpt2\nrepeats: 3\nmax_seq_length: 64\nrevision: null\n", encoding="utf-8")
+    path.write_text(
+        "base: gpt2\nrepeats: 3\nmax_seq_length: 64\nrevision: null\nprompts: {query: 'Q: '}\n", encoding="utf-8"
+    )
     (method,) = read_methods([str(path)])
-    assert dict(method.arguments) == {"method": "reba", "repeats": 3, "max_seq_length": 64}
+    assert dict(method.arguments) == {"method": "reba", "repeats": 3, "max_seq_length": 64, "prompts": {"query": "Q: "}}
     assert Limit(32).build(method, Base("mini")).max_seq_length == 32
+
+
+def test_a_base_runs_no_code_of_its_own_unasked() -> None:
+    assert Base("mini") == Base("mini", trust_remote_code=False)
 
 
 def test_recipes_with_a_filter_are_told_apart(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,21 @@ def test_a_fingerprint_holds_what_decides_scores() -> None:
         make_task("Classification").filter_eval_splits(["train"]),
     ):
         assert MtebTask(other).fingerprint != plain
+
+
+def test_what_a_task_draws_is_the_same_each_time() -> None:
+    task, drawn = make_task("STS"), []
+    load = task.load_data
+
+    def loading() -> None:
+        drawn.append((random.random(), np.random.random(), task.rng_state.random()))
+        load()
+
+    task.load_data = loading
+    for _ in range(2):
+        with MtebTask(task)._loaded(3):
+            random.random(), np.random.random(), task.rng_state.random()
+    assert drawn[0] == drawn[1]
 
 
 def test_scores_are_averaged_as_mteb_averages() -> None:

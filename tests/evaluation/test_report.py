@@ -119,14 +119,14 @@ def test_tokens_that_were_not_counted(tmp_path: Path) -> None:
 
 
 def test_left_out_items_and_odd_names(tmp_path: Path) -> None:
-    left = {"no word|there": [f"w{place}" for place in range(7)], "nothing": []}
+    left = {"no word|there": [f"w{place}" for place in range(6)], "nothing": []}
     made = [
         result("t|1", words, 0.5, kind="odd|kind", left_out=left if words != "echo" else {"cut\nshort": ["x"]})
         for words in ("classical", "echo", "reba")
     ]
     text = make_report([write(tmp_path / "r", *made)]).to_markdown()
     assert [row["t|1"] for row in parsed(text)[0]] == ["**0.5000**"] * 3
-    assert "- t\\|1, 7 left out (no word\\|there): w0; w1; w2; w3; w4 …\n" in text
+    assert "- t\\|1, 6 left out (no word\\|there): w0; w1; w2; w3; w4 …\n" in text
     assert "- t\\|1, 1 left out (cut short): x\n" in text
     assert "nothing" not in text and "## odd\\|kind" in text
 

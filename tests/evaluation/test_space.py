@@ -34,6 +34,14 @@ def test_a_space_is_read_as_it_was_written(space: Space, tmp_path: Path) -> None
     assert read_space(path) == space and Filter() in space.postfilters
 
 
+def test_the_filters_that_are_tried() -> None:
+    removed = ["abtt-1", "abtt-2", "abtt-3", "abtt-8"]
+    powers = ["whiten power 0.5", "whiten", "whiten power 0.9", "whiten power 0.75"]
+    whitened = [f"{power}{less}" for power in powers for less in (" without the top 2", " without the top 1", "")]
+    wanted = ["no filter", "center", *removed, "standardize", "whiten to 50%", *whitened]
+    assert list(map(str, Space().postfilters)) == wanted
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

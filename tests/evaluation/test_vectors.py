@@ -186,6 +186,12 @@ def test_a_sentence_that_is_cut_is_not_seen(mini: SentenceTransformer) -> None:
     assert np.isfinite(word_vectors(mini, [("word",) * 40])).all()
 
 
+def test_a_model_in_training_is_read_without_dropout(base: Callable[..., str]) -> None:
+    model = st_reba.build(base("gpt2"), device="cpu")
+    wanted = word_vectors(model, SENTENCES)
+    np.testing.assert_array_equal(word_vectors(model.train(), SENTENCES), wanted)
+
+
 def test_word_vectors_refuse(mini: SentenceTransformer) -> None:
     with pytest.raises(ValueError, match="need a pipeline that starts with RepeatTransformer, not Linear"):
         word_vectors([torch.nn.Linear(1, 1)], [("a",)])  # type: ignore[arg-type]

@@ -274,7 +274,7 @@ def test_another_factory(tmp_path: Path) -> None:
 
 
 def test_vectors_are_folded_in_where_they_are_many(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 5)
+    monkeypatch.setattr(changes, "FEWEST_PENDING", 4)
     for number in range(4):
         index.add([f"moon {'cat ' * number}"] * 2, again=True)
     assert (index.info()["pending"], sorted(path.name for path in index.path.glob("*.faiss"))) == (
@@ -302,9 +302,13 @@ def test_from_corpora(tmp_path: Path) -> None:
         assert lenient.change is not None and lenient.change.rejected == {"id used twice": 1} and len(lenient) == 62
     damaged = make_corpus(tmp_path / "damaged", vectors)
     (damaged / "vectors" / "00001.npy").write_bytes(b"x")
+    altered = make_corpus(tmp_path / "altered", vectors)
+    content = (altered / "vectors" / "00000.npy").read_bytes()
+    (altered / "vectors" / "00000.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     for corpora, message in (
         ([first, make_corpus(tmp_path / "other", vectors, mark=other)], "cannot be used with else"),
         ([damaged], "00001.npy"),
+        ([altered], "00000.npy: missing, or not what was written"),
         ([], "there is no corpus"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -37,6 +37,11 @@ def test_output_values(base: Base, model: SentenceTransformer) -> None:
         assert_close(each["sentence_embedding"], vector.double())
 
 
+def test_defaults() -> None:
+    plain = {"variant": "paper", "include_special": False, "normalize_weights": False}
+    assert ReBAPooling(4).get_config_dict() == {"embedding_dimension": 4, "pooling": "last", **plain}
+
+
 def test_span_embeddings(base: Base) -> None:
     """The mean of a span's e_i, or in the published code its rows together."""
     path = base("llama", "bos_eos")
