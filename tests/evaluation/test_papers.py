@@ -23,6 +23,7 @@ from st_reba.evaluation.papers import (
     _METRICS,
     _SUITES,
     _TASKS,
+    PaperRow,
     PaperScore,
     averaged_over,
     metric_names,
@@ -361,6 +362,13 @@ def test_averages_over_a_whole_benchmark(tmp_path: Path) -> None:
     both = averages(tmp_path / "r", other)
     assert sorted({each["method"] for each in both}) == [f"reba-2 mean [{tmp_path / name}]" for name in "rs"]
     assert len(both) == 14
+
+
+def test_a_papers_main_score_is_that_of_the_main_metric() -> None:
+    score: Any = object()
+    row = PaperRow("Echo", "echo", None, {(task_name("STS22"), "main_score"): score})
+    assert row.find("STS22", "ndcg_at_10", "ndcg_at_10") is score
+    assert row.find("STS22", "map", "ndcg_at_10") is None
 
 
 def test_averages_of_main_scores(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from reporting_results import GPT2, METHODS, TASKS, many, parsed, result, tables, write
 
 from st_reba.evaluation import make_task
-from st_reba.evaluation.report import make_report, write_report
+from st_reba.evaluation.report import make_report, markdown, write_report
 from st_reba.evaluation.results import read_results
 from st_reba.evaluation.statistics import differences
 
@@ -137,6 +137,11 @@ def test_markdown_escapes(tmp_path: Path) -> None:
     (row,) = parsed(text)[0]
     assert (row["base"], row["method"], row["a|b"]) == ("x|y", "re|ba last", "0.5000")
     assert "```sh\nst-reba a b\n```" in text
+
+
+def test_columns_of_numbers_stand_on_the_right() -> None:
+    rows = [{"method": "reba-2 last", "score": "**0.5000**", "gain": "–0.1"}, {"method": "echo", "score": "0.4000"}]
+    assert markdown(rows)[:2] == ["| method | score | gain |", "|---|--:|--:|"]
 
 
 # Which can be told apart

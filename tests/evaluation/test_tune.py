@@ -175,6 +175,9 @@ def test_build_auto(base: Any) -> None:
     again = st_reba.build(base("gpt2"), "auto", texts=TEXTS[119::-1], device="cpu")
     # The order of the texts does not matter.
     assert st_reba.spec_of(again) == spec and np.abs(again.encode(TEXTS[:3]) - vectors).max() < 1e-5
+
+
+def test_what_auto_refuses(base: Any) -> None:
     for given, message in (
         ({"method": "auto"}, "needs texts="),
         ({"method": "auto", "texts": TEXTS, "stages": []}, "stages: method='auto' finds"),

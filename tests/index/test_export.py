@@ -48,6 +48,7 @@ def test_parquet(index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert table.column_names == ["id", "text", "metadata", "passage", "vector"]
     assert table["id"].to_pylist() == ids and table["text"].to_pylist() == given
     assert json.loads(table["metadata"][0].as_py()) == {"n": 1, "名": "é"} and table["passage"].null_count == 27
+    assert [field.name for field in table.schema if field.nullable] == ["passage"]
     assert np.allclose(np.array(table["vector"].to_pylist()), vectors, atol=1e-6)
     assert table.schema.metadata[b"st_reba.metric"] == b"cosine"
     again = list(read_documents(tmp_path / "x.parquet"))

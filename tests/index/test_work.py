@@ -11,8 +11,10 @@ import pytest
 from indexes import MODEL, QUIET, texts
 
 import st_reba.index.changes as changes
+import st_reba.index.work as work
 from st_reba.corpus import part as encoding
 from st_reba.index import Document, Index
+from st_reba.lock import writers_lock
 
 
 def test_what_is_there_already_is_not_encoded(index: Index, seen: list[str]) -> None:
@@ -102,6 +104,21 @@ def test_a_build_goes_on(tmp_path: Path, seen: list[str], monkeypatch: pytest.Mo
     # Another input goes its own way, and then there is an index.
     assert len(Index.build(MODEL, given, path, **QUIET)) == 40 and sorted(seen) == sorted(given)
     assert not (path / ".building").exists()
+
+
+def test_an_input_that_is_read_is_another_writers_too(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever clears away what was left behind must see that its writer lives."""
+    locked = []
+    gather = work.gather
+
+    def gathering(source: Any, corpus: Any, *given: Any, **options: Any) -> Any:
+        with pytest.raises(BlockingIOError), writers_lock(corpus.path):
+            raise AssertionError
+        locked.append(corpus)
+        return gather(source, corpus, *given, **options)
+
+    monkeypatch.setattr(work, "gather", gathering)
+    assert index.add(["moon"]).added == 1 and len(locked) == 1
 
 
 def test_links_are_refused(path: Path, tmp_path: Path) -> None:
