@@ -313,6 +313,8 @@ def test_from_corpora(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Index.from_corpus(corpora, tmp_path / "bad")
+    with pytest.raises(ValueError, match="500 lists are too many"):
+        Index.from_corpus(first, tmp_path / "bad", factory="IVF500,Flat")
     with pytest.raises(FileNotFoundError, match="not an encoded corpus"):
         Index.from_corpus(tmp_path, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()

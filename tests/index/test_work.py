@@ -106,6 +106,19 @@ def test_a_build_goes_on(tmp_path: Path, seen: list[str], monkeypatch: pytest.Mo
     assert not (path / ".building").exists()
 
 
+def test_what_another_writer_added_while_it_was_encoded(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, others = work.encode_pending, [Document("moon", "m")]
+
+    def encoding_meanwhile(*given: Any) -> None:
+        if others:
+            Index.open(index.path, MODEL).add([others.pop()], **QUIET)
+        encode(*given)
+
+    monkeypatch.setattr(work, "encode_pending", encoding_meanwhile)
+    change = index.upsert([Document("moon", "m"), Document("sun", "s")], **QUIET)
+    assert (change.unchanged, change.added, change.replaced) == (1, 1, 0) and not others
+
+
 def test_an_input_that_is_read_is_another_writers_too(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever clears away what was left behind must see that its writer lives."""
     locked = []
