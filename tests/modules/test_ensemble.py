@@ -191,6 +191,8 @@ def test_pipelines_that_do_not_fit(base: Base) -> None:
     with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):
         st_reba.encode_words(build(path, "prompteol"), [("hi", (0, 2))])
     with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):
+        build(path, "prompteol")[0].content(["hi"], offsets=True)
+    with pytest.raises(ValueError, match="stands in 3 templates.*no single sequence"):
         pipeline(path, "reba", stages_of(ONE), chunk=8)
     with pytest.raises(ValueError, match="template='echo' and the templates of an ensemble exclude each other"):
         transformer(path, "echo", stages_of(TWO), template="echo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,9 @@ def test_refused(deep: Deep, monkeypatch: pytest.MonkeyPatch) -> None:
         layer._forward_hooks.clear()
     with pytest.raises(ValueError, match="replaced behind 0 of 1 layers"):
         model.encode("a")
+    call = SimpleNamespace(index=0, hidden=torch.zeros(2, 3, 8), module=model)
+    with pytest.raises(ValueError, match=r"passes on states of shape \(2, 3, 8\), not \(2, 4\) and d"):
+        model[0].bound[0].after_layer(SimpleNamespace(real=torch.ones(2, 4)), call)
     monkeypatch.setattr(TokenLayout, "stand_in", lambda self: None)
     with pytest.raises(ValueError, match="prepend: the tokenizer has no special token"):
         model.encode("a")
