@@ -240,6 +240,7 @@ def write_index(
         factory, why = auto_factory(vectors.count, vectors.dim)
         recipe = replace(recipe, factory=factory)
         logger.info("%s: %s", factory, why)
+    recipe.check(vectors.dim, vectors.count)
     index = make_index(recipe.factory, vectors.dim)
     disable = None if show is None else not show
     with tqdm(total=vectors.count, desc="Indexing", unit=" vectors", unit_scale=True, disable=disable) as bar:

@@ -39,6 +39,11 @@ def by_hand(factory: str, vectors: NDArray[np.float32], parameters: str | None, 
     return index
 
 
+def test_more_lists_than_an_input_of_unknown_length_has_texts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="500 lists are too many"):
+        Index.build(MODEL, (text for text in texts(40)), tmp_path / "i", factory="IVF500,Flat", **QUIET)
+
+
 @pytest.mark.parametrize("factory", ["HNSW8", "IVF16,Flat", "OPQ4_8,IVF8,SQ8", "IVF16,PQ4x4,RFlat", "IVF16,PQ4x4fs"])
 def test_is_what_faiss_does(factory: str, rows: NDArray[np.float32], tmp_path: Path) -> None:
     index = from_vectors(tmp_path / "i", rows, factory=factory)
