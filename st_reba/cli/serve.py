@@ -1,82 +1,108 @@
-"""The command that serves a model: serve."""
+"""Commands that serve a model: serve and explore."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
-from . import places
-from .app import app, command
-from .options import BATCH_TOKENS, MODEL, Output, Running, opt
+from typer import Argument, Option
 
+from .app import app
 
-@dataclass
-class Joined:
-    """How requests are joined."""
-
-    panel: ClassVar[str] = "How requests are joined"
-    batch_size: int = opt(32, "Texts of waiting requests that run together.", "N", min=1)
-    delay: float = opt(2.0, "Milliseconds that a batch waits for more where it is not full.", "MS", min=1)
-    batch_tokens: int = opt(BATCH_TOKENS, "Token positions a forward pass, with all copies of a text.", "N", min=1)
+Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
+Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from a model's repository.")]
 
 
-@dataclass
-class Limits:
-    """What is refused."""
-
-    panel: ClassVar[str] = "Limits"
-    max_body: int = opt(4, "MiB of a request (413).", "MIB", min=1)
-    max_texts: int = opt(2048, "Texts of a request (422).", "N", min=1)
-    max_tokens: int = opt(300_000, "Token positions of a request (422).", "N", min=1)
-    queue: int = opt(8192, "Texts that may wait, over all requests (429).", "N", min=1)
-
-
-@command(app, "Search", interrupted="all that was accepted is answered")
+@app.command()
 def serve(
-    *,
-    model: str = MODEL,
-    run: Running,
-    joined: Joined,
-    limits: Limits,
-    index: Path | None = opt(None, "An index of this model: adds /v1/search.", "FOLDER"),
-    name: str | None = opt(None, "What clients call the model; without: as its folder is called.", "NAME"),
-    host: str = opt("127.0.0.1", "Where it is served; 0.0.0.0: to everybody who reaches this machine.", "ADDRESS"),
-    port: int = opt(8080, "Its port.", "N", min=1, max=65535),
-    threads: int | None = opt(None, "Of torch; without: OMP_NUM_THREADS, or all processors but one.", "N", min=1),
-    out: Output,
+    model: Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")],
+    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model: adds /v1/search.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name for clients. [default: the folder's]")] = None,
+    host: Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")] = "127.0.0.1",
+    port: Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")] = 8080,
+    threads: Annotated[int | None, Option(metavar="N", help="Threads of torch.")] = None,
+    batch_size: Annotated[int, Option(metavar="N", help="Texts of waiting requests that run together.")] = 32,
+    delay: Annotated[float, Option(metavar="MS", help="Milliseconds that an incomplete batch waits.")] = 2.0,
+    batch_tokens: Annotated[int | None, Option(metavar="N", help="Token positions of a forward pass.")] = None,
+    max_body: Annotated[int, Option(metavar="MIB", help="MiB of a request (413).")] = 4,
+    max_texts: Annotated[int, Option(metavar="N", help="Texts of a request (422).")] = 2048,
+    max_tokens: Annotated[int, Option(metavar="N", help="Token positions of a request (422).")] = 300_000,
+    queue: Annotated[int, Option(metavar="N", help="Texts that may wait, over all requests (429).")] = 8192,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's embeddings are: /v1/embeddings, /v1/models, /health, /metrics.
+    """Serve a model to OpenAI's clients: /v1/embeddings, /v1/models, /health, /metrics.
 
-    Clients call the model NAME, or NAME:query and NAME:document for its prompts. Requests that wait are joined into one
-    batch. Clients must send a key if the environment variable ST_REBA_API_KEY holds one or more, with commas between.
-    SIGTERM finishes what was accepted. Needs the extra serve: pip install 'st-reba[serve]'
-
-    Examples:
-        st-reba serve my_model
-        st-reba serve my_model --index my_index --host 0.0.0.0 --port 80
+    Clients call the model NAME, or NAME:query and NAME:document for its prompts. They must send a key if the
+    environment variable ST_REBA_API_KEY holds one or more, separated by commas. SIGTERM answers the accepted requests
+    first. Example: st-reba serve my_model --index my_index
     """
-    places.expect_model("MODEL", model)
-    if index is not None:
-        places.expect("--index", index, "an index")
-    if places.kind_of(model) == "an exported model":
-        raise ValueError(f"MODEL {model!r} is an exported model; serve the saved model that it was made of.")
-    # As in scripts: the tokenizer's own threads would compete with torch's.
+    # The tokenizer's own threads would compete with torch's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from ..serve import Settings
-    from ..serve import serve as run_server
+    from ..serve import serve as serve_model
 
-    run_server(
+    settings = Settings(
+        batch_size=batch_size,
+        delay=delay,
+        batch_tokens=batch_tokens,
+        max_body=max_body,
+        max_texts=max_texts,
+        max_tokens=max_tokens,
+        queue=queue,
+    )
+    serve_model(
         model,
         index=index,
         host=host,
         port=port,
         name=name,
         threads=threads,
-        settings=Settings(**vars(joined), **vars(limits)),
-        device=run.device,
-        dtype=run.dtype,
-        trust_remote_code=run.trust_remote_code,
-        ready=out.address,
+        settings=settings,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        ready=lambda url: print(f"{url}  (Ctrl+C ends it)", flush=True),
+    )
+
+
+@app.command()
+def explore(
+    models: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[MODEL]...",
+            help="Up to six: a saved model, a base, a base with a method such as 'mini echo:pooling=mean', zoo:NAME, "
+            "or a recipe.yaml. [default: three methods on mini]",
+        ),
+    ] = None,
+    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,
+    language: Annotated[str | None, Option(metavar="en|zh", help="[default: the browser's]")] = None,
+    host: Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")] = "127.0.0.1",
+    port: Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")] = 7860,
+    open_browser: Annotated[bool, Option("--open", help="Open the page.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Open a page that compares methods on your sentences, looks inside a text, and searches.
+
+    Nothing that you enter leaves this machine. Example: st-reba explore my_model "mini echo:pooling=mean" --open
+    """
+    from ..explore import DEFAULT, launch
+
+    launch(
+        models or DEFAULT,
+        index=index,
+        language=language,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        ready=lambda url: print(f"{url}  (Ctrl+C ends it)", flush=True),
     )

@@ -1,8 +1,4 @@
-"""A saved model behind an HTTP address that OpenAI's clients understand. Needs the extra ``serve``."""
+"""HTTP server for a saved model that OpenAI's clients understand. Needs the extra ``serve``."""
 
-from __future__ import annotations
-
-from .run import serve
-from .settings import Settings
-
-__all__ = ["Settings", "serve"]
+from .run import Settings as Settings
+from .run import serve as serve

@@ -1,4 +1,4 @@
-"""The application: its paths, and what stands before each."""
+"""ASGI application: ``/v1/embeddings``, ``/v1/models``, ``/v1/search``, ``/health`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -10,243 +10,187 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .errors import Refusal, http_error
 from .joining import Joining
-from .metrics import Metrics
-from .requests import Sought, read_json, sought, wanted
-from .settings import Settings
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from ..index import Index
+from .requests import EmbeddingRequest, Refusal, SearchRequest
+from .run import Settings
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
-# Bytes from which reading or writing JSON would hold up other requests; below, another thread would cost more.
-_INLINE = 2**15
+_MIB = 2**20
 
 
-def make_app(
-    model: SentenceTransformer,
-    name: str,
-    *,
-    index: Index | None = None,
-    settings: Settings | None = None,
-    keys: Sequence[str] = (),
-    hosts: Sequence[str] = (),
-) -> Starlette:
-    """The application, for any ASGI server.
+def make_app(model: Any, name: str, **options: Any) -> Starlette:
+    """Make the application, for any ASGI server.
 
     Args:
-        model: The model.
-        name: What clients call it.
-        index: An index to search in, of the same model.
-        settings: Limits, and how requests are joined.
-        keys: Those that a client may send; none: all may ask.
-        hosts: Names under which it may be asked; none: any. A page of another site, which a reader's browser has open,
-            can give its own name this machine's address.
+        model: The SentenceTransformer.
+        name: Name of the model for clients.
+        **options: ``index``, an Index of this model, for ``/v1/search``; ``settings``, a :class:`Settings`; ``keys``,
+            API keys, one of which must be sent; ``hosts``, the only host names that are answered.
 
     Example:
         >>> import st_reba
         >>> [route.path for route in make_app(st_reba.build("mini"), "mini").routes][:2]
         ['/health', '/metrics']
     """
-    return _Server(model, name, index, settings or Settings(), keys, hosts).app()
+    server = _Server(model, name, **options)
+    handlers: dict[str, tuple[str, _Handler]] = {
+        "/metrics": ("GET", server.metrics),
+        "/v1/models": ("GET", server.models),
+        "/v1/models/{name:path}": ("GET", server.models),
+        "/v1/embeddings": ("POST", server.embed),
+    }
+    if server.index is not None:
+        handlers["/v1/search"] = ("POST", server.search)
+    routes = [Route(path, server.guarded(path, each), methods=[method]) for path, (method, each) in handlers.items()]
+    return Starlette(routes=[Route("/health", server.health), *routes], exception_handlers={HTTPException: _http_error})
 
 
 class _Server:
     def __init__(
         self,
-        model: SentenceTransformer,
+        model: Any,
         name: str,
-        index: Index | None,
-        settings: Settings,
-        keys: Sequence[str],
-        hosts: Sequence[str],
+        index: Any = None,
+        settings: Settings | None = None,
+        keys: Sequence[str] = (),
+        hosts: Sequence[str] = (),
     ) -> None:
-        self.model, self.name, self.index, self.settings = model, name, index, settings
-        self.keys, self.hosts = [key.encode() for key in keys], hosts
+        self.name, self.index, self.settings, self.hosts = name, index, settings or Settings(), hosts
+        self.keys = [key.encode() for key in keys]
         self.dimension = int(model.get_embedding_dimension() or 0)
-        self.metrics = Metrics()
-        self.joining = Joining(model, settings, self.metrics)
         self.started = int(time.time())
-        self.held = 0
-
-    def app(self) -> Starlette:
-        handlers: list[tuple[str, str, _Handler]] = [
-            ("/metrics", "GET", self.show_metrics),
-            ("/v1/models", "GET", self.list_models),
-            ("/v1/models/{name:path}", "GET", self.show_model),
-            ("/v1/embeddings", "POST", self.embed),
-        ]
-        if self.index is not None:
-            handlers.append(("/v1/search", "POST", self.search))
-        return Starlette(
-            routes=[
-                Route("/health", self.health, methods=["GET"]),
-                *(Route(path, self.guarded(path, handler), methods=[method]) for path, method, handler in handlers),
-            ],
-            exception_handlers={HTTPException: http_error},
-        )
+        self.held = 0  # bytes of bodies that are being received
+        # A registry for each application: a process may hold several.
+        self.registry = to = prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter("st_reba_requests", "Answers.", ["path", "status"], registry=to)
+        self.seconds = prometheus.Histogram("st_reba_request_seconds", "Time to answer.", ["path"], registry=to)
+        self.texts = prometheus.Counter("st_reba_texts", "Texts encoded.", registry=to)
+        self.tokens = prometheus.Counter("st_reba_tokens", "Token positions encoded.", registry=to)
+        sizes = [2**n for n in range(9)]
+        batch = prometheus.Histogram("st_reba_batch_texts", "Texts of a batch.", buckets=sizes, registry=to)
+        self.joining = Joining(model, self.settings, batch.observe)
+        waiting = prometheus.Gauge("st_reba_waiting_texts", "Texts accepted and not answered.", registry=to)
+        waiting.set_function(lambda: self.joining.waiting)
 
     def guarded(self, path: str, handler: _Handler) -> _Handler:
-        """A handler behind the key, whose refusals and failures are told in OpenAI's form, and counted."""
+        """Check the caller, count the answer, and turn exceptions into errors of OpenAI's form."""
 
         async def answer(request: Request) -> Response:
             start = time.perf_counter()
             try:
                 self.check_caller(request)
                 response = await handler(request)
-            except Refusal as error:
-                response = error.response()
+            except Refusal as refusal:
+                response = refusal.response()
             except Exception:
                 logger.exception("%s failed", path)
-                response = Refusal(500, "The server failed at this request; its log says why.").response()
-            self.metrics.requests.labels(path, response.status_code).inc()
-            self.metrics.seconds.labels(path).observe(time.perf_counter() - start)
+                response = Refusal(500, "The server failed at this request; see its log.").response()
+            self.requests.labels(path, response.status_code).inc()
+            self.seconds.labels(path).observe(time.perf_counter() - start)
             return response
 
         return answer
 
     def check_caller(self, request: Request) -> None:
         if self.hosts and request.url.hostname not in self.hosts:
-            raise Refusal(
-                403, f"Host {request.url.hostname!r}: without an API key, only {', '.join(self.hosts)} are served."
-            )
+            known = ", ".join(self.hosts)
+            raise Refusal(403, f"Host {request.url.hostname!r}: without an API key, only {known} are served.")
         given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
-        # All are compared, whichever fits, so that the time tells nothing.
-        fits = [hmac.compare_digest(given, key) for key in self.keys]
-        if self.keys and not any(fits):
-            raise Refusal(
-                401, "The API key is missing or wrong: send Authorization: Bearer KEY.", None, "invalid_api_key"
-            )
+        # Every key is compared, in constant time.
+        if self.keys and not any([hmac.compare_digest(given, key) for key in self.keys]):
+            raise Refusal(401, "The API key is wrong: send Authorization: Bearer KEY.", code="invalid_api_key")
 
-    async def read(self, request: Request) -> dict[str, Any]:
-        """The JSON of a request, of bounded size, time and kind."""
-        limit = self.settings.body_bytes
-        too_large = Refusal(413, f"The body is larger than {self.settings.max_body} MiB: send several requests.")
+    async def read(self, request: Request) -> bytes:
+        """Receive a body within the limits of size, time and memory."""
         if not request.headers.get("content-type", "").partition(";")[0].strip().endswith("json"):
-            # A page of another site can send anything else from a reader's browser.
+            # A web page can send other types from a reader's browser without asking this server first.
             raise Refusal(415, "Send Content-Type: application/json.")
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > limit:
-            raise too_large
-        body = bytearray()
+        limit, seconds, body = self.settings.max_body * _MIB, self.settings.read_seconds, bytearray()
+        length = int(request.headers.get("content-length", 0))
         try:
-            async with asyncio.timeout(self.settings.read_seconds):
+            async with asyncio.timeout(seconds):
                 async for chunk in request.stream():
                     self.held += len(chunk)
                     body += chunk
-                    if len(body) > limit:
-                        raise too_large
-                    if self.held > self.settings.held_bytes:
+                    if max(length, len(body)) > limit:
+                        raise Refusal(413, f"The body exceeds {self.settings.max_body} MiB: send several requests.")
+                    if self.held > max(64 * _MIB, 4 * limit):
                         raise Refusal(429, "Too much is being received: send this again later.")
-            given: dict[str, Any] = await _aside(len(body) > _INLINE, read_json, bytes(body))
-            return given
         except TimeoutError:
-            raise Refusal(408, f"The body did not come within {self.settings.read_seconds:.0f} s.") from None
+            raise Refusal(408, f"The body did not arrive within {seconds:.0f} s.") from None
         finally:
             self.held -= len(body)
+        return bytes(body)
 
     async def embed(self, request: Request) -> Response:
-        asked = wanted(await self.read(request), self.name, self.dimension)
-        vectors, tokens = await self.joining.encode(asked.texts, asked.task, request.is_disconnected)
-        self.metrics.texts.inc(len(asked.texts))
-        self.metrics.tokens.inc(tokens)
-        cut = shortened(vectors, asked.dimensions)
-        shown = await _aside(cut.nbytes > _INLINE, _embeddings, cut, asked.base64)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        told = f'{{"object":"list","data":{shown},"model":{json.dumps(self.name)},"usage":{json.dumps(usage)}}}'
-        return Response(told, media_type="application/json")
+        asked = EmbeddingRequest.parse(await self.read(request))
+        task = asked.task(self.name)
+        if (dimensions := asked.dimensions or self.dimension) > self.dimension:
+            raise Refusal(400, f"dimensions={dimensions}: give a number up to {self.dimension}.", "dimensions")
+        vectors, tokens = await self.joining.encode(asked.input, task, request.is_disconnected)
+        self.texts.inc(len(asked.input))
+        self.tokens.inc(tokens)
+        data: Any = vectors, dimensions, asked.encoding_format == "base64"
+        # Large answers are written in another thread; for small ones, starting the thread costs more.
+        data = await asyncio.to_thread(_embeddings, *data) if vectors.size > 2**13 else _embeddings(*data)
+        about = {"model": self.name, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+        return Response(f'{{"object":"list","data":{data},{json.dumps(about)[1:]}', media_type="application/json")
 
     async def search(self, request: Request) -> Response:
-        asked = sought(await self.read(request))
-        vectors, _ = await self.joining.encode(asked.texts, "query", request.is_disconnected)
+        asked = SearchRequest.parse(await self.read(request))
+        queries = [asked.query] if isinstance(asked.query, str) else asked.query
+        vectors, _ = await self.joining.encode(queries, "query", request.is_disconnected)
         try:
-            found = await asyncio.to_thread(self.look, vectors, asked)
+            found = await asyncio.to_thread(self.index.search, vectors, asked.k, where=asked.where)
         except ValueError as error:
             raise Refusal(400, str(error), "where") from error
-        shown = json.dumps(found[0] if asked.single else found, ensure_ascii=False)
-        return Response(
-            f'{{"object":"list","results":{shown},"model":{json.dumps(self.name)}}}', media_type="application/json"
-        )
-
-    def look(self, vectors: NDArray[np.float32], asked: Sought) -> list[list[dict[str, Any]]]:
-        index: Any = self.index
-        found = index.search(vectors, asked.k, where=asked.where, ids_only=asked.ids_only)
-        try:
-            # Another model's index may have taken its place since it was opened.
-            index.check(self.model)
-        except ValueError as error:
-            raise Refusal(409, str(error)) from error
-        return [[asdict(one) for one in listed] for listed in found]
+        results = [[asdict(one) for one in each] for each in found]
+        shown = results[0] if isinstance(asked.query, str) else results
+        return JSONResponse({"object": "list", "results": shown, "model": self.name})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.name, "waiting": self.joining.waiting})
 
-    async def show_metrics(self, request: Request) -> Response:
-        return self.metrics.response()
+    async def metrics(self, request: Request) -> Response:
+        return Response(prometheus.generate_latest(self.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-    async def list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self.about(name) for name in self.names]})
-
-    async def show_model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in self.names:
+    async def models(self, request: Request) -> Response:
+        about = {"object": "model", "created": self.started, "owned_by": "st_reba", "dimensions": self.dimension}
+        listed = {name: {"id": name, **about} for name in (self.name, f"{self.name}:query", f"{self.name}:document")}
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": list(listed.values())})
+        if name not in listed:
             raise Refusal(404, f"There is no model {name!r} here.", "model", "model_not_found")
-        return JSONResponse(self.about(name))
-
-    @property
-    def names(self) -> list[str]:
-        return [self.name, f"{self.name}:query", f"{self.name}:document"]
-
-    def about(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "st_reba",
-            "dimensions": self.dimension,
-        }
+        return JSONResponse(listed[name])
 
 
-async def _aside(large: bool, function: Callable[..., Any], *given: Any) -> Any:
-    return await asyncio.to_thread(function, *given) if large else function(*given)
-
-
-def shortened(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """The first components, scaled to the length that a vector had before: 1, where the model normalizes.
-
-    Example:
-        >>> shortened(np.array([[3.0, 4.0, 12.0]], dtype=np.float32), 2).tolist()
-        [[7.800000190734863, 10.399999618530273]]
-    """
-    if dimensions is None or dimensions == vectors.shape[1]:
-        return vectors
-    cut = vectors[:, :dimensions].astype(np.float64)
-    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    whole = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = (cut * np.divide(whole, lengths, where=lengths > 0, out=np.zeros_like(whole))).astype(
-        np.float32
-    )
-    return scaled
-
-
-def _embeddings(vectors: NDArray[np.float32], as_base64: bool) -> str:
-    """The vectors as JSON; base64 is of little-endian floats."""
-    rows: list[Any] = vectors.tolist()
+def _embeddings(vectors: Any, dimensions: int, as_base64: bool) -> str:
+    """JSON of vectors [texts, d], cut to their first dimensions and scaled to their former length."""
+    if dimensions < vectors.shape[1]:
+        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+        vectors = vectors[:, :dimensions].astype(np.float64)
+        kept = np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-300)
+        vectors = (vectors * (lengths / kept)).astype(np.float32)
+    rows = vectors.tolist()
     if as_base64:
         rows = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
     data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
     return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = int(getattr(error, "status_code", 500))
+    return Refusal(status, f"{request.method} {request.url.path}: {HTTPStatus(status).phrase.lower()}").response()

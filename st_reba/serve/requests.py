@@ -1,139 +1,91 @@
-"""What a request asks for, checked field by field: an unknown one is an error, never ignored."""
+"""Requests as checked values, and refusals in the form of OpenAI's errors."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from ..corpus.records import clean_text
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
+
 from ..encode import Task
-from .errors import Refusal
 
-# Those that ask for a kind by another word are the services that first had this field.
-_INPUT_TYPES: dict[str, Task] = {"query": "query", "document": "document", "passage": "document"}
-_MAX_RESULTS = 1000
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Vectors of texts."""
-
-    texts: list[str]
-    task: Task | None
-    dimensions: int | None
-    base64: bool
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+# After 408 and 413, the rest of the body is not read.
+_CLOSE = {"Connection": "close"}
+_ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: _CLOSE, 413: _CLOSE, 429: {"Retry-After": "1"}}
 
 
-@dataclass(frozen=True)
-class Sought:
-    """Documents for queries; ``single``: there was one text, not a list."""
+class Refusal(Exception):
+    """Error with a status of HTTP, the field of the request at fault, and OpenAI's code."""
 
-    texts: list[str]
-    single: bool
-    k: int
-    where: dict[str, Any] | None
-    ids_only: bool
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
 
-
-def read_json(body: bytes) -> dict[str, Any]:
-    """The object that a body holds."""
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"The body is no JSON ({error}).") from None
-    if not isinstance(given, dict):
-        raise Refusal(400, "The body must be a JSON object.")
-    return given
+    def response(self) -> JSONResponse:
+        """The error in OpenAI's form."""
+        kind = _ERROR_TYPES.get(self.status, "invalid_request_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return JSONResponse({"error": error}, self.status, _ERROR_HEADERS.get(self.status))
 
 
-def wanted(given: Mapping[str, Any], name: str, dimension: int) -> Wanted:
-    """A request of ``/v1/embeddings``.
-
-    Args:
-        given: Its JSON.
-        name: What the model is called here.
-        dimension: Of its vectors.
-
-    Example:
-        >>> wanted({"input": "a cat", "model": "m:query", "dimensions": 2}, "m", 8)
-        Wanted(texts=['a cat'], task='query', dimensions=2, base64=False)
-    """
-    _check_names(given, ("input", "model", "dimensions", "encoding_format", "user", "input_type"))
-    texts, _ = _texts(given, "input")
-    form = given.get("encoding_format")
-    if form not in (None, "float", "base64"):
-        raise Refusal(400, f"encoding_format={form!r}: give 'float' or 'base64'.", "encoding_format")
-    cut = given.get("dimensions")
-    if cut is not None and (type(cut) is not int or not 1 <= cut <= dimension):
-        raise Refusal(400, f"dimensions={cut!r}: give a whole number from 1 to {dimension}.", "dimensions")
-    user = given.get("user")
-    if user is not None and not isinstance(user, str):
-        raise Refusal(400, "user must be a string.", "user")
-    return Wanted(texts, task_of(given, name), cut, form == "base64")
+def _as_list(value: Any) -> Any:
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and texts and all(isinstance(one, (int, list)) for one in texts):
+        raise ValueError("token ids are another tokenizer's: send texts (LangChain: check_embedding_ctx_length=False)")
+    return texts
 
 
-def sought(given: Mapping[str, Any]) -> Sought:
-    """A request of ``/v1/search``.
-
-    Example:
-        >>> sought({"query": "a cat", "where": {"lang": "en"}}).k
-        10
-    """
-    _check_names(given, ("query", "k", "where", "ids_only"))
-    texts, single = _texts(given, "query")
-    if not all(text.strip() for text in texts):
-        raise Refusal(400, "A query is empty: give it a text, or leave it out.", "query")
-    k, where, ids_only = given.get("k", 10), given.get("where"), given.get("ids_only", False)
-    if type(k) is not int or not 1 <= k <= _MAX_RESULTS:
-        raise Refusal(400, f"k={k!r}: give a whole number from 1 to {_MAX_RESULTS}.", "k")
-    if where is not None and not isinstance(where, dict):
-        raise Refusal(400, 'where must be an object, as {"lang": "zh", "year": {">=": 2020}}.', "where")
-    if not isinstance(ids_only, bool):
-        raise Refusal(400, "ids_only must be true or false.", "ids_only")
-    return Sought([clean_text(text) for text in texts], single, k, where, ids_only)
+_Query = Annotated[str, Field(pattern=r"\S")]
 
 
-def task_of(given: Mapping[str, Any], name: str) -> Task | None:
-    """Whose prompt is meant: the model is called NAME, NAME:query or NAME:document, or ``input_type`` says it."""
-    asked, kind = given.get("model", name), given.get("input_type")
-    if kind is not None and kind not in _INPUT_TYPES:
-        raise Refusal(400, f"input_type={kind!r}: give 'query' or 'document'.", "input_type")
-    task = None if kind is None else _INPUT_TYPES[kind]
-    names: dict[Any, Task | None] = {name: None, f"{name}:query": "query", f"{name}:document": "document"}
-    if not isinstance(asked, str) or asked not in names:
-        raise Refusal(404, f"There is no model {asked!r} here, but {', '.join(names)}.", "model", "model_not_found")
-    if task is not None and names[asked] not in (None, task):
-        raise Refusal(400, f"model={asked!r} and input_type={kind!r} exclude each other: drop one.", "input_type")
-    return task or names[asked]
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-
-def _check_names(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise Refusal(400, f"{name!r} is not known here. Known are: {', '.join(known)}.", str(name))
-
-
-def _texts(given: Mapping[str, Any], field: str) -> tuple[list[str], bool]:
-    value = given.get(field)
-    if isinstance(value, str):
-        return [_well_formed(value, field)], True
-    if isinstance(value, list) and value:
-        if all(isinstance(one, str) for one in value):
-            return [_well_formed(one, field) for one in value], False
-        if all(isinstance(one, (int, list)) for one in value):
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Parse and check a body; a Refusal names the field that is unknown, missing or wrong."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = str(next(iter(first["loc"]), ""))
+            reason = first["msg"].removeprefix("Value error, ")
             raise Refusal(
-                400,
-                f"{field} holds token ids. Ids of another model's tokenizer would give wrong vectors: send the texts "
-                "themselves (LangChain: check_embedding_ctx_length=False).",
-                field,
-            )
-    raise Refusal(400, f"{field} must be a string, or a list of strings that is not empty.", field)
+                400, f"{field or 'The body'}: {reason}. Fields: {', '.join(cls.model_fields)}.", field or None
+            ) from None
 
 
-def _well_formed(text: str, field: str) -> str:
-    if re.search("[\ud800-\udfff]", text):
-        raise Refusal(400, f"{field}: {text[:20]!r} holds half a character (a lone surrogate).", field)
-    return text
+class EmbeddingRequest(_Body):
+    """Body of ``/v1/embeddings``; ``input_type`` chooses a prompt, as NAME:query and NAME:document do.
+
+    Example:
+        >>> EmbeddingRequest.parse(b'{"input": "a cat", "model": "m:query"}').task("m")
+        'query'
+    """
+
+    input: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+    model: str | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+    input_type: Literal["query", "document", "passage"] | None = None
+
+    def task(self, name: str) -> Task | None:
+        """The prompt that is asked for; a Refusal where the model's name is not ``name`` with or without a task."""
+        names: dict[str, Task | None] = {name: None, f"{name}:query": "query", f"{name}:document": "document"}
+        asked = name if self.model is None else self.model
+        if asked not in names:
+            raise Refusal(404, f"There is no model {asked!r} here, but {', '.join(names)}.", "model", "model_not_found")
+        kind: Task | None = "document" if self.input_type == "passage" else self.input_type
+        if kind is not None and names[asked] not in (None, kind):
+            raise Refusal(400, f"model={asked!r} and input_type={kind!r} exclude each other: drop one.", "input_type")
+        return kind or names[asked]
+
+
+class SearchRequest(_Body):
+    """Body of ``/v1/search``."""
+
+    query: _Query | Annotated[list[_Query], Field(min_length=1)]
+    k: Annotated[int, Field(ge=1, le=1000)] = 10
+    where: dict[str, Any] | None = None

@@ -3,19 +3,55 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..optional import required
-from ..ports import check_port, show_address
-from .settings import Settings
-
 KEYS = "ST_REBA_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# What was accepted is finished within these seconds of SIGTERM, or given up.
-_STOP_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Batches and limits of a server; requests beyond a limit are refused with 408, 413, 422 or 429.
+
+    Args:
+        batch_size: Texts of waiting requests that are joined.
+        delay: Milliseconds that an incomplete batch waits for more texts.
+        batch_tokens: Token positions of a forward pass; None: as for ``encode_texts``.
+        max_body: MiB of a request.
+        max_texts: Texts of a request.
+        max_tokens: Token positions of a request, with all copies, template and prompt.
+        queue: Texts that may wait, over all requests.
+        read_seconds: Seconds within which a body must arrive.
+
+    Raises:
+        ValueError: A number is below 1.
+
+    Example:
+        >>> Settings(batch_size=64).delay
+        2.0
+    """
+
+    batch_size: int = 32
+    delay: float = 2.0
+    batch_tokens: int | None = None
+    max_body: int = 4
+    max_texts: int = 2048
+    max_tokens: int = 300_000
+    queue: int = 8192
+    read_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            number = getattr(self, field.name)
+            if number is not None and not number >= 1:
+                raise ValueError(f"{field.name}={number!r}: give a number from 1 on.")
 
 
 def serve(
@@ -27,109 +63,83 @@ def serve(
     name: str | None = None,
     threads: int | None = None,
     settings: Settings | None = None,
-    ready: Callable[[str], object] = show_address,
-    **running: Any,
+    ready: Callable[[str], object] = print,
+    **options: Any,
 ) -> None:
-    """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C finish what was accepted, then it returns.
+    """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C answer the accepted requests, then end it.
 
-    Clients must send one of the keys in the environment variable ST_REBA_API_KEY, with commas between, if it is set.
+    If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated by commas).
 
     Args:
-        model: Its folder or Hub id.
-        index: The folder of an index of that model, for ``/v1/search``.
-        host: Where it is served; ``"0.0.0.0"``: to everybody who reaches this machine.
-        port: Its port.
-        name: What clients call the model; None: as its folder or Hub id is called.
-        threads: Of torch; None: OMP_NUM_THREADS, or all processors but one, which reads and answers.
-        settings: Limits, and how requests are joined.
-        ready: Is told the address, as ``"http://127.0.0.1:8080/v1"``; by default it is printed.
-        **running: ``device``, ``dtype`` and ``trust_remote_code``, as :func:`st_reba.build` takes them.
+        model: Folder or Hub id.
+        index: Folder of an index of that model, for ``/v1/search``.
+        host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
+        port: Port; 0 takes a free one.
+        name: Name of the model for clients; None: the name of its folder, or its Hub id.
+        threads: Threads of torch; None: OMP_NUM_THREADS, or all processors but one, which reads and answers.
+        settings: Batches and limits.
+        ready: Called with the address, such as ``"http://127.0.0.1:8080/v1"``; prints it by default.
+        **options: ``device``, ``dtype`` and ``trust_remote_code``, as for :func:`st_reba.load`.
 
     Raises:
         ImportError: A package of the extra ``serve`` is missing.
-        OSError: The address is taken, or there is no such model or index.
-        ValueError: The index is another model's.
+        OSError: The address is taken, or the model or the index is not found.
+        ValueError: The index belongs to another model.
 
     Example:
         >>> serve("my_model", port=8080)  # doctest: +SKIP
     """
-    uvicorn = required("uvicorn", "serve")
-    for package in ("starlette", "prometheus_client", "batched"):
-        required(package, "serve")
-    settings = settings or Settings()
-    name = name or name_of(model)
-    keys = keys_of(os.environ)
-    check_port(host, port)
+    require("serve", "uvicorn", "starlette", "pydantic", "prometheus_client", "batched")
+    keys = [key for key in map(str.strip, os.environ.get(KEYS, "").split(",")) if key]
     local = host in _LOOPBACK
-    if not local and not keys:
-        print(
-            f"Warning: whoever reaches {host}:{port} can use the model{' and read the index' if index else ''}. "
-            f"Set {KEYS} to ask for a key.",
-            file=sys.stderr,
-        )
-    from .app import make_app
+    with bound(host, port) as taken:
+        if not local and not keys:
+            print(f"Warning: anybody who reaches {host} can use it. Set {KEYS} to ask for a key.", file=sys.stderr)
+        import torch
 
-    loaded, opened = open_model(model, index, threads, **running)
-    app = make_app(
-        loaded, name, index=opened, settings=settings, keys=keys, hosts=_LOOPBACK if local and not keys else ()
-    )
-    shown = f"[{host}]" if ":" in host else host
-    ready(f"http://{shown}:{port}/v1")
+        from .. import Index, load
+        from .app import make_app
+
+        # torch's threads wait actively: one for each processor slows down the thread that reads and answers.
+        if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) - 1))
+        loaded = load(os.fspath(model), **options)
+        opened = None if index is None else Index.open(index, loaded)
+        hosts = _LOOPBACK if local and not keys else ()
+        if name is None:
+            name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
+        app = make_app(loaded, name, index=opened, settings=settings, keys=keys, hosts=hosts)
+        ready(f"{url(host, taken)}/v1")
+        run(app, taken)
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise an ImportError that names the extra of a missing module."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise ImportError(f"{', '.join(missing)} not installed: pip install 'st-reba[{extra}]'")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Take an address before a model is loaded; an OSError names the remedy."""
+    taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        uvicorn.run(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            timeout_graceful_shutdown=_STOP_SECONDS,
-            server_header=False,
-        )
-    finally:
-        if opened is not None:
-            opened.close()
+        taken.bind((host, port))
+    except (OSError, OverflowError) as error:
+        taken.close()
+        raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None
+    return taken
 
 
-def keys_of(environment: Mapping[str, str]) -> list[str]:
-    """The keys that clients may send.
-
-    Example:
-        >>> keys_of({"ST_REBA_API_KEY": "one, two,"})
-        ['one', 'two']
-    """
-    return [key for key in map(str.strip, environment.get(KEYS, "").split(",")) if key]
+def url(host: str, taken: socket.socket) -> str:
+    """Address of a server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
 
 
-def open_model(
-    model: str | os.PathLike[str], index: str | os.PathLike[str] | None, threads: int | None, **running: Any
-) -> tuple[Any, Any]:
-    """The model, and the index if there is one, with torch's threads set.
+def run(app: Any, taken: socket.socket) -> None:
+    """Run an ASGI application until SIGTERM or Ctrl+C; accepted requests get two minutes."""
+    import uvicorn
 
-    torch takes a thread a processor, which wait for each other busily: beside threads that read and answer requests
-    this is many times slower than fewer.
-    """
-    import torch
-
-    from ..index import Index
-    from ..persistence import load
-
-    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads or max(1, _processors() - 1))
-    loaded = load(model, **running)
-    return loaded, None if index is None else Index.open(index, loaded)
-
-
-def _processors() -> int:
-    # Not every system says which processors a process may use.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def name_of(model: str | os.PathLike[str]) -> str:
-    """What clients call a model: the name of its folder, or its Hub id.
-
-    Example:
-        >>> name_of("models/my_model/"), name_of("organization/model")
-        ('my_model', 'organization/model')
-    """
-    path = os.fspath(model)
-    folder = Path(path)
-    return folder.resolve().name if folder.exists() or path.count("/") != 1 else path
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=120)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[taken])

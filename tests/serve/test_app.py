@@ -1,26 +1,20 @@
-"""The application: vectors are the model's own, and what cannot be answered is refused in OpenAI's form."""
+"""The application: vectors are the model's own, and refusals have OpenAI's form."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import sys
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asking import Ask
-from sentence_transformers import SentenceTransformer
 
-from st_reba.corpus import Document
-from st_reba.demo import sentences
-from st_reba.index import Index
+import st_reba
 from st_reba.serve import Settings
 from st_reba.serve.app import make_app
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tiny import tiny_model
 
 PATH = "/v1/embeddings"
 TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
@@ -33,72 +27,76 @@ def vectors(answer: Any) -> Any:
     return np.array([one["embedding"] for one in data])
 
 
-def test_vectors_are_the_models_own(ask: Ask, model: SentenceTransformer) -> None:
-    """Of a text and of a list, of each kind, with both forms; and the positions that were run."""
-    texts, query, named, document, packed = ask(
+def close(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(found, wanted, atol=1e-6, rtol=0)
+
+
+def test_vectors_are_the_models_own(ask: Any, model: Any) -> None:
+    texts, query, document, packed = ask(
         (PATH, {"input": TEXTS, "model": "m"}),
-        (PATH, {"input": TEXTS[0], "model": "m:query", "user": "somebody"}),
-        (PATH, {"input": [TEXTS[0]], "model": "m", "input_type": "query"}),
+        (PATH, {"input": TEXTS[0], "model": "m:query"}),
         (PATH, {"input": TEXTS, "model": "m:document"}),
-        (PATH, {"input": TEXTS, "encoding_format": "base64"}),
+        (PATH, {"input": TEXTS * 20, "encoding_format": "base64"}),
     )
     plain = model.encode(TEXTS)
-    np.testing.assert_allclose(vectors(texts), plain, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(vectors(query), [model.encode_query(TEXTS[0])], atol=1e-6, rtol=0)
-    np.testing.assert_allclose(vectors(named), vectors(query), atol=1e-6, rtol=0)
-    np.testing.assert_allclose(vectors(document), model.encode_document(TEXTS), atol=1e-6, rtol=0)
+    close(vectors(texts), plain)
+    close(vectors(query), [model.encode_query(TEXTS[0])])
+    close(vectors(document), model.encode_document(TEXTS))
     assert np.abs(plain[0] - vectors(query)[0]).max() > 1e-2
+    # Large enough to be written in another thread.
     rows = [base64.b64decode(one["embedding"]) for one in packed.json()["data"]]
-    np.testing.assert_allclose([np.frombuffer(row, "<f4") for row in rows], plain, atol=1e-6, rtol=0)
+    close([np.frombuffer(row, "<f4") for row in rows], np.tile(plain, (20, 1)))
     run = int(model.preprocess(TEXTS)["attention_mask"].sum())
     assert texts.json()["usage"] == {"prompt_tokens": run, "total_tokens": run}
     assert (texts.json()["object"], texts.json()["model"]) == ("list", "m")
 
 
-def test_dimensions(ask: Ask, model: SentenceTransformer) -> None:
+def test_dimensions(ask: Any, model: Any) -> None:
     """The first components, as long as the whole vector was."""
     cut, whole = ask((PATH, {"input": TEXTS, "dimensions": 5}), (PATH, {"input": TEXTS, "dimensions": 192}))
     full = model.encode(TEXTS).astype(np.float64)
-    expected = [row[:5] / np.sqrt(sum(row[:5] ** 2)) * np.sqrt(sum(row**2)) for row in full]
-    np.testing.assert_allclose(vectors(cut), expected, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(vectors(whole), full, atol=1e-6, rtol=0)
+    close(vectors(cut), [row[:5] / np.sqrt(sum(row[:5] ** 2)) * np.sqrt(sum(row**2)) for row in full])
+    close(vectors(whole), full)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "param", "word"),
+    ("given", "status", "kind"),
     [
-        (b'{"input": "\\ud800"}', 400, "input", "surrogate"),
-        ({"input": "a", "model": "other"}, 404, "model", "m:query"),
-        ({"input": "a", "dimensions": 193}, 400, "dimensions", "192"),
-        ({"input": ["a"] * 9}, 422, "input", "several requests"),
-        ({"input": "a " * 90}, 422, "input", "tokens"),
-        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None, "1 MiB"),
+        ({"input": 1}, 400, "invalid_request_error"),
+        ({"input": "a", "dimensions": 193}, 400, "invalid_request_error"),
+        ({"input": ["a"] * 9}, 422, "invalid_request_error"),
+        ({"input": "a " * 90}, 422, "invalid_request_error"),
+        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, "invalid_request_error"),
+        (b"", 400, "invalid_request_error"),
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_refused(ask: Ask, given: Any, status: int, param: str | None, word: str) -> None:
-    """Each field is tested in test_requests.py."""
+def test_refusals(ask: Any, given: Any, status: int, kind: str) -> None:
     (answer,) = ask((PATH, given), settings=Settings(max_texts=8, max_tokens=100, max_body=1))
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (status, param) and word in error["message"]
-    assert error["type"] == "invalid_request_error"
+    assert (answer.status_code, error["type"], set(error)) == (status, kind, {"message", "type", "param", "code"})
+    assert (answer.headers.get("connection") == "close") == (status == 413)
 
 
-def test_keys_and_hosts(ask: Ask) -> None:
-    paths = ("/v1/models", "/metrics", PATH)
-    right, wrong = {"Authorization": "Bearer two"}, {"Authorization": "Bearer on"}
-    body = {"input": "a"}
-    requests = [(path, body if path == PATH else None, headers) for path in paths for headers in (right, wrong, None)]
+def test_paths_and_content_types(ask: Any) -> None:
+    text = {"Content-Type": "text/plain"}
+    answers = ask(("/v1/nowhere", None), (PATH, None), (PATH, {"input": "a"}, text), ("/v1/search", {"query": "a"}))
+    assert [one.status_code for one in answers] == [404, 405, 415, 404]
+    assert all(one.json()["error"]["message"] for one in answers)
+
+
+def test_keys_and_hosts(ask: Any) -> None:
+    paths, body = ("/v1/models", "/metrics", PATH), {"input": "a"}
+    sent = [{"Authorization": "Bearer two"}, {"Authorization": "Bearer on"}, None]
+    requests = [(path, body if path == PATH else None, headers) for path in paths for headers in sent]
     answers = ask(("/health", None), *requests, keys=["one", "two"])
     assert [one.status_code for one in answers] == [200, *[200, 401, 401] * 3]
-    assert answers[2].json()["error"]["code"] == "invalid_api_key"
-    named, other = ask(
-        ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"}), hosts=["127.0.0.1"]
-    )
-    assert (named.status_code, other.status_code) == (200, 403)
+    assert answers[2].json()["error"]["type"] == "authentication_error"
+    here, elsewhere = ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"})
+    assert [one.status_code for one in ask(here, elsewhere, hosts=["127.0.0.1"])] == [200, 403]
 
 
-def test_models_and_health(ask: Ask) -> None:
+def test_models_and_health(ask: Any) -> None:
     models, there, unknown, health = ask(
         ("/v1/models", None), ("/v1/models/m:query", None), ("/v1/models/other", None), ("/health", None)
     )
@@ -107,40 +105,77 @@ def test_models_and_health(ask: Ask) -> None:
     assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
 
 
-@pytest.fixture
-def index(model: SentenceTransformer, tmp_path: Path) -> Index:
-    documents = [Document(one.text, str(row), {"row": row}) for row, one in enumerate(sentences()[:12])]
-    return Index.build(model, documents, tmp_path / "index", show_progress_bar=False)
+def test_metrics_of_each_application(ask: Any, model: Any) -> None:
+    app, other = make_app(model, "m"), make_app(model, "other")
+    ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
+    (page,) = ask(("/metrics", None), app=app)
+    lines = page.text.splitlines()
+    assert {
+        "st_reba_texts_total 2.0",
+        "st_reba_waiting_texts 0.0",
+        f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}",
+        "st_reba_batch_texts_sum 2.0",
+        f'st_reba_requests_total{{path="{PATH}",status="200"}} 1.0',
+        f'st_reba_requests_total{{path="{PATH}",status="400"}} 1.0',
+        f'st_reba_request_seconds_count{{path="{PATH}"}} 2.0',
+    } <= set(lines)
+    assert "st_reba_texts_total 0.0" in ask(("/metrics", None), app=other)[0].text.splitlines()
 
 
-def test_search(ask: Ask, index: Index) -> None:
-    """As the index itself answers, with conditions; for a text a list, for a list of texts a list of lists."""
-    where = {"row": {">=": 7}}
-    one, many, ids, *refused = ask(
-        ("/v1/search", {"query": "一只猫", "k": 4, "where": where}),
-        ("/v1/search", {"query": ["a cat", "money"]}),
-        ("/v1/search", {"query": "a cat", "ids_only": True}),
-        ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
-        ("/v1/search", {"query": "a", "k": 0}),
-        index=index,
-    )
-    assert one.json()["results"] == _shown(index.search("一只猫", 4, where=where))
-    assert many.json()["results"] == [_shown(found) for found in index.search(["a cat", "money"])]
-    assert ids.json()["results"] == _shown(index.search("a cat", ids_only=True))
-    assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, "where"), (400, "k")]
+def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
+    """The index's own answer: a list for a text, a list of lists for a list of texts."""
+    documents = [{"id": str(row), "text": text, "row": row} for row, text in enumerate(["猫", "a cat", "ships", "money"])]
+    st_reba.Index.build(model, documents, tmp_path / "index", show_progress_bar=False).close()
+    with st_reba.Index.open(tmp_path / "index", model) as index:
+        where = {"row": {">=": 2}}
+        one, many, condition, count = ask(
+            ("/v1/search", {"query": "一只猫", "k": 3, "where": where}),
+            ("/v1/search", {"query": ["a cat", "money"]}),
+            ("/v1/search", {"query": "a", "where": {"row": {"~": 1}}}),
+            ("/v1/search", {"query": "a", "k": 0}),
+            index=index,
+        )
+        assert one.json()["results"] == shown(index.search("一只猫", 3, where=where))
+        assert {each["id"] for each in one.json()["results"]} == {"2", "3"}
+        assert many.json()["results"] == [shown(found) for found in index.search(["a cat", "money"])]
+    assert (condition.status_code, condition.json()["error"]["param"]) == (400, "where")
+    assert count.status_code == 400
 
 
-def _shown(found: Any) -> list[dict[str, Any]]:
+def shown(found: Any) -> list[dict[str, Any]]:
     return [{**asdict(one), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
 
 
-def test_an_index_that_has_become_another_models(ask: Ask, tmp_path: Path) -> None:
-    """Its vectors are as long, so that only the fingerprint tells."""
-    model, other = tiny_model(), tiny_model(seed=1)
-    with Index.build(model, ["a cat"], tmp_path / "i", show_progress_bar=False) as index:
-        app = make_app(model, "m", index=index)
-        (before,) = ask(("/v1/search", {"query": "cat"}), app=app)
-        Index.build(other, ["a cat"], tmp_path / "i", overwrite=True, show_progress_bar=False).close()
-        (after,) = ask(("/v1/search", {"query": "cat"}), app=make_app(model, "m", index=index))
-    assert before.json()["results"][0]["text"] == "a cat"
-    assert after.status_code == 409 and "model" in after.json()["error"]["message"]
+def test_a_body_that_does_not_arrive(model: Any, client: Any) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'{"input": "'
+        await asyncio.sleep(3)
+        yield b'cat"}'
+
+    async def run() -> None:
+        async with client(make_app(model, "m", settings=Settings(read_seconds=1))) as to:
+            assert (await to.post(PATH, content=slow(), headers={"Content-Type": "application/json"})).status_code == 408
+            assert (await to.post(PATH, json={"input": "cat"})).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_bodies_together_are_bounded(model: Any, client: Any) -> None:
+    """At most 64 MiB, or four of the largest, are held at once."""
+    half = b'{"input": "' + b"a" * (2**20 - 20)
+
+    async def held(go: asyncio.Event) -> AsyncIterator[bytes]:
+        yield half
+        await go.wait()
+        yield b"no JSON"
+
+    async def run() -> list[int]:
+        async with client(make_app(model, "m", settings=Settings(max_body=1))) as to:
+            go, headers = asyncio.Event(), {"Content-Type": "application/json"}
+            sent = [asyncio.create_task(to.post(PATH, content=held(go), headers=headers)) for _ in range(66)]
+            await asyncio.wait(sent, timeout=9, return_when=asyncio.FIRST_COMPLETED)
+            go.set()
+            return [one.status_code for one in await asyncio.gather(*sent)]
+
+    statuses = asyncio.run(run())
+    assert 0 < statuses.count(429) < 4 and set(statuses) == {400, 429}

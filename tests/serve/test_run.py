@@ -1,13 +1,17 @@
-"""The server's process: what it refuses, what it warns of, and how it stops."""
+"""A real process: many clients, clients that misbehave, and a graceful end. Nothing that was accepted is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
 import signal
 import socket
 import sys
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +19,178 @@ import numpy as np
 import pytest
 import torch
 
-import st_reba.serve
-from st_reba.serve import run
+import st_reba
+from st_reba.serve import Settings, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from serving import process
 
+TEXTS = [f"{number} cats sleep on the warm roof." for number in range(1000)]
+MIB = 2**20
 
-def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "open_model", lambda *given, **more: pytest.fail("loaded"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(OSError, match="Give another port"):
-            st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st_reba, "load", lambda *given, **more: pytest.fail("loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
+        st_reba.serve.serve("organization/model", port=taken.getsockname()[1])
+    for host, port in (("192.0.2.1", 8000), ("127.0.0.1", 70_000)):
+        with pytest.raises(OSError):
+            run.bound(host, port)
 
 
 @pytest.mark.parametrize(
-    "host, key, warned", [("0.0.0.0", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False)]
+    ("host", "key", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False)]
 )
 def test_a_warning_where_anybody_may_ask(
     host: str, key: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(run.KEYS, key)
-    monkeypatch.setattr(run, "check_port", lambda *given: None)
-    monkeypatch.setattr(run, "open_model", lambda *given, **more: 1 / 0)
+    monkeypatch.setattr(st_reba, "load", lambda *given, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        st_reba.serve.serve("organization/model", host=host)
+        st_reba.serve.serve("organization/model", host=host, port=0, threads=torch.get_num_threads())
     assert (run.KEYS in capsys.readouterr().err) == warned
 
 
+def test_refusals() -> None:
+    for name in ("delay", "batch_size", "queue"):
+        with pytest.raises(ValueError):
+            Settings(**{name: 0})
+    with pytest.raises(ImportError):
+        run.require("serve", "json", "a_module_that_nobody_has")
+
+
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are asked for; else OMP_NUM_THREADS stands; else one processor is left to read and answer."""
+    """As asked for; else OMP_NUM_THREADS; else one processor is left to read and answer."""
     found: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", found.append)
-    monkeypatch.setattr("st_reba.persistence.load", lambda *given, **more: None)
-    monkeypatch.setattr(run, "_processors", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    run.open_model("m", None, None)
-    run.open_model("m", None, 2)
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    run.open_model("m", None, None)
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(st_reba, "load", lambda *given, **more: 1 / 0)
+    for threads, variable in ((None, "3"), (2, "3"), (None, None)):
+        monkeypatch.setenv("OMP_NUM_THREADS", variable) if variable else monkeypatch.delenv("OMP_NUM_THREADS")
+        with pytest.raises(ZeroDivisionError):
+            st_reba.serve.serve("organization/model", port=0, threads=threads)
     assert found == [2, 7]
 
 
-def ask(address: str, texts: list[str]) -> Any:
-    request = urllib.request.Request(
-        f"{address}/v1/embeddings", json.dumps({"input": texts}).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return [one["embedding"] for one in json.load(answer)["data"]]
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return st_reba.build("mini", "classical", pooling="mean", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("served")
+    plain.save_pretrained(str(made / "model"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[int, int]]:
+    """Process and port of a server."""
+    # A thousand connections exceed the limit of many systems; the server inherits this one.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < 4096 else 4096, hard))
+    with process(folder) as (started, address):
+        yield started.pid, int(address.rpartition(":")[2])
+
+
+def memory(pid: int, name: str = "VmRSS") -> float:
+    """MiB that a process holds, or (VmHWM) has held."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def head(length: int) -> bytes:
+    lines = ("POST /v1/embeddings HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Connection: close")
+    return ("\r\n".join([*lines, f"Content-Length: {length}"]) + "\r\n\r\n").encode()
+
+
+async def ask(port: int, text: Any) -> tuple[int, Any]:
+    body = json.dumps({"input": text}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head(len(body)) + body)
+    answer = await reader.read()
+    writer.close()
+    first, _, content = answer.partition(b"\r\n\r\n")
+    return int(first.split()[1]), json.loads(content)
+
+
+def check(plain: Any, texts: list[str], answers: list[tuple[int, Any]]) -> None:
+    assert [status for status, _ in answers] == [200] * len(texts)
+    found = [content["data"][0]["embedding"] for _, content in answers]
+    np.testing.assert_allclose(found, plain.encode(texts), atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
-def test_sigterm_finishes_what_was_accepted(tmp_path: Path) -> None:
-    model = st_reba.build("mini", "echo", device="cpu")
-    model.save_pretrained(str(tmp_path / "model"))
-    texts = [f"{number} cats sleep on the warm roof of the bank, and nobody knows why." for number in range(64)]
-    with process(tmp_path) as (server, address), ThreadPoolExecutor(8) as threads:
-        waiting = [threads.submit(ask, address, texts) for _ in range(8)]
+def test_a_thousand_at_once(server: tuple[int, int], plain: Any) -> None:
+    """The second thousand needs no more memory than the first."""
+    pid, port = server
+
+    async def storm() -> list[tuple[int, Any]]:
+        return await asyncio.gather(*(ask(port, text) for text in TEXTS))
+
+    check(plain, TEXTS, asyncio.run(storm()))
+    before = memory(pid)
+    check(plain, TEXTS, asyncio.run(storm()))
+    assert memory(pid) - before < 48
+
+
+@pytest.mark.slow
+def test_clients_that_hang_up_or_are_slow(server: tuple[int, int], plain: Any) -> None:
+    """In the middle of the head, of the body and of the answer; a slow one holds up nobody."""
+    _, port = server
+    body = json.dumps({"input": TEXTS}).encode()
+
+    async def leave(data: bytes) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        await writer.drain()
+        writer.transport.abort()
+
+    async def asked() -> list[tuple[int, Any]]:
+        _, slow = await asyncio.open_connection("127.0.0.1", port)
+        slow.write(head(len(body)) + body[:10])
+        whole = head(len(body)) + body
+        await asyncio.gather(*(leave(data) for data in (whole[:20], whole[:-20], whole) for _ in range(20)))
+        slow.write(body[10:11])
+        answers = [await ask(port, text) for text in TEXTS[:3]]
+        slow.close()
+        return answers
+
+    check(plain, TEXTS[:3], asyncio.run(asked()))
+
+
+@pytest.mark.slow
+def test_a_body_of_100_mib(server: tuple[int, int], plain: Any) -> None:
+    """Refused by its length, or while it is received where its length is not known."""
+    pid, port = server
+    before = memory(pid, "VmHWM")
+
+    async def send(start: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = asyncio.create_task(reader.read())
+        writer.write(start)
+        with suppress(ConnectionError):
+            for _ in range(100):
+                piece = b"a" * MIB
+                writer.write(piece if b"Content-Length" in start else b"%x\r\n%s\r\n" % (len(piece), piece))
+                await writer.drain()
+        return await answer
+
+    known = head(100 * MIB)
+    for start in (known, known.replace(b"Content-Length: 104857600", b"Transfer-Encoding: chunked")):
+        # The connection may be closed before the answer was read.
+        with suppress(ConnectionError):
+            assert b" 413 " in asyncio.run(send(start)).partition(b"\r\n")[0]
+    assert memory(pid, "VmHWM") - before < 32
+    check(plain, TEXTS[:1], [asyncio.run(ask(port, TEXTS[0]))])
+
+
+@pytest.mark.slow
+def test_sigterm_answers_what_was_accepted(folder: Path, plain: Any) -> None:
+    with process(folder) as (server, address), ThreadPoolExecutor(8) as threads:
+        port = int(address.rpartition(":")[2])
+        waiting = [threads.submit(lambda: asyncio.run(ask(port, TEXTS[:64]))) for _ in range(8)]
         while True:
             with urllib.request.urlopen(f"{address}/health") as answer:
                 if json.load(answer)["waiting"] == 8 * 64:
@@ -81,6 +198,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         answers = [one.result() for one in waiting]
         assert server.wait(60) in (0, -signal.SIGTERM)
-    expected = model.encode(texts)
-    for answer in answers:
-        np.testing.assert_allclose(answer, expected, atol=1e-6, rtol=0)
+    expected = plain.encode(TEXTS[:64])
+    for status, content in answers:
+        assert status == 200
+        np.testing.assert_allclose([one["embedding"] for one in content["data"]], expected, atol=1e-6, rtol=0)
