@@ -1,55 +1,221 @@
-"""Items without labels: two views of a text, which should find each other among the views of other texts."""
+"""What a search scores vectors by: views of unlabelled texts, or labels; every item by itself, so that parts compare."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from random import Random
+from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from .items import Items, Rows, Vectors, chosen
-from .metrics import means
-from .signals import reciprocal_ranks
-from .statistics import Evidence, Metric
+# Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.
+_DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_PIECE = re.compile(rf"[{_DENSE}][^\w\s]*|[^\s{_DENSE}]+")
+# A text of fewer pieces has no views that differ; of a longer one the first are shown.
+_FEWEST_PIECES, _MOST_PIECES = 4, 150
+FEWEST_TEXTS = 50
+# Cosines that differ by less are the same: rounding is no rank.
+_SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class Viewed(Items):
-    """Items (view, view): how well the two views of a text find each other. ``names`` are the texts themselves.
+class Items:
+    """Items whose vectors are scored, one by one.
 
-    The evidence is the reciprocal rank of a text's second view among all second views, by their cosines with its first
-    view, and the other way round; the mean of both. Views that a method does not tell apart from a text's own stand
-    before it.
-
-    Source:
-        Two crops of a text as a pair: Inverse Cloze Task (Lee et al. 2019), Contriever (Izacard et al. 2022), where
-        they train a model. Here they choose among untrained ones.
-
-    Example:
-        >>> items = Viewed.of(["cats sleep", "ships sail"], [("cats", "sleep"), ("ships", "sail")])
-        >>> vectors = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.9, 0.1]])
-        >>> items.evidence(vectors).ravel().tolist()
-        [0.75, 0.5]
+    Args:
+        kind: ``"views"``, ``"pairs"``, ``"classes"`` or ``"ranking"``.
+        texts: All texts, each once.
+        places: Of each item the places of its texts; of a query its own and those of its documents.
+        labels: Of each item: a score, a class, or the relevance of each document. Views have none.
     """
 
-    kind: ClassVar[str] = "Views"
-    main: ClassVar[str] = "mrr"
-    width: ClassVar[int] = 2
-    metrics: ClassVar[Mapping[str, Metric]] = means("mrr")
+    kind: str
+    texts: tuple[str, ...]
+    places: tuple[tuple[int, ...], ...]
+    labels: tuple[Any, ...] = ()
 
-    @classmethod
-    def of(cls, texts: Sequence[str], views: Sequence[tuple[str, str]]) -> Self:
-        """Items of texts and the two views of each."""
-        place: dict[str, int] = {}
-        items = [tuple(place.setdefault(view, len(place)) for view in pair) for pair in views]
-        return cls(tuple(place), tuple(items), tuple(texts))
+    def part(self, rows: Iterable[int]) -> Items:
+        """Some of the items, with their texts alone."""
+        rows = list(rows)
+        used = list(dict.fromkeys(place for row in rows for place in self.places[row]))
+        new = {place: number for number, place in enumerate(used)}
+        places = tuple(tuple(new[place] for place in self.places[row]) for row in rows)
+        labels = tuple(self.labels[row] for row in rows) if self.labels else ()
+        return Items(self.kind, tuple(self.texts[place] for place in used), places, labels)
 
-    @property
-    def fitted_on(self) -> tuple[str, ...]:
-        # What is embedded later is whole texts; what was scored is views, and they make enough for a wide filter.
-        return tuple(dict.fromkeys((*self.names, *self.texts)))
+    def split(self, share: float, seed: int) -> tuple[Items, Items]:
+        """Two parts, drawn at random; the first has ``share`` of the items."""
+        rows = list(range(len(self.places)))
+        Random(seed).shuffle(rows)
+        count = round(share * len(rows))
+        return self.part(sorted(rows[:count])), self.part(sorted(rows[count:]))
 
-    def evidence(self, vectors: Vectors, rows: Rows | None = None, learn: Rows | None = None) -> Evidence:
-        first, second = np.asarray(chosen(self.items, rows), np.intp).T
-        return reciprocal_ranks(vectors[first], vectors[second])[:, None]
+    def evidence(self, units: Tensor) -> Tensor:
+        """What vectors say of each item; the mean is the score.
+
+        Views: how far two overlapping crops, and by half the weight two disjoint halves, find each other among those of all
+        texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is
+        Spearman's correlation. Classes: whether the nearest centroid, of the other items of each class, is the own.
+        Ranking: average precision.
+
+        Args:
+            units: [number of texts, d] vectors of length 1.
+
+        Returns:
+            [number of items] float32.
+
+        Example:
+            >>> items = pairs_of([("a", "b", 1.0), ("c", "d", 0.0), ("a", "d", 0.5)])
+            >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.436], [0.0, 1.0], [0.6, 0.8]])
+            >>> round(float(items.evidence(vectors).mean()), 2)
+            0.5
+        """
+        if self.kind == "ranking":
+            return torch.stack([_precision(units, *each) for each in zip(self.places, self.labels, strict=True)])
+        places = torch.tensor(self.places, device=units.device)
+        columns = [units[column] for column in places.T]
+        if self.kind == "views":
+            return (2 * information(columns[0], columns[1]) + information(columns[2], columns[3])) / 3
+        if self.kind == "pairs":
+            cosines = (columns[0] * columns[1]).sum(dim=1)
+            return _standard_ranks(cosines) * _standard_ranks(torch.tensor(self.labels, device=units.device))
+        return _nearest_centroid(columns[0], self.labels)
+
+
+def information(first: Tensor, second: Tensor) -> Tensor:
+    """How far two views of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N.
+
+    Args:
+        first: [N, d] vectors of length 1.
+        second: [N, d], row n of the same text.
+
+    Example:
+        >>> one = torch.eye(3)
+        >>> information(one, one).tolist(), information(one, one[[1, 0, 2]]).mul(100).round().tolist()
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 100.0])
+    """
+    near = first @ second.T
+    own = near.diagonal()
+    ranks = [(near >= own[:, None] - _SAME).sum(dim=1), (near >= own - _SAME).sum(dim=0)]
+    return 1 - sum(rank.float().log() for rank in ranks) / (2 * torch.tensor(float(max(2, len(own)))).log())
+
+
+def _standard_ranks(values: Tensor) -> Tensor:
+    """Ranks, ties at their mean, with mean 0 and variance 1."""
+    different, places, counts = values.double().unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(dim=0).double()
+    ranks = (last - (counts.double() - 1) / 2)[places]
+    return ((ranks - ranks.mean()) / ranks.std(correction=0).clamp_min(1e-12)).float()
+
+
+def _nearest_centroid(units: Tensor, labels: Sequence[Any]) -> Tensor:
+    names = {name: number for number, name in enumerate(dict.fromkeys(labels))}
+    own = torch.tensor([names[label] for label in labels], device=units.device)
+    member = torch.nn.functional.one_hot(own, len(names)).to(units.dtype)
+    sums, counts = member.T @ units, member.sum(dim=0)
+    products = units @ sums.T  # with the text itself in its own class' sum
+    lengths = sums.norm(dim=1).expand_as(products).clone()
+    row = torch.arange(len(own), device=units.device)
+    products[row, own] -= (units * units).sum(dim=1)
+    lengths[row, own] = (sums[own] - units).norm(dim=1)
+    cosines = torch.where(counts[None] - member > 0, products / lengths.clamp_min(1e-12), -torch.inf)
+    return (cosines.argmax(dim=1) == own).float()
+
+
+def _precision(units: Tensor, places: Sequence[int], relevance: Sequence[float]) -> Tensor:
+    """Average precision of a query, the first place, over its documents."""
+    order = (units[list(places[1:])] @ units[places[0]]).argsort(descending=True, stable=True)
+    hits = (torch.tensor(relevance, device=units.device) > 0).float()[order]
+    return (hits * hits.cumsum(dim=0) / torch.arange(1, len(hits) + 1, device=units.device)).sum() / hits.sum()
+
+
+def views_of(texts: Sequence[str]) -> Items:
+    """Items of texts: two crops that overlap, the first and the last two thirds; and the two halves.
+
+    They are counted in words, or in characters where the script has no spaces. Texts of fewer than four are left out.
+
+    Source:
+        Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
+
+    Example:
+        >>> views_of(["one two three four five six", "short"]).texts
+        ('one two three four', 'three four five six', 'one two three', 'four five six')
+    """
+    places: dict[str, int] = {}
+    items = []
+    for text in texts:
+        spans = [match.span() for match in _PIECE.finditer(text)][:_MOST_PIECES]
+        if (count := len(spans)) >= _FEWEST_PIECES:
+            most, half = -(-2 * count // 3), count // 2
+            cuts = ((0, most), (count - most, count), (0, half), (half, count))
+            shown = [text[spans[first][0] : spans[end - 1][1]] for first, end in cuts]
+            items.append(tuple(places.setdefault(each, len(places)) for each in shown))
+    return Items("views", tuple(places), tuple(items))
+
+
+def pairs_of(rows: Sequence[tuple[Any, ...]], kind: str = "pairs") -> Items:
+    """Items of labelled rows.
+
+    Args:
+        rows: ``(text, text, score)``, or ``(text, class)``; of a ranking ``(query, document, relevance)``.
+        kind: ``"pairs"``, ``"classes"`` or ``"ranking"``.
+
+    Raises:
+        ValueError: Labels that are all alike, or classes or queries of a single text.
+    """
+    places: dict[str, int] = {}
+    found = [tuple(places.setdefault(text, len(places)) for text in row[:-1]) for row in rows]
+    labels = [row[-1] for row in rows]
+    if kind != "ranking":
+        items, counts = Items(kind, tuple(places), tuple(found), tuple(labels)), Counter(labels)
+        if len(counts) < 2 or (kind == "classes" and min(counts.values()) < 2):
+            raise ValueError(f"labels: {kind} need two different labels at least, and every class two texts.")
+        return items
+    queries: dict[int, list[tuple[int, float]]] = {}
+    for (query, document), label in zip(found, labels, strict=True):
+        queries.setdefault(query, []).append((document, float(label)))
+    useful = {query: rows for query, rows in queries.items() if 0 < sum(label > 0 for _, label in rows) < len(rows)}
+    if not useful:
+        raise ValueError("labels: no query has a relevant document and another.")
+    ranked = tuple((query, *(place for place, _ in rows)) for query, rows in useful.items())
+    return Items(kind, tuple(places), ranked, tuple(tuple(label for _, label in rows) for rows in useful.values()))
+
+
+def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
+    """Draw different texts of which views can be made, the same number of each script as far as there are so many.
+
+    Raises:
+        ValueError: There are fewer than 50.
+
+    Example:
+        >>> len(drawn((f"text number {n} of many" for n in range(200)), 100))
+        100
+    """
+    by_script: dict[str, list[str]] = {}
+    for text in dict.fromkeys(text.strip() for text in texts):
+        if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES:
+            by_script.setdefault(script_of(text), []).append(text)
+    if (found := sum(map(len, by_script.values()))) < FEWEST_TEXTS:
+        raise ValueError(f"texts: {found} different texts of four words or more are too few. Give {FEWEST_TEXTS} or more.")
+    chosen: list[str] = []
+    for number, each in enumerate(sorted(by_script.values(), key=len)):
+        share = (count - len(chosen)) // (len(by_script) - number)
+        chosen += Random(seed).sample(each, min(share, len(each)))
+    return chosen
+
+
+def script_of(text: str) -> str:
+    """The script of most of a text's letters, as Unicode names it; kana count as ``"CJK"``, "" where there are none.
+
+    Example:
+        >>> script_of("银行 bank 今天关门了"), script_of("Привет, мир"), script_of("1 + 1 = 2")
+        ('CJK', 'CYRILLIC', '')
+    """
+    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text[:200] if letter.isalpha())
+    counts = Counter("CJK" if name in ("HIRAGANA", "KATAKANA") else name for name in names)
+    return counts.most_common(1)[0][0] if counts else ""
