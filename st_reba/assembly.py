@@ -1,10 +1,10 @@
-"""Puts a model together: the base's weights, the input module, the pooling, and what stands behind it."""
+"""One call of `build`: the base's weights, the input module, the pooling, and what stands behind it."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -12,196 +12,294 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from sentence_transformers.util import get_device_name
+from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases
-from .filters import with_postfilter
-from .inspection import read_json
-from .modules import Filter, NoSink, ReBA
-from .modules.chunked import ChunkedReBAPooling
-from .modules.decoder import DecoderTransformer
-from .modules.ensemble import Ensemble
-from .modules.guards import check_sizes, limited
-from .modules.nosink import NoSinkTransformer
-from .modules.options import shown
-from .modules.pooling import ReBAPooling
-from .modules.prompts import PromptEnsemble
-from .modules.repeat import RepeatTransformer
-from .persistence import load
-from .selfcheck import check_capture, check_plan, hidden_states
-from .spec import Spec
+from .methods import Method, masks_of
+from .modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, ReBAPooling, RepeatTransformer
+from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 
-# What sentence-transformers' constructor takes, but for what ``build`` itself says.
-LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
-LOADING -= {"backend", "kwargs", "args"}
-# What loads the backbone, and says nothing of a model that is put together.
-_OF_THE_BACKBONE = frozenset(("revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"))
+# What sentence-transformers' constructor takes, but for what `build` itself names.
+_LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
+_LOADING -= {"backend", "kwargs", "args"}
+# What loads the base, and says nothing of a model that is put together.
+_OF_THE_BASE = {"revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"}
 
 
 class Assembly:
-    """One call of ``build``."""
+    """One call of `build`; arguments as there, ``loading`` is what SentenceTransformer takes."""
 
-    def __init__(self, base: Any, spec: Spec, loading: dict[str, Any], tokenizer: Any, dtype: Any, check: bool) -> None:
-        self.given, self.loading, self.tokenizer, self.check = str(base), loading, tokenizer, check
-        self.filter = next((stage for stage in spec.stages if isinstance(stage, Filter)), None)
-        self.spec = replace(spec, stages=tuple(stage for stage in spec.stages if stage is not self.filter))
-        prompts, self.device = loading.get("prompts"), loading.get("device")
+    def __init__(
+        self,
+        base: Any,
+        method: Method,
+        loading: dict[str, Any],
+        *,
+        tokenizer: Any,
+        dtype: Any,
+        quantization: str | None,
+        gguf_file: str | None,
+        check: bool,
+    ) -> None:
+        if unknown := sorted(set(loading) - _LOADING):
+            raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is neither an option of {method.name} nor of loading.")
+        self.method, self.loading, self.tokenizer, self.check = method, dict(loading), tokenizer, check
+        self.dtype, self.quantization = dtype, quantization
+        self.device = loading.get("device")
+        self._check_loading()
+        # As sentence-transformers finds a repository, and as transformers does.
+        self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
+        self.hub = {bases.HUB[name]: value for name, value in self.place.items()}
+        self.loaded = None if isinstance(base, (str, os.PathLike)) else base
+        self.gguf = self.adapted = None
+        if self.loaded is not None:
+            name = str(getattr(base, "name_or_path", "") or type(base).__name__)
+            self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
+        elif (found := bases.gguf_of(base, gguf_file)) is not None:
+            self.path, self.gguf = found
+            local = os.path.join(self.path, self.gguf)
+            kind = f", {bases.gguf_quantization(local)}" if os.path.isfile(local) else ""
+            self.name = f"{self.gguf} (GGUF{kind})"
+        else:
+            self.path, self.name = bases.locate(base)
+            self.adapted = bases.adapted_model(self.path, self.name, self.hub)
+
+    def _check_loading(self) -> None:
+        prompts = self.loading.get("prompts")
         if prompts is not None and not (
             isinstance(prompts, Mapping) and all(isinstance(each, str) for pair in prompts.items() for each in pair)
         ):
-            raise ValueError(f"prompts={shown(prompts)} must be a mapping of names to texts: {{'query': 'query: '}}.")
+            raise ValueError(f"prompts={prompts!r} must map names to texts, as {{'query': 'query: '}}.")
         try:
             torch.device(self.device or "cpu")
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={self.device!r} is not known ({error}): give cpu, cuda, cuda:1, mps.") from error
-        # As sentence-transformers finds a repository, and as transformers does.
-        self.hub = bases.hub_of(loading)
-        self.files = {bases.HUB[name]: value for name, value in self.hub.items()}
-        self.path, self.name = bases.locate(base)
-        self.dtype_given = dtype not in (None, "auto")
-        self.model_kwargs = {"dtype": bases.weights_dtype(dtype, self.device), **(loading.get("model_kwargs") or {})}
+            raise ValueError(f"device={self.device!r} is not known: give cpu, cuda, cuda:1 or mps.") from error
 
-    def run(self, *, pooling_given: bool) -> SentenceTransformer:
-        listed = read_json(self.path, "modules.json", **self.hub)
-        for each in listed[:1] if isinstance(listed, list) else ():
-            if isinstance(each, dict) and str(each.get("type")).startswith("st_reba."):
-                raise ValueError(
-                    f"base={self.given!r} is a saved embedder, whose method and pooling would be lost. Load it, or "
-                    "build from its base model."
-                )
-        self.adapted = bases.adapted_model(self.path, self.name, self.files)
-        kept = listed is not None and self.spec.name == "nosink" and not pooling_given
-        model = self._converted() if kept else self._made()
-        if self.filter is None:
-            return model
-        if self.filter.file is None:
-            raise ValueError("filter: give file=…, as st-reba postfilter writes it; or call st_reba.fit_postfilter.")
-        return with_postfilter(model, self.filter.file)
+    def run(self) -> SentenceTransformer:
+        """The model."""
+        listed = self.path and load_file_path(self.path, "modules.json", **self.place)
+        if listed:
+            with open(listed, encoding="utf-8") as stream:
+                if '"st_reba.' in stream.read():
+                    raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
+        if listed and self.method.name == "nosink" and self.method.pooling is None:
+            model = self._converted()
+        else:
+            model = self._made()
+        if self.method.filter is not None:
+            from .filters import Filter, with_filter
+
+            model = with_filter(model, Filter.load(self.method.filter))
+        return model
 
     def _converted(self) -> SentenceTransformer:
-        """A sentence-transformers model with its own input and pooling, its layers converted (NoSink, section 4)."""
-        others = {stage.name: stage for stage in self.spec.stages if stage.order != NoSink.order}
-        given = {**self.spec.method.to_dict(), "pooling": None, "tokenizer": self.tokenizer, **others}
-        for option, value in given.items():
-            if value is not None:
-                raise ValueError(
-                    f"{option}={shown(value)}: the base is a sentence-transformers model, whose own input and pooling "
-                    "are kept. Drop it, or give pooling=… to use the backbone alone."
-                )
-        model = load(self.path, **{**self.loading, "model_kwargs": self.model_kwargs})
+        """A sentence-transformers model with its own input and pooling, whose layers see what the masks say."""
+        allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
+        if other := sorted(set(self.method.to_dict()) - allowed):
+            raise ValueError(f"{other[0]}: the base keeps its own input and pooling. Drop it, or give pooling=….")
+        from .safety import load
+
+        model = load(self.path, dtype=self.dtype, **self.loading)
         first: Any = model[0]
-        problem = None
-        # A class of its own may treat its input or output in a way of its own, which would be lost.
-        if type(first) is not Transformer:
-            problem = f"starts with {type(first).__name__}, whose layers stay as they are"
-        elif getattr(first.model.config, "output_hidden_states", False):
-            reader = type(model[1]).__name__
-            problem = f"{reader} reads the hidden states of every layer, which a converted model does not hand out"
-        elif modalities := sorted(set(first.modalities) - {"text", "message"}):
-            problem = f"embeds {modalities} too, which a converted model does not"
-        if problem:
-            raise ValueError(f"base={self.name!r}: {problem}. Give pooling=….")
-        record = {"base_model": self.name, "base_revision": self.loading.get("revision")}
-        model[0] = adopted = DecoderTransformer.adopt(first, self.spec.stages, **record)
-        if self.check:
-            check_plan(adopted)
-        bases.check_loaded(adopted, self.path, self.name, self.adapted, self.files)
+        if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
+            raise ValueError(f"base={self.name!r} starts with a {type(first).__name__} of its own. Give pooling=….")
+        if getattr(first.config, "output_hidden_states", False):
+            raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
+        bases.check_quantized(first.model, self.name)
+        model[0] = self._module(first, own_input=True)
         return model
 
     def _made(self) -> SentenceTransformer:
-        """A model of a backbone alone."""
         transformer = self._transformer()
-        if self.check:
-            check_plan(transformer)
         plain = hidden_states(transformer)
-        bases.check_padding(transformer, self.name)
-        # Some backbones project their last hidden states to another size than their configuration's.
+        check_padding(transformer, self.name)
+        # Some models project their last hidden state to another size than their configuration's.
         modules = [transformer, *self._behind(plain.shape[-1])]
+        taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BASE}
+        model = SentenceTransformer(modules=modules, **taken)
         if isinstance(modules[1], ReBAPooling):
             check_capture(transformer, plain)
-        taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BACKBONE}
-        model = SentenceTransformer(modules=modules, **taken)
         for task in ("query", "document"):
-            # Raises where the template leaves no room for a text. Fields may get their values with it: any will do.
+            # Raises where the template leaves no room. Fields may get their values with the text: any will do.
             fields = dict.fromkeys(transformer.fields(task), "-")
-            transformer.budget(task=task, **fields)
-            if isinstance(modules[1], ChunkedReBAPooling):
-                modules[1].check_room(transformer.frames(task=task, **fields)[0].overhead)
-        embed: Any = model.encode
-        if transformer.rows > 1 and not embed("A text, 短文。", **dict.fromkeys(transformer.forward_kwargs, "-")).any():
-            raise ValueError("ensemble: the weighted vectors of a text add up to zero. Change templates or weights.")
+            room = transformer.budget(task=task, **fields)
+            if self.method.chunk is not None and room is not None:
+                self._check_chunk(transformer.frames(task=task, **fields)[0].overhead + room, room)
         return model
 
+    def _check_chunk(self, limit: int, room: int) -> None:
+        copies = self.method.repeats or 2
+        if copies * self.method.chunk > room:
+            most = room // copies
+            raise ValueError(f"chunk={self.method.chunk}: {copies} copies take more than {limit} positions. Give {most}.")
+
     def _transformer(self) -> RepeatTransformer:
-        """The input module, with the base's weights."""
-        method, layout = self.spec.method, self.spec.method.layout
-        hub = {**self.files, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
-        processor_kwargs = {**hub, **(self.loading.get("processor_kwargs") or {})}
-        if method.max_seq_length is not None:
-            processor_kwargs["model_max_length"] = method.max_seq_length
-        if self.tokenizer is None:
-            borrowed = bases.tokenizer_of_adapted(self.path, self.adapted, self.hub)
-        else:
-            borrowed = bases.locate_tokenizer(self.tokenizer, {**hub, "revision": None})
-        if borrowed is not None:
-            processor_kwargs["revision"] = None
-        # An adapter's weights and configuration are those of the model that it adapts.
-        place, where = (self.path, self.hub) if self.adapted is None else (self.adapted, {**self.hub, "revision": None})
-        named = self.spec.name == "nosink" and any(isinstance(stage, NoSink) for stage in self.spec.stages)
+        """The input module, its model cut to the layers that run."""
+        base = self._loaded() if self.loaded is None else self._sharing()
+        model: Any = base.model
+        bases.check_decoder(model, self.name)
+        bases.check_quantized(model, self.name)
+        if self.adapted is not None:
+            bases.merge_adapter(model, self.path, self.name, self.hub)
+        if "device_map" in (self.loading.get("model_kwargs") or {}) or self.loaded is not None:
+            self.loading["device"] = str(model.device)
+        elif getattr(model, "hf_quantizer", None) is None:
+            base.to(self.device or get_device_name())
+        depth, layers = base.depth, None
+        if self.method.layer is not None:
+            layers = _layers(self.method.layer, depth)
+            bases.cut(model, layers[-1])
+            if layers[0] == layers[-1] > 0 and self.method.final_norm:
+                layers = None
+        return self._module(base, layers=layers)
+
+    def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
+        """RepeatTransformer or NoSinkTransformer around a loaded Transformer."""
+        method = self.method
+        options: dict[str, Any] = {
+            "recipe": {name: value for name, value in method.to_dict().items() if name != "filter"},
+            "base_model": self.name,
+            "base_revision": self.loading.get("revision"),
+            "causal": bases.is_causal(base.model),
+            **own,
+        }
+        if not own:
+            once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
+            pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
+            template = method.templates or method.template or ("prompteol" if method.name == "prompteol" else None)
+            options |= {
+                "template": template,
+                "repeats": 1 if once else method.repeats or 2,
+                "instruction": method.instruction,
+                "pooled": method.pooled or pooled,
+                "compute_matched": method.compute_matched,
+                "layers": layers,
+                "join": method.join,
+                "final_norm": method.final_norm,
+            }
+        kind: Any = RepeatTransformer
+        if method.setting is not None:
+            kind = NoSinkTransformer
+            k = "all" if own and method.k is None and method.setting != "baseline" else method.k
+            numbers: dict[str, Any] = {"k": k, "k0": method.k0, "m": method.m, "implementation": method.implementation}
+            options |= masks_of(method.setting, base.depth if hasattr(base, "depth") else _depth(base), **numbers)
+        module: RepeatTransformer = kind(base, **options)
+        if not own:
+            self._check_copies(module, once)
+        if self.check and method.setting is not None:
+            check_masks(module)
+        return module
+
+    def _check_copies(self, module: RepeatTransformer, once: bool) -> None:
+        method = self.method
+        if once and module.copies > 1:
+            raise ValueError(f"template has {module.copies} {{text}} slots, but {method.name} has one. Use method='echo'.")
+        if method.template is not None and method.repeats not in (None, module.copies) and method.chunk is None:
+            raise ValueError(f"repeats={method.repeats}, but the template has {module.copies} {{text}} slots. Drop repeats.")
+        if method.instruction and "instruction" not in module.forward_kwargs:
+            raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
+
+    def _loaded(self) -> RepeatTransformer:
+        """The base as transformers loads it."""
+        dtype = bases.weights_dtype(self.dtype, self.device)
+        trusted = {"trust_remote_code": bool(self.loading.get("trust_remote_code"))}
+        model_kwargs = {**self.hub, **trusted, "dtype": dtype, **(self.loading.get("model_kwargs") or {})}
+        config_kwargs = {**self.hub, **trusted, **(self.loading.get("config_kwargs") or {})}
+        processor_kwargs = {**self.hub, **trusted, **(self.loading.get("processor_kwargs") or {})}
+        if self.quantization is not None:
+            model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, self.dtype and dtype)
+            model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
+        if self.gguf is not None:
+            from transformers import GgufConfig
+
+            for each in (model_kwargs, config_kwargs, processor_kwargs):
+                each["gguf_file"] = self.gguf
+            model_kwargs["quantization_config"] = GgufConfig(dequantize=True)
+            # As they will be saved: what is computed now is what is loaded then.
+            model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
+        if self.method.max_seq_length is not None:
+            processor_kwargs["model_max_length"] = self.method.max_seq_length
+        tokenizer = self._tokenizer(processor_kwargs)
+        kwargs = {"model_kwargs": model_kwargs, "processor_kwargs": processor_kwargs, "config_kwargs": config_kwargs}
         try:
-            with limited(check_sizes(place, **where)):
-                transformer = (NoSinkTransformer if named else RepeatTransformer)(
-                    self.path,
-                    layout=layout,
-                    method={method.name: method.to_dict()},
-                    stages=self.spec.stages,
-                    base_model=self.name,
-                    base_revision=self.loading.get("revision"),
-                    model_kwargs={**hub, **self.model_kwargs},
-                    processor_kwargs=processor_kwargs,
-                    config_kwargs={**hub, **(self.loading.get("config_kwargs") or {})},
-                    tokenizer_name_or_path=borrowed,
-                )
-        except (OSError, ValueError) as error:
-            if (explained := bases.load_error(error, self.given, self.adapted)) is None:
-                raise
-            raise explained from error
-        if layout.instruction and "instruction" not in transformer.forward_kwargs:
-            raise ValueError(f"instruction={layout.instruction!r}: the template has no {{instruction}}. Add it.")
-        if method.name in ("classical", "prompteol") and transformer.repeats > 1:
-            raise ValueError(
-                f"template has {transformer.repeats} {{text}} slots, method={self.spec.name!r} 1. Use method='echo'."
-            )
+            base = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
+        except OSError as error:
+            known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
+            raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
+        if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
+            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
+        if self.gguf is not None and self.dtype is None:
+            base.stored_dtype = torch.bfloat16
+            base.model.to(torch.float32 if dtype == torch.float32 else torch.bfloat16)
+        elif self.dtype not in (None, "auto"):
+            base.stored_dtype = None  # saved as it was asked for
         if self.tokenizer is not None:
-            tokens = max(transformer.text_tokenizer.get_vocab().values()) + 1
-            table: Any = transformer.model.get_input_embeddings()
-            if tokens > len(table.weight):
-                raise ValueError(
-                    f"tokenizer={os.fspath(self.tokenizer)!r} has {tokens} token ids, but base={self.name!r} has "
-                    f"{len(table.weight)} embeddings. Name the tokenizer that the base was trained with."
-                )
-        bases.check_loaded(transformer, self.path, self.name, self.adapted, self.files)
-        transformer.zeros = isinstance(method, ReBA) and method.variant == "published"
-        if self.dtype_given:
-            # Saved as it was asked for, and not as the base stores it.
-            transformer.stored_dtype = None
-        if "device_map" in self.model_kwargs:
-            self.loading["device"] = str(transformer.model.device)
-        else:
-            transformer.to(self.device or get_device_name())
-        return transformer
+            self._check_vocabulary(base)
+        return base
+
+    def _tokenizer(self, processor_kwargs: dict[str, Any]) -> str | None:
+        """Folder or Hub id of a tokenizer that is not the base's; an adapter may leave it with what it adapts."""
+        if self.tokenizer is not None:
+            if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
+                raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
+            processor_kwargs["revision"] = None
+            return str(bases.EMBEDDED.get(os.fspath(self.tokenizer), os.fspath(self.tokenizer)))
+        names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
+        if self.adapted is None or any(load_file_path(self.path, name, **self.place) for name in names):
+            return None
+        processor_kwargs["revision"] = None
+        return self.adapted
+
+    def _check_vocabulary(self, base: RepeatTransformer) -> None:
+        tokens = max(base.tokenizer.get_vocab().values()) + 1  # type: ignore[union-attr]
+        table: Any = base.model.get_input_embeddings()
+        if tokens > len(table.weight):
+            raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {len(table.weight)} embeddings.")
+
+    def _sharing(self) -> RepeatTransformer:
+        """A Transformer around the weights of a loaded model; its tokenizer is a copy, which can be set up for itself."""
+        if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
+            raise ValueError("A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …).")
+        if not hasattr(self.loaded, "base_model") or not hasattr(self.loaded, "config"):
+            raise ValueError(f"base={type(self.loaded).__name__} is neither a name nor a loaded model of transformers.")
+        model = bases.shared(self.loaded)
+
+        class Sharing(RepeatTransformer):
+            def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+                return model
+
+        kwargs = {"model_max_length": self.method.max_seq_length} if self.method.max_seq_length else {}
+        with tempfile.TemporaryDirectory() as folder:
+            model.config.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            return Sharing(folder, processor_kwargs=kwargs)
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
         """The modules behind the first, which gives ``width`` numbers a token."""
-        method = self.spec.method
-        if isinstance(method, ReBA):
-            weights = (method.include_special, method.normalize_weights)
-            if method.chunk is None:
-                modules: list[torch.nn.Module] = [ReBAPooling(width, method.pooling, method.variant, *weights)]
-            else:
-                modules = [ChunkedReBAPooling(width, method.chunk, method.pooling, method.repeats or 2, *weights)]
+        method, pooling = self.method, self.method.sentence_pooling
+        weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
+        modules: list[Any]
+        if method.name != "reba":
+            modules = [Pooling(width, "lasttoken" if pooling == "last" else pooling)]
+        elif method.chunk is not None:
+            modules = [ChunkedReBAPooling(width, method.chunk, pooling, method.repeats or 2, **weights)]
         else:
-            mode = getattr(method, "pooling")  # noqa: B009
-            modules = [Pooling(width, "lasttoken" if mode == "last" else mode)]
-        modules += [PromptEnsemble() for stage in self.spec.stages if isinstance(stage, Ensemble)]
+            modules = [ReBAPooling(width, pooling, method.implementation, **weights)]
+        if method.templates is not None:
+            modules.append(PromptEnsemble(method.template_weights, method.equal_norms))
         return [*modules, Normalize()] if method.normalize else modules
+
+
+def _depth(transformer: Any) -> int:
+    return int(transformer.config.get_text_config().num_hidden_layers)
+
+
+def _layers(layer: Any, depth: int) -> list[int]:
+    """The first and last layer that are read, 0 (embeddings) to L."""
+    ends = layer if isinstance(layer, tuple) else (layer, layer)
+    if not all(-depth - 1 <= each <= depth for each in ends):
+        raise ValueError(f"layer={layer!r}: the model has 0 (embeddings) to {depth}, or -1 to {-depth - 1} from the end.")
+    first, last = (each % (depth + 1) for each in ends)
+    if first > last:
+        raise ValueError(f"layer={layer!r}: {first} stands above {last}. Give the lower one first.")
+    return [first, last]

@@ -1,213 +1,306 @@
-"""Where a base is, and whether transformers loaded all of it: adapters, quantized weights, device maps."""
+"""Where a base is and how it is loaded: folders, Hub ids, GGUF files, loaded models, adapters, quantized weights."""
 
 from __future__ import annotations
 
-import json
+import copy
 import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import get_device_name, load_file_path
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel  # type: ignore[attr-defined]
-from transformers.utils.import_utils import is_peft_available
-from transformers.utils.peft_utils import find_adapter_config_file
-
-from .embedded import EMBEDDED as EMBEDDED
-from .modules.decoder import DecoderTransformer
-
+# Models that come with the package.
+EMBEDDED = {"mini": Path(__file__).with_name("mini")}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
-# What a sentence-transformers that leaves weights where accelerate put them has.
-_OFFLOADS = "_accelerate_placement_hook"
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_MERGE = "Merge it by peft's merge_and_unload(), save that with the tokenizer, and build on the folder."
+# Lists of a configuration that may happen to be as long as there are layers.
+_NOT_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def locate(base: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where the base is, and the name to record for it: never a path of this machine."""
+    """Where a base is, and the name to record for it: never a path of this machine."""
     text = os.fspath(base)
     if text in EMBEDDED:
         return str(EMBEDDED[text]), text
     if os.path.isfile(text):
-        raise ValueError(f"base={text!r} is a file: name the folder that holds the model.")
+        raise ValueError(f"base={text!r} is a file. Name the folder that holds the model, or a .gguf file.")
     if not os.path.isdir(text):
         return text, text
     if not {"config.json", "modules.json", "adapter_config.json"} & set(os.listdir(text)):
-        raise ValueError(f"base={text!r} holds no config.json: it is no model that transformers can load.")
+        raise ValueError(f"base={text!r} holds no config.json and no .gguf file, so it is no model.")
     return text, os.path.basename(os.path.abspath(text))
 
 
-def hub_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a model is found, among the arguments of sentence-transformers."""
-    return {name: given[name] for name in HUB if given.get(name) is not None}
+def weights_dtype(dtype: Any, device: str | None) -> Any:
+    """What ``dtype`` means to transformers: None is float32 on a CPU, and as stored ("auto") on a GPU."""
+    import torch
+    from sentence_transformers.util import get_device_name
 
-
-def is_repository(path: str, given: Mapping[str, Any]) -> bool:
-    """Whether a folder or Hub repository holds a sentence-transformers model, not just a backbone."""
-    return load_file_path(path, "modules.json", **hub_of(given)) is not None
-
-
-def weights_dtype(dtype: str | torch.dtype | None, device: str | None) -> str | torch.dtype:
-    """What ``dtype`` means to transformers: by default float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is None:
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str) and dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not known: choose one of {list(_DTYPES)}.")
+        raise ValueError(f"dtype={dtype!r} is not known. Choose from {', '.join(_DTYPES)}.")
     return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
 
 
-def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
-    """Folder or Hub id of the model that a base adapts; None: the base, which errors call ``name``, is no adapter.
+# GGUF files.
 
-    Learned prompts and prefixes are refused: no text holds them. ``hub`` is in transformers' words, here and below.
+
+def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str] | None:
+    """Folder or Hub id, and name, of the GGUF file that a base means; None: it means none."""
+    text = os.fspath(base)
+    if gguf_file is not None:
+        return text, gguf_file
+    if text.endswith(".gguf"):
+        if not os.path.isfile(text):
+            raise FileNotFoundError(f"base={text!r}: there is no such file.")
+        return os.path.dirname(os.path.abspath(text)), os.path.basename(text)
+    if not os.path.isdir(text) or {"config.json", "modules.json", "adapter_config.json"} & set(os.listdir(text)):
+        return None
+    files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
+    if len(files) > 1:
+        raise ValueError(f"base={text!r} holds several GGUF files. Choose one: gguf_file={files[0]!r}, or {files[1]!r}.")
+    return (text, files[0]) if files else None
+
+
+def gguf_quantization(file: str) -> str:
+    """Quantization of a local GGUF file, as Q4_K; an error that lists what can be read, where transformers cannot."""
+    try:
+        gguf: Any = import_module("gguf")
+    except ImportError as error:
+        raise ImportError("GGUF files need the gguf package: pip install 'st-reba[gguf]'") from error
+    from collections import Counter
+
+    types = Counter(tensor.tensor_type for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1)
+    readable = [each for each in gguf.GGMLQuantizationType if _dequantizes(gguf, each)]
+    for each in types:
+        if each not in readable:
+            names = ", ".join(known.name for known in readable)
+            raise ValueError(f"base={file!r} holds tensors of type {each.name}, which cannot be read. Readable: {names}.")
+    return str(types.most_common(1)[0][0].name) if types else "unknown"
+
+
+def _dequantizes(gguf: Any, kind: Any) -> bool:
+    import numpy as np
+
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.quants.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
+    except (NotImplementedError, ValueError, KeyError):
+        return kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+    return True
+
+
+# Quantized weights.
+
+
+def quantization_config(quantization: str, dtype: Any) -> Any:
+    """Configuration of bitsandbytes for ``"nf4"`` or ``"int8"``, without what makes vectors depend on their batch."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if quantization not in ("nf4", "int8"):
+        raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
+    try:
+        import_module("bitsandbytes")
+    except ImportError as error:
+        raise ImportError(f"quantization={quantization!r} needs bitsandbytes: pip install 'st-reba[quantized]'") from error
+    if quantization == "int8":
+        # A threshold would change how all texts of a batch are rounded by large numbers of one of them.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    compute = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+
+
+def check_quantized(model: Any, name: str) -> None:
+    """Refuse weights whose quantization was left out, or makes vectors depend on their batch."""
+    import torch
+
+    given: Any = getattr(model.config, "quantization_config", None) or {}
+    given = given if isinstance(given, dict) else given.to_dict()
+    quantized = getattr(model, "hf_quantizer", None) is not None
+    problem = None
+    if given and not quantized and given.get("quant_method") != "gguf":
+        problem = f"transformers left out its quantization {given.get('quant_method')!r}. Use another base"
+    elif given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
+        problem = f"llm_int8_threshold={given['llm_int8_threshold']} makes vectors depend on their batch. Set it to 0"
+    elif any(weight.device == torch.device("meta") for weight in model.get_input_embeddings().parameters()):
+        problem = "its device_map leaves the embeddings on disk. Map them to a device"
+    if problem:
+        raise ValueError(f"base={name!r}: {problem}.")
+
+
+# Loaded models.
+
+
+def shared(model: Any) -> Any:
+    """A model of the same weights, in the same memory, that can be changed without changing ``model``.
+
+    Modules and configuration are copied, tensors are not: hooks, attention and number of layers are the copy's own, so that
+    ``model`` goes on generating beside it.
+
+    Args:
+        model: A model of transformers; its backbone is taken where it has a head.
     """
+    if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
+        raise ValueError("base: the loaded model lies on several devices, so it cannot be shared. Give its folder or Hub id.")
+    body = model.base_model
+    config = copy.deepcopy(body.config)
+    for each in (config, config.get_text_config()):
+        each.use_cache = False
+    return _copied(body, {id(body.config): config, id(body.config.get_text_config()): config.get_text_config()}, {})
+
+
+def _copied(module: Any, configs: Mapping[int, Any], done: dict[int, Any]) -> Any:
+    if id(module) in done:
+        return done[id(module)]
+    done[id(module)] = other = copy.copy(module)
+    for name in ("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+        other.__dict__[name] = copy.copy(module.__dict__[name])
+    for name, value in module.__dict__.items():
+        if id(value) in configs:
+            other.__dict__[name] = configs[id(value)]
+    other.__dict__["_modules"] = {
+        name: None if child is None else _copied(child, configs, done) for name, child in module._modules.items()
+    }
+    return other
+
+
+# Layers.
+
+
+def cut(model: Any, layers: int) -> None:
+    """Leave the lowest layers of a model only; its final norm follows the last of them.
+
+    Raises:
+        ValueError: The model cannot be cut, or its lower layers by themselves give other hidden states.
+    """
+    from .modules.reader import layers_of
+    from .modules.transformer import decoder_of
+
+    listed, config = layers_of(model), model.config.get_text_config()
+    depth = len(listed)
+    if layers == depth:
+        return
+    if decoder_of(model).config is not model.config:
+        raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone.")
+    before = _last_state(model, listed, layers - 1)
+    del listed[max(1, layers) :]
+    for name, value in dict(vars(config)).items():
+        if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
+            setattr(config, name, value[:layers])
+        elif name == "num_kv_shared_layers" and isinstance(value, int):
+            setattr(config, name, max(0, value - (depth - layers)))
+    config.num_hidden_layers = max(1, layers)
+    after = _last_state(model, listed, layers - 1)
+    difference = float((before - after).abs().max() / before.abs().max())
+    if not difference <= 1e-6:
+        raise ValueError(f"layer={layers}: without the layers above, hidden states change by {difference:.1%}. Drop it.")
+
+
+def _last_state(model: Any, layers: Any, index: int) -> Any:
+    """What a layer hands on for a few tokens."""
+    import torch
+
+    kept: list[Any] = []
+    hook = layers[max(0, index)].register_forward_hook(
+        lambda module, arguments, output: kept.append(output[0] if isinstance(output, tuple) else output)
+    )
+    ids = torch.arange(1, 9, device=model.device)[None]
+    training = model.training
+    try:
+        with torch.inference_mode():
+            model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
+    finally:
+        hook.remove()
+        model.train(training)
+    return kept[0].float()
+
+
+# What a base must be.
+
+
+def check_decoder(model: Any, name: str) -> None:
+    """Refuse what is no single stack of layers that texts alone go through."""
+    import inspect
+
+    problem = None
+    if getattr(model.config, "is_encoder_decoder", False):
+        problem = "is an encoder-decoder. Use a decoder-only base"
+    elif not isinstance(getattr(model.config.get_text_config(), "num_hidden_layers", None), int):
+        problem = "is no single stack of layers. Use a decoder-only base"
+    elif model.get_output_embeddings() is not None:
+        problem = "hands out what a head makes of its hidden states. Save its decoder alone, and use that"
+    for parameter in inspect.signature(model.forward).parameters.values():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if needed and parameter.name not in ("input_ids", "attention_mask", "position_ids", "use_cache"):
+            problem = f"needs {parameter.name!r} beside a text. Save its text decoder alone, and use that"
+    if problem:
+        raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
+
+
+def is_causal(model: Any) -> bool:
+    """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
+    import torch
+
+    from .modules.transformer import decoder_of
+
+    decoder = decoder_of(model)
+    marks = [bool(each.is_causal) for each in decoder.modules() if hasattr(each, "is_causal")]
+    if not all(marks) or getattr(model.config.get_text_config(), "is_causal", True) is False:
+        return False
+    if marks:
+        return True
+    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 0]], device=model.device)
+    training = model.training
+    with torch.inference_mode():
+        hidden = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))[0].float()
+    model.train(training)
+    return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
+
+
+# Adapters.
+
+
+def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
+    """Folder or Hub id of the model that a PEFT adapter adapts; None: the base is no adapter."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
     try:
         file = find_adapter_config_file(path, **hub)
     except OSError:
         return None  # Loading the base says what is wrong with it.
     if file is None:
         return None
-    if not is_peft_available():
-        adapted = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise ImportError(f"base={name!r} is a PEFT adapter of {adapted!r}, and peft is missing: pip install peft")
-    adapter: Any = import_module("peft").PeftConfig.from_pretrained(path, **hub)
-    if adapter.is_prompt_learning or adapter.is_adaption_prompt:
-        raise ValueError(
-            f"base={name!r} is an adapter of type {adapter.peft_type.value}, whose learned positions are no text. Use "
-            "its base model, or an adapter of the weights, as LoRA."
-        )
-    adapted = adapter.base_model_name_or_path
-    if not adapted and not os.path.isfile(os.path.join(path, "config.json")):
-        raise ValueError(f"base={name!r}: its adapter_config.json names no base_model_name_or_path. Add it.")
-    return str(adapted or path)
-
-
-def tokenizer_of_adapted(path: str, adapted: str | None, hub: Mapping[str, Any]) -> str | None:
-    """The adapted model, whose tokenizer is taken where an adapter's folder holds none."""
-    names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
-    if adapted is None or any(load_file_path(path, name, **hub) is not None for name in names):
-        return None
-    return adapted
-
-
-def locate_tokenizer(tokenizer: object, hub: Mapping[str, Any]) -> str:
-    """Folder or Hub id of a tokenizer, which is loaded once to see that it is there; ``hub`` as transformers has it."""
-    if not isinstance(tokenizer, (str, os.PathLike)):
-        raise ValueError(f"tokenizer={type(tokenizer).__name__} must be a folder or Hub id. Save the tokenizer first.")
-    text = os.fspath(tokenizer)
-    if os.path.isfile(text):
-        raise ValueError(f"tokenizer={text!r} is a file: name the folder that holds the tokenizer.")
-    path = str(EMBEDDED.get(text, text))
     try:
-        # Before the weights, which may take long.
-        AutoTokenizer.from_pretrained(path, **hub)
-    except Exception as error:
-        # transformers raises errors of many kinds, of packages that are missing too.
-        raise OSError(f"tokenizer={text!r} could not be loaded: {error} Name its folder or Hub id.") from error
-    return path
+        peft: Any = import_module("peft")
+    except ImportError as error:
+        raise ImportError(f"base={name!r} is a PEFT adapter: pip install peft") from error
+    adapter = peft.PeftConfig.from_pretrained(path, **hub)
+    if adapter.is_prompt_learning or adapter.is_adaption_prompt:
+        raise ValueError(f"base={name!r} is an adapter of learned positions, which are no text. Use an adapter of weights.")
+    return str(adapter.base_model_name_or_path or path)
 
 
-def load_error(error: Exception, base: str, adapted: str | None) -> Exception | None:
-    """What to say of a base that could not be loaded; None: what transformers or peft said is enough."""
-    if isinstance(error, OSError):
-        what = f"could not be loaded: it is none of the embedded models {sorted(EMBEDDED)}, and as a folder or Hub id"
-        if adapted is not None:
-            what = f"adapts {adapted!r}, which could not be loaded"
-        return OSError(f"base={base!r} {what}: {error}")
-    if type(error).__module__.startswith("peft."):
-        return ValueError(f"base={base!r} adapts {adapted!r}: {error} {_MERGE}")
-    return None
-
-
-def check_loaded(transformer: Any, path: str, name: str, adapted: str | None, hub: Mapping[str, Any]) -> None:
-    """Refuse a base of which transformers left out something that its files name; merge an adapter into the weights.
-
-    ``name`` is what errors call the base, ``adapted`` the model that it adapts.
-    """
-    model: PreTrainedModel = transformer.model
-    found = [getattr(each, "quantization_config", None) for each in (model.config, model.config.get_text_config())]
-    quantization: Any = found[0] or found[1] or {}
-    given = quantization if isinstance(quantization, dict) else vars(quantization)
-    quantized = getattr(model, "hf_quantizer", None) is not None
-    problem = None
-    if given and not quantized:
-        method = given.get("quant_method")
-        problem = f"transformers left out its quantization {method!r}. Use a newer version, or an unquantized base."
-    elif given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
-        problem = (
-            f"with llm_int8_threshold={given['llm_int8_threshold']}, large numbers of one text change how all texts of "
-            "its batch are rounded. Set llm_int8_threshold=0 in its BitsAndBytesConfig."
-        )
-    elif model.device.type == "meta":
-        problem = "by its device_map the embeddings stay on disk. Map them to a device, or use 'auto'."
-    elif any(parameter.is_meta for parameter in model.parameters()) and not hasattr(SentenceTransformer, _OFFLOADS):
-        problem = (
-            "by its device_map some layers are on disk or on a CPU beside a GPU, which this sentence-transformers does "
-            "not support. Use version 6.2 or newer, or map all layers to devices."
-        )
-    elif adapted is not None and quantized:
-        problem = "merged into quantized weights, an adapter would be rounded. Load them unquantized."
-    if problem:
-        raise ValueError(f"base={name!r}: {problem}")
-    if adapted is not None:
-        _check_adapter(model, path, name, hub)
-        merge_adapter(model)
-
-
-def check_padding(transformer: DecoderTransformer, name: str) -> None:
-    """Raise unless a text's hidden states are the same alone and beside a longer text.
-
-    A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
-    another mask as soon as there is any.
-    """
-    if transformer.backbone.looks_back or transformer.stack is not None:
-        return
-    ids = torch.arange(1, 7, device=transformer.model.device)[None]
-    hidden = []
-    with torch.inference_mode():
-        for seen in (torch.ones_like(ids[:, :4]), (ids < 5).long()):
-            features = {"input_ids": ids[:, : seen.shape[1]], "attention_mask": seen, "copy_ids": seen}
-            output = DecoderTransformer.forward(transformer.eval(), features, watch=())
-            hidden.append(output["token_embeddings"][0, :4].float())
-    difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
-    if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
-        raise ValueError(
-            f"base={name!r}: the hidden states of {type(transformer.model).__name__} change by {difference:.0%} when a "
-            "text is padded. Use a causal decoder, or another version of transformers."
-        )
-
-
-def _check_adapter(model: PreTrainedModel, path: str, name: str, hub: Mapping[str, Any]) -> None:
-    """Every weight of the adapter must be in the model: transformers says nothing of those that it leaves out."""
-    stored: dict[str, Tensor] = import_module("peft").load_peft_weights(path, device="cpu", **hub)
-    loaded: dict[str, Tensor] = model.get_adapter_state_dict()
-    # Names differ from model to model (a head's, a tower's prefix), so weights are known by their values.
-    dtypes = {tensor.dtype for tensor in loaded.values()}
-    by_value = {_value(tensor, dtype): key for key, tensor in stored.items() for dtype in dtypes}
-    sources = {key: by_value.get(_value(tensor, tensor.dtype)) for key, tensor in loaded.items()}
-    missing = [key for key, source in sources.items() if source is None]
-    own = dict(model.state_dict())
-    # An embedder has no head, so what belongs to one is not missed.
+def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
+    """Make a loaded adapter part of the weights, once all of it is seen to be there."""
+    peft: Any = import_module("peft")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError(f"base={name!r}: merged into quantized weights, an adapter would be rounded. Load them unquantized.")
+    stored = peft.load_peft_weights(path, device="cpu", **hub)
     parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
-    for key in sorted(set(stored) - set(sources.values())):
-        plain = key.removeprefix("base_model.model.")
-        # Embeddings may be stored beside the adapter, unchanged or not.
-        same = own.get(plain.removeprefix(f"{model.base_model_prefix}."))
-        if plain.split(".")[0] in parts and (
-            same is None or _value(stored[key], same.dtype) != _value(same, same.dtype)
-        ):
-            missing.append(key)
-    if missing:
-        raise ValueError(f"base={name!r}: transformers did not load the adapter's weights for {missing[0]!r}. {_MERGE}")
-
-
-def merge_adapter(model: PreTrainedModel) -> None:
-    """Make the adapter of a backbone, ``model[0].model``, part of its weights, which are then saved without peft."""
+    loaded = {_digest(tensor) for tensor in model.get_adapter_state_dict().values()}
+    loaded |= {_digest(tensor) for tensor in model.state_dict().values() if tensor.numel() < 1 << 28}
+    dtype = next(iter(model.get_adapter_state_dict().values())).dtype
+    for key, tensor in stored.items():
+        # Names differ from model to model; a head's weights are not missed.
+        place = key.removeprefix("base_model.model.").split(".")[0]
+        if place in parts and not {_digest(tensor.to(dtype)), _digest(tensor)} & loaded:
+            raise ValueError(f"base={name!r}: transformers did not load the adapter's {key}. Merge it and save that.")
     for place, module in list(model.named_modules()):
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
@@ -223,7 +316,6 @@ def merge_adapter(model: PreTrainedModel) -> None:
     model.requires_grad_(True)
 
 
-def _value(tensor: Tensor, dtype: torch.dtype) -> tuple[tuple[int, ...], bytes]:
-    """A tensor's shape and numbers in some dtype, to be compared."""
-    numbers = tensor.detach().to("cpu", dtype).contiguous()
-    return tuple(tensor.shape), numbers.view(-1).view(torch.uint8).numpy().tobytes()
+def _digest(tensor: Any) -> tuple[Any, ...]:
+    numbers = tensor.detach().float()
+    return (tuple(tensor.shape), float(numbers.sum()), float(numbers.abs().sum()))

@@ -1,34 +1,97 @@
-"""The attention function that transformers calls for every layer, registered under a name of ours.
+"""Attention function that transformers calls for every layer, registered under a name of ours.
 
-A backbone switched to it computes what its own attention computes (grouped keys, masks, soft caps, attention sinks,
-position biases), or what the running plan makes of it, and shows it to the observer of the running pass.
+It computes what the model's own attention computes (grouped keys, masks, soft caps, attention sinks, position biases), with
+the masks of the running forward pass, and shows the probabilities to what the pass captures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
-from .backbone import Backbone
-from .scores import Scores, additive, blocked_attention, identity
-from .stages import Bound, Pass, current
-from .vendoring import extra
+from .layout import PARTS
 
-# A copy of this code, from a repository, has a name of its own: each knows of its own forward passes only.
+# A copy of this code, in a repository, has a name of its own: each knows its own forward passes only.
 ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
-# Keyword arguments by which an architecture changes its attention in ways this function does not know.
-UNKNOWN_ARGUMENTS = ("block_indices", "sinks")
-# Under which a pass keeps additive masks, made once for all layers that share one.
-_ADDITIVE = Bound()
+# Numbers in a block of probabilities, by device type.
+_BLOCK = {"cpu": 1 << 20}
+_LARGE_BLOCK = 1 << 24
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
 
-def attend(
+class ForwardPass:
+    """State of one forward pass. It lives in a context variable, so that threads and models never meet.
+
+    Args:
+        transformer: The RepeatTransformer that runs.
+        features: Its features. Their ``spans`` are on the host, so that nothing in a pass waits for the device.
+    """
+
+    def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
+        self.transformer, self.spans = transformer, features["spans"]
+        self.real: Tensor = features["attention_mask"].bool()  # [B, T]
+        self.padded = any(span.total < self.real.shape[1] for span in self.spans)
+        # Masks of the layers (LayerMasks), and rows of attention that are kept (BackwardAttention).
+        self.masks: Any = None
+        self.capture: Any = None
+        # Called behind every layer: index, states that entered, states, a further run of the layer; gives the states.
+        self.after_layer: list[Callable[..., Tensor]] = []
+        # Conditions on the device that must hold, with the error otherwise; the host reads them after the pass.
+        self.checks: list[tuple[Tensor, str]] = []
+        # What parts of the pass keep until its end, and what they add to the features.
+        self.kept: dict[Any, Any] = {}
+        self.features: dict[str, Any] = {}
+
+
+_current: ContextVar[ForwardPass | None] = ContextVar("st_reba_pass", default=None)
+
+
+def current_pass() -> ForwardPass | None:
+    """The running pass, if it is one of ours."""
+    return _current.get()
+
+
+@contextmanager
+def running(state: ForwardPass | None) -> Iterator[None]:
+    """Make ``state`` the running pass inside the ``with`` block."""
+    token = _current.set(state)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def show_attention(model: Any) -> None:
+    """Make a model's decoder call :func:`attention`."""
+    body = model.get_decoder()
+    decoder = body if hasattr(body, "set_attn_implementation") else model
+    if decoder.config._attn_implementation == ATTENTION_NAME:
+        return
+    # transformers only warns where an architecture ignores the interface.
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        decoder.set_attn_implementation(ATTENTION_NAME)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    if decoder.config._attn_implementation != ATTENTION_NAME:
+        if "eager" not in PARTS:
+            raise ValueError(
+                f"{type(decoder).__name__} does not call transformers' attention interface, so this needs the package: "
+                "pip install st-reba, and import st_reba."
+            )
+        PARTS["eager"](decoder)
+
+
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -44,77 +107,146 @@ def attend(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, by its plan, shown to an observer.
+    """Attention of one layer.
 
     Args:
         module: The attention module that calls.
-        query, key, scaling, softcap, position_bias: See :class:`Scores`.
-        value: [B, H', S, D'].
+        query: [B, H, T, D].
+        key: [B, G, S, D], G dividing H.
+        value: [B, G, S, D'].
         attention_mask: [B, 1 or H, T, S], boolean (True: visible) or additive; None: causal where the module is.
-        dropout: Dropout rate on the probabilities (training only).
+        scaling: Factor on query · key; None: 1 / sqrt(D).
+        dropout: Rate of dropout on the probabilities.
         is_causal: Overrides the module's own ``is_causal``.
-        s_aux: [H] attention sinks: one more logit in every softmax, without a value.
-        indices: [B, T, n] keys that an indexer chose for each query, which sees no other.
-        **kwargs: What else the architecture passes; refused where it would change the result.
+        softcap: Scores become softcap · tanh(score / softcap).
+        s_aux: [H], attention sinks: one more logit in every softmax, without a value.
+        position_bias: [1 or B, H, T, S], added to the scores.
+        indices: [B, T, n], the keys that an indexer chose for each query.
+        **kwargs: What else an architecture passes; refused where it would change the result.
 
     Returns:
-        The output [B, T, H, D'] and None, as transformers expects.
-
-    Raises:
-        ValueError: An argument is not known here, or the layer cannot be converted or observed.
+        The output [B, T, H, D'], and None, as transformers expects.
     """
-    for name in UNKNOWN_ARGUMENTS:
+    for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {name!r} to its attention, which st_reba does not know: this "
-                "architecture can be neither captured nor converted exactly. Use method='classical' or 'echo'."
-            )
-    run = current()
-    kinds, observer = (None, None) if run is None else (run.kinds, run.observer)
+            raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which is not known here. Use Echo.")
+    state = _current.get()
+    masks, capture = (None, None) if state is None else (state.masks, state.capture)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    kind = "forward" if kinds is None else kinds.kind(module)
-    if indices is not None and kind != "forward":
-        raise ValueError(
-            f"{type(module).__name__} chooses its keys by an indexer that looks back, so its layers cannot run as "
-            f"{kind!r}. Drop the plan."
+    mask = _own_mask(attention_mask, indices, key.shape[2])
+    looks_ahead = not causal
+    if masks is not None:
+        if indices is not None:
+            raise ValueError(f"{type(module).__name__} chooses its keys by an indexer, so its masks cannot be changed.")
+        mask, causal, looks_ahead = masks.of(module, mask, causal)
+    if capture is None and softcap is None and s_aux is None and position_bias is None:
+        options: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal and mask is None}
+        return _SDPA(module, query, key, value, mask, **options)[0], None
+    if capture is not None:
+        if not causal and masks is None:
+            raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix).")
+    parts: dict[str, Any] = {"mask": mask, "sinks": s_aux, "bias": position_bias}
+    options = {"causal": causal, "softcap": softcap, "dropout": dropout}
+    options["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if capture is not None and (looks_ahead or capture.both):
+        return _by_head(query, key, value, capture, parts, options), None
+    fused = PARTS["fused"](query, key, value, capture=capture, **parts, **options) if "fused" in PARTS else None
+    if fused is not None:
+        return fused, None
+    columns: list[Tensor] = []
+    see = None if capture is None else lambda block, start: columns.append(capture.columns(block, start))
+    output = blocked_attention(query, key, value, **parts, **options, see=see)
+    if capture is not None:
+        capture.add(torch.cat(columns, dim=2))
+    return output, None
+
+
+def blocked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    softcap: float | None,
+    dropout: float,
+    scaling: float,
+    see: Callable[[Tensor, int], object] | None = None,
+) -> Tensor:
+    """Attention [B, T, H, D'] by blocks of queries; ``see`` gets each block's probabilities and its first query."""
+    batch, heads, length, width = query.shape
+    groups, keys = key.shape[1:3]
+    triangular = causal and mask is None and length == keys
+    precision = torch.promote_types(query.dtype, torch.float32)
+    size = max(16, _BLOCK.get(query.device.type, _LARGE_BLOCK) // (batch * heads * keys))
+    blocks = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        seen = stop if triangular else keys
+        rows = (query[:, :, start:stop] * scaling).reshape(batch, groups, -1, width)
+        scores = (rows @ key[:, :, :seen].mT).view(batch, heads, stop - start, seen).to(precision)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if bias is not None:
+            scores = scores + bias[:, :, start:stop, :seen]
+        if mask is not None:
+            part = mask[:, :, start:stop, :seen]
+            scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
+        elif causal:
+            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device).triu(keys - length + start + 1)
+            scores = scores.masked_fill(later, -torch.inf)
+        if sinks is not None:
+            sink = sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        probabilities = scores.softmax(dim=-1)[..., :seen]
+        if see is not None:
+            see(probabilities, start)
+        weights = nn.functional.dropout(probabilities.to(value.dtype), dropout, training=dropout > 0)
+        mixed = weights.reshape(batch, groups, -1, seen) @ value[:, :, :seen]
+        blocks.append(mixed.view(batch, heads, stop - start, -1).transpose(1, 2))
+    return torch.cat(blocks, dim=1)
+
+
+def _by_head(
+    query: Tensor, key: Tensor, value: Tensor, capture: Any, parts: dict[str, Any], options: dict[str, Any]
+) -> Tensor:
+    """Attention head by head, for rows and columns of one head at once; one head's [B, T, T] is held at a time."""
+    heads, size = query.shape[1], query.shape[1] // key.shape[1]
+    outputs = []
+    for head in range(heads):
+        group = slice(head // size, head // size + 1)
+        one = slice(head, head + 1)
+        mask, sinks, bias = parts["mask"], parts["sinks"], parts["bias"]
+        mine = {
+            "mask": mask if mask is None or mask.shape[1] == 1 else mask[:, one],
+            "sinks": None if sinks is None else sinks[one],
+            "bias": None if bias is None else bias[:, one],
+        }
+        blocks: list[Tensor] = []
+        outputs.append(
+            blocked_attention(
+                query[:, one],
+                key[:, group],
+                value[:, group],
+                **mine,
+                **options,
+                see=lambda block, _, kept=blocks: kept.append(nn.functional.pad(block, (0, query.shape[2] - block.shape[3]))),
+            )
         )
-    fusable = softcap is None and position_bias is None
-    plain = fusable and observer is None and s_aux is None
-    mask = _own(attention_mask, indices, key.shape[2])
-    ahead = not causal
-    if kinds is not None:
-        # Only plain attention knows of kinds, but that a query of a forward layer sees no later key.
-        mask = kinds.masks.mask(kind, mask, causal=causal, dense=not plain)
-        ahead = ahead or kinds.masks.kind(kind).looks_ahead
-    if mask is not None and fusable:
-        mask = _additive(run, mask, query)
-    if not plain:
-        scores = Scores(query, key, mask, causal, scaling, softcap, position_bias)
-        if observer is not None:
-            defined = causal or kinds is not None
-            return observer.attend(module, scores, value, s_aux, dropout, defined=defined, ahead=ahead), None
-        # Only repositories of models with sinks, or that capture, carry the kernels.
-        kernels = extra("kernels", needed=False) if s_aux is not None else None
-        fused = None if kernels is None else kernels.attention_with_totals(scores, value, s_aux, dropout)
-        return (fused or blocked_attention(scores, value, sinks=s_aux, dropout=dropout))[0], None
-
-    def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        given: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal}
-        output: Tensor = _SDPA(module, query, key, value, mask, **given)[0]
-        return output
-
-    if kinds is not None and mask is None:
-        return kinds.masks.kind(kind).fast(attention, query, key, value, kinds.masks.m, causal), None
-    return attention(query, key, value, causal and mask is None), None
+        sums = capture.sums(torch.cat(blocks, dim=2)[:, 0])
+        capture.add(sums, first=head == 0)
+    return torch.cat(outputs, dim=2)
 
 
-def _own(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:
-    """A layer's own mask [B or 1, 1 or H, T, S], without the keys that an indexer did not choose."""
+def _own_mask(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:
     if mask is not None:
         # Some masks are made a column wider than what is there.
         mask = mask[..., :keys]
         if mask.stride(0) == 0:
-            # The same for all texts: whatever is made of it is made once.
             mask = mask[:1]
     if indices is None:
         return mask
@@ -126,45 +258,16 @@ def _own(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | Non
     return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
 
 
-def _additive(run: Pass | None, mask: Tensor, query: Tensor) -> Tensor:
-    """A mask as numbers to add to scores, made once for all layers of a pass that share it."""
-    made: Any = {} if run is None else run.kept.setdefault(_ADDITIVE, {})
-    name = (*identity(mask), query.dtype)
-    if name not in made:
-        made[name] = (mask, additive(mask, query.dtype))  # mask is kept, so that its identity stays its own
-    numbers: Tensor = made[name][1]
-    return numbers
-
-
-def own_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
-    """transformers' boolean mask; the host reads no padding that it knows not to be there."""
-    run, padding = current(), keywords.get("attention_mask")
-    if run is not None and (run.unmasked or not run.padded) and getattr(padding, "shape", None) == run.real.shape:
-        keywords["attention_mask"] = None
+def _mask_without_sync(*arguments: Any, **keywords: Any) -> Tensor | None:
+    """transformers' boolean mask; the host does not read padding that it knows not to matter."""
+    state, padding = _current.get(), keywords.get("attention_mask")
+    if state is not None and (state.transformer.causal or not state.padded):
+        if getattr(padding, "shape", None) == state.real.shape:
+            keywords["attention_mask"] = None
     mask: Tensor | None = sdpa_mask(*arguments, **keywords)
     return mask
 
 
-AttentionInterface.register(ATTENTION_NAME, attend)
-AttentionMaskInterface.register(ATTENTION_NAME, own_mask)
-
-
-def switch_on(model: PreTrainedModel) -> bool:
-    """Make a backbone, as loaded, call :func:`attend`; False, and nothing changed, where it calls no interface."""
-    # Towers beside the decoder see no text, and may call no interface where the decoder does, or the other way round.
-    decoder = Backbone(model).decoder
-    if decoder.config._attn_implementation == ATTENTION_NAME:
-        return True
-    return ask_for(decoder, ATTENTION_NAME)
-
-
-def ask_for(decoder: PreTrainedModel, name: str) -> bool:
-    """Ask a decoder for an implementation of attention; whether it takes it."""
-    # transformers only warns where an architecture ignores the interface; the caller knows what to do about it.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        decoder.set_attn_implementation(name)
-    finally:
-        logging.set_verbosity(verbosity)
-    return bool(decoder.config._attn_implementation == name)
+AttentionInterface.register(ATTENTION_NAME, attention)
+AttentionMaskInterface.register(ATTENTION_NAME, _mask_without_sync)
+PARTS |= {"pass": ForwardPass, "running": running, "show": show_attention}

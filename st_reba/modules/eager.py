@@ -1,7 +1,4 @@
-"""Backbones that do not call transformers' attention interface: their eager attention is observed by hooks.
-
-Only repositories of such backbones carry this file, where they capture.
-"""
+"""Hooks for models that do not call transformers' attention interface: their eager attention is observed."""
 
 from __future__ import annotations
 
@@ -10,48 +7,56 @@ import re
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from .backbone import Backbone
-from .capture import looks_both_ways
-from .stages import current
+from .attention import current_pass
+from .layout import PARTS
 
 logger = logging.getLogger(__name__)
 
 
-def hook_in(model: PreTrainedModel) -> None:
-    """Reduce a backbone's eager attention by hooks; one layer's [B, H, T, T] is held at a time."""
-    decoder = Backbone(model).decoder
-    if decoder.config._attn_implementation == "eager" and any(
-        reduce_output in module._forward_hooks.values() for module in decoder.modules()
-    ):
+def hook_attention(decoder: Any) -> None:
+    """Observe a decoder's eager attention; one layer's [B, H, T, T] is held at a time."""
+    if any(see_output in module._forward_hooks.values() for module in decoder.modules()):
         return
     decoder.config._attn_implementation = "eager"
+    decoder.register_forward_pre_hook(ask_for_attention, with_kwargs=True)
     for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):
-            module.register_forward_hook(reduce_output)
+            module.register_forward_hook(see_output)
     logger.warning(
-        f"{type(decoder).__name__} does not call transformers' attention interface: its eager attention is captured "
-        "layer by layer instead. The vectors are the same; time and memory are those of eager attention."
-    )
+        "%s does not call transformers' attention interface: its eager attention is observed, at the time and memory of eager "
+        "attention. The vectors are the same.", type(decoder).__name__,
+    )  # fmt: skip
 
 
-def reduce_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook: show an eager attention module's probabilities to the observer and drop them from its output."""
-    run = current()
-    if run is None or run.observer is None or not isinstance(output, (tuple, list)):
+def ask_for_attention(decoder: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """Forward pre-hook: ask for attention where a pass captures it."""
+    state = current_pass()
+    return None if state is None or state.capture is None else (arguments, {**keywords, "output_attentions": True})
+
+
+def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook: show an attention module's probabilities to the capture, and drop them from its output."""
+    state = current_pass()
+    if state is None or state.capture is None or not isinstance(output, (tuple, list)):
         return output
-    batch, length = run.real.shape
+    batch, length = state.real.shape
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
-            run.observer.begin_layer()
-            if run.observer.needs_causal:
-                ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * run.real
-                run.doubts.append((~(ahead > 1e-6).any(), looks_both_ways(module)))
-            run.observer.update(value, 0)
-            run.observer.end_layer()
+            capture = state.capture
+            ahead = value.detach().amax(dim=1).triu(1).amax(dim=2) * state.real
+            message = f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'."
+            state.checks.append((~(ahead > 1e-6).any(), message))
+            if capture.both:
+                for head in range(value.shape[1]):
+                    capture.add(capture.sums(value[:, head]), first=head == 0)
+            else:
+                capture.add(capture.columns(value, 0))
             kept.append(None)
         else:
             kept.append(value)
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
+
+
+PARTS["eager"] = hook_attention

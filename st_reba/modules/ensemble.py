@@ -1,101 +1,73 @@
-"""The stage that lays every text out in several templates, whose vectors are put together."""
+"""PromptEnsemble: the weighted sum of the vectors that one text has in several templates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any
 
-from .layout import TextTemplate, task_templates
-from .options import option, shown, unknown
-from .stages import Stage
+import torch
+from sentence_transformers.base.modules import Module
+from torch import Tensor, nn
 
-MOST_TEMPLATES = 64
-# MetaEOL asks for one word from several sides; a contrastive ensemble asks for what is to be taken away. The wording is
-# this project's own.
-ENSEMBLES: dict[str, tuple[str, ...]] = {
-    "metaeol": (
-        'The text: "{text}" In one word, what it says is: "',
-        'The text: "{text}" In one word, its subject is: "',
-        'The text: "{text}" In one word, its mood is: "',
-        'The text: "{text}" In one word, its main fact is: "',
-        'The text: "{text}" In one word, said differently: "',
-    ),
-    "metaeol-zh": (
-        "这句话：“{text}”的意思用一个词概括是：“",
-        "这句话：“{text}”的主题用一个词说是：“",
-        "这句话：“{text}”的感情用一个词说是：“",
-        "这句话：“{text}”里最重要的事用一个词说是：“",
-        "换一种说法，这句话：“{text}”用一个词说是：“",
-    ),
-    "contrastive": (
-        'This sentence: "{text}" means in one word:"',
-        'A word that has nothing to do with this sentence: "{text}" is: "',
-    ),
-    "contrastive-zh": (
-        "这句话：“{text}”的意思用一个词概括是：“",
-        "与这句话：“{text}”无关的一个词是：“",
-    ),
-}
-# What their vectors are multiplied by, where that is not the same for all.
-_WEIGHTS = {"contrastive": (1.0, -0.25), "contrastive-zh": (1.0, -0.25)}
+from .transformer import published
 
 
-@dataclass(frozen=True)
-class Ensemble(Stage):
-    """Every text stands in several templates, and its vectors are added.
+@published
+class PromptEnsemble(Module):
+    """Joins the vectors of a text's rows, one for each template of the RepeatTransformer in front.
 
-    Equal weights are MetaEOL, the average over prompts that ask for different things; a negative weight is
-    contrastive: what a text's vector has in common with that in an auxiliary prompt is taken away.
+    Equal weights are MetaEOL, the average over prompts that ask for different things. A negative weight is contrastive: it
+    takes away what the text's vector shares with that in an auxiliary prompt.
+
+    Args:
+        weights: One for each template.
+        equal_norms: Divide each vector by its length first, so that no template outweighs others.
 
     Source:
-        MetaEOL (Lei et al., 2024: meta-task prompting, average). Contrastive prompting, here on the finished vectors:
-        the published one subtracts inside a layer's attention.
+        MetaEOL (Lei et al., 2024). Contrastive prompting, here on the finished vectors.
 
     Example:
-        >>> Ensemble("contrastive").summed
-        (1.0, -0.25)
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "prompteol", template="contrastive")
+        >>> model[2].weights
+        [1.0, -0.25]
     """
 
-    name: ClassVar[str] = "ensemble"
-    order: ClassVar[int] = 5
+    config_keys = ["weights", "equal_norms"]
 
-    templates: str | tuple[str | Mapping[str, str], ...] = option(
-        "metaeol", "a named ensemble, or from 2 to 64 templates with as many {text} slots each"
-    )
-    weights: tuple[float, ...] | None = option(None, "one a template; None: the named ensemble's, or the average")
-    equal_norms: bool = option(True, "divide each vector by its length first, so that no template outweighs others")
+    def __init__(self, weights: Sequence[float], equal_norms: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weights, self.equal_norms = [float(weight) for weight in weights], equal_norms
+        if not any(self.weights):
+            raise ValueError(f"weights={self.weights}: at least one must not be 0.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.templates, str) and self.templates not in ENSEMBLES:
-            raise ValueError(unknown("ensemble: templates", self.templates, sorted(ENSEMBLES), self.templates))
-        given = f"ensemble: templates={shown(self.templates)}"
-        if not 2 <= len(self.listed) <= MOST_TEMPLATES:
-            raise ValueError(f"{given} are {len(self.listed)}: give from 2 to {MOST_TEMPLATES}.")
-        if len(copies := {each["document"].copies for each in self.rows()}) > 1:
-            raise ValueError(f"{given} have {sorted(copies)} {{text}} slots, but need as many, for their one pooling.")
-        if not any(self.summed):
-            raise ValueError(
-                f"ensemble: weights={shown(self.weights)} are all 0, so every vector would be. Change one."
-            )
-        if len(self.summed) != len(self.listed):
-            counts = f"{len(self.summed)}, for {len(self.listed)} templates"
-            raise ValueError(f"ensemble: weights={shown(self.weights)} are {counts}. Give one each.")
+    def on_model_ready(self, model: Any) -> None:
+        """Check that there is a weight for each template."""
+        if getattr(model[0], "rows", 1) != len(self.weights):
+            rows = getattr(model[0], "rows", 1)
+            raise ValueError(f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}.")
 
-    @property
-    def listed(self) -> tuple[str | Mapping[str, str], ...]:
-        """The templates."""
-        return ENSEMBLES[self.templates] if isinstance(self.templates, str) else self.templates
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Join.
 
-    @property
-    def summed(self) -> tuple[float, ...]:
-        """The weights that the vectors are multiplied by."""
-        if self.weights is not None:
-            return tuple(map(float, self.weights))
-        own = _WEIGHTS.get(self.templates) if isinstance(self.templates, str) else None
-        return own or (1 / len(self.listed),) * len(self.listed)
+        Args:
+            features: ``sentence_embedding`` [B·P, d], the P vectors of a text one after another; not changed.
+            **kwargs: Ignored.
 
-    def rows(self) -> tuple[dict[str, TextTemplate], ...]:
-        """Each task's template, once for each row that a text makes."""
-        return tuple(task_templates(each) for each in self.listed)
+        Returns:
+            ``sentence_embedding`` [B, d] alone; zero for a text one of whose vectors is zero.
+        """
+        vectors: Tensor = features["sentence_embedding"]
+        if len(vectors) % len(self.weights):
+            raise ValueError(f"{len(vectors)} vectors are no multiple of {len(self.weights)} templates: a text was split.")
+        each = vectors.view(-1, len(self.weights), vectors.shape[-1])
+        given = each.any(dim=2).all(dim=1, keepdim=True)
+        each = each.to(torch.promote_types(each.dtype, torch.float32))
+        if self.equal_norms:
+            each = nn.functional.normalize(each, dim=-1)
+        weights = torch.tensor(self.weights, dtype=each.dtype).to(each.device, non_blocking=True)
+        return {"sentence_embedding": torch.einsum("p,bpd->bd", weights, each).masked_fill(~given, 0.0).to(vectors.dtype)}
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Save the configuration; there are no weights."""
+        self.save_config(output_path)

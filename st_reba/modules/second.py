@@ -1,77 +1,68 @@
-"""INTER, EXTRA and EXTEND: layers that run a second time in a pass, and how both results are joined.
-
-Only repositories with such a plan carry this file.
-"""
+"""INTER, EXTRA and EXTEND: layers that run a second time in a pass, and how both results join."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .layer_list import layers_of
-from .plan import LayerPlan, NoSink, PlannedLayers, Stack
-from .stages import Decoder, LayerCall, Pass
+from .attention import ForwardPass
+from .layout import PARTS
+from .reader import watch_layers
 
 
-class LayersTwice(PlannedLayers):
-    """A decoder's layers as a plan says that runs some of them once more."""
+class SecondRuns:
+    """The layers of a NoSinkTransformer that run twice.
 
-    def __init__(self, decoder: Decoder, stage: LayerPlan | NoSink, stack: Stack) -> None:
-        backbone = decoder.backbone
-        if getattr(backbone.text_config, "num_kv_shared_layers", 0):
-            raise ValueError(
-                f"{stage}: layers of {type(backbone.decoder).__name__} read the keys and values of others, which a "
-                "second pass would replace. Use a plan of architecture 'inplace'."
-            )
-        super().__init__(decoder, stage, stack)
-        try:
-            layers_of(backbone)
-        except ValueError as error:
-            message = f"{stage}: {error}, so none can run twice. Use a plan of architecture 'inplace'."
-            raise ValueError(message) from None
+    By the paper, INTER sums both runs in every converted layer, and EXTRA the outputs of both stacks, each after the final
+    norm. By its authors' code, INTER keeps two streams from the first converted layer on, and both sum before the norm.
+    EXTEND runs the last layer again, on top.
+    """
 
-    def begin(self, run: Pass) -> None:
-        """The second stream of hidden states [B, T, d] is kept with the pass, where there is one."""
-        super().begin(run)
-        run.kept[self] = None
+    def __init__(self, transformer: Any) -> None:
+        if getattr(transformer.config.get_text_config(), "num_kv_shared_layers", 0):
+            raise ValueError("Layers share keys and values, which a second run would replace. Use an 'inplace' setting.")
+        self.transformer = transformer
+        watch_layers(transformer.model)
+        self.depth, second = transformer.depth, transformer.second
+        self.extend = transformer.architecture == "extend"
+        # The layer in front of which a second stream begins; None: there is one stream.
+        authors = transformer.implementation == "authors"
+        self.begins = 0 if transformer.architecture == "extra" else second[0][0] if authors and not self.extend else None
+        # Each stream passes the final norm by itself.
+        self.beside = self.begins is not None and not authors
 
-    def after_layer(self, run: Pass, call: LayerCall) -> Tensor:
-        """The layer runs again, with the same arguments, on another input."""
-        stack, hidden = self.stack, call.hidden
-        if hidden.ndim != 3:
-            raise ValueError(
-                f"{type(call.module).__name__} passes on {hidden.ndim}-dimensional hidden states, not [B, T, d], so "
-                "it cannot run twice. Use a plan of architecture 'inplace'."
-            )
-        stream: Tensor | None = call.entered if call.index == stack.stream else run.kept[self]
-        for kind in [kind for layer, kind in stack.second if layer == call.index]:
-            run.kinds.ran += 1
-            if stack.architecture == "extend":
-                hidden = _again(run, call, hidden, kind)
-            elif stream is None:
-                hidden = hidden + _again(run, call, call.entered, kind)
-            else:
-                stream = _again(run, call, stream, kind)
-        run.kept[self] = stream
-        if stream is None or call.index < len(stack.kinds) - 1:
-            return hidden
-        # Side by side: as further rows of the batch, which the final norm takes each by itself; finish sums them.
-        return torch.cat([hidden, stream]) if stack.side_by_side else hidden + stream
+    def begin(self, state: ForwardPass) -> None:
+        """Run layers again behind their usual run."""
+        masks = state.masks
+        stream: Tensor | None = None
 
-    def finish(self, run: Pass, hidden: Tensor) -> Tensor:
-        """The sum of both streams, where each went through the final norm."""
-        hidden = super().finish(run, hidden)
-        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.stack.side_by_side else hidden
+        def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
+            nonlocal stream
+            stream = entered if index == self.begins else stream
+            for _, name in [each for each in masks.second if each[0] == index]:
+                masks.further = name
+                try:
+                    output = again(hidden if self.extend else entered if stream is None else stream)
+                finally:
+                    masks.further = None
+                output = output[0] if isinstance(output, tuple) else output
+                if self.extend:
+                    hidden = output
+                elif stream is None:
+                    hidden = hidden + output
+                else:
+                    stream = output
+            if stream is None or index < self.depth - 1:
+                return hidden
+            return torch.cat([hidden, stream]) if self.beside else hidden + stream
+
+        state.after_layer.append(see)
+
+    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+        """Sum the streams that passed the norm side by side."""
+        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.beside else hidden
 
 
-def _again(run: Pass, call: LayerCall, entering: Tensor, kind: str) -> Tensor:
-    """One more pass through a layer; its forward alone, as its hooks would call this again."""
-    keywords = {name: value for name, value in call.keywords.items() if name != "hidden_states"}
-    run.kinds.further = kind
-    try:
-        output = call.module.forward(entering, *call.arguments[1:], **keywords)
-    finally:
-        run.kinds.further = None
-    return cast("Tensor", output[0] if isinstance(output, tuple) else output)
+PARTS["second"] = SecondRuns

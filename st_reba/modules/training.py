@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from .stages import current, running
+from .attention import current_pass, running
+from .layout import PARTS
+from .second import SecondRuns
 
 # transformers' own name; there is no public one.
 _FUNCTION = "_gradient_checkpointing_func"
 
 
 class Remembering:
-    """torch's checkpointing, as transformers set it, which runs a layer in the state of the pass that it belongs to.
-
-    The second run comes with the backward pass, when that state is no longer the current one.
-    """
+    """torch's checkpointing, as transformers set it, which runs a layer again in the pass that it belongs to."""
 
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
         self.checkpoint = checkpoint
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **kwargs: Any) -> Any:
-        state = current()
+        state = current_pass()
         if state is None:
             return self.checkpoint(function, *arguments, **kwargs)
 
@@ -34,33 +34,34 @@ class Remembering:
         return self.checkpoint(again, *arguments, **kwargs)
 
 
-def prepare_checkpointing(model: nn.Module, *, twice: bool) -> None:
-    """Make a backbone's gradient checkpointing, if it is on, run layers in their pass's state.
+def prepare(model: nn.Module, parts: Sequence[Any]) -> None:
+    """Make a model's gradient checkpointing, if it is on, run layers in their pass.
 
     Args:
-        model: The backbone.
-        twice: Whether the plan runs layers twice in a pass.
+        model: The model.
+        parts: What acts in the pass.
 
     Raises:
         ValueError: It is on, and its gradients would be wrong.
     """
+    if not parts or not torch.is_grad_enabled():
+        return
     for module in model.modules():
         if not getattr(module, "gradient_checkpointing", False):
             continue
         function: Any = getattr(module, _FUNCTION, None)
         reason = None
-        if twice:
-            reason = "the plan's layers that run twice hand streams on, which a run for the gradient would change"
+        if any(isinstance(part, SecondRuns) for part in parts):
+            reason = "layers run twice and hand streams on"
         elif function is None:
-            reason = f"{type(module).__name__} does it in a way that is not known"
+            reason = f"{type(module).__name__} does it in an unknown way"
         elif isinstance(function, Remembering):
             continue
         elif getattr(function, "keywords", {}).get("use_reentrant", True):
-            reason = "with use_reentrant=True no gradient leaves a layer but by its hidden states"
+            reason = 'give gradient_checkpointing_kwargs={"use_reentrant": False}'
         if reason:
-            raise ValueError(
-                f"Gradient checkpointing cannot be used here: {reason}. Enable it with "
-                'gradient_checkpointing_kwargs={"use_reentrant": False}, or call '
-                "model[0].model.gradient_checkpointing_disable()."
-            )
+            raise ValueError(f"Gradient checkpointing cannot be used here: {reason}; or disable it.")
         setattr(module, _FUNCTION, Remembering(function))
+
+
+PARTS["training"] = prepare

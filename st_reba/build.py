@@ -1,0 +1,94 @@
+"""Base model + method → SentenceTransformer, top to bottom: where the base is, its weights, the input, the pooling, the checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .methods import METHODS, OPTIONS, Method, method_from
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+
+def build(
+    base: str | os.PathLike[str] | Any,
+    method: str | Method | None = None,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype | None = None,
+    quantization: str | None = None,
+    gguf_file: str | None = None,
+    check: bool = True,
+    texts: Any = None,
+    **options: Any,
+) -> SentenceTransformer:
+    """Turn a pretrained decoder into a text embedder, without training.
+
+    Args:
+        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe (a
+            YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose weights
+            are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
+        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
+            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else ReBA. ``"auto"``: what suits ``texts``.
+        tokenizer: Folder or Hub id whose tokenizer is used in place of the base's; of a loaded model, its tokenizer.
+        dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
+        quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
+        gguf_file: Name of the GGUF file in the folder or Hub repository ``base``.
+        check: Check on a few tokens that every layer sees what its mask says.
+        texts: With ``"auto"``: texts like those to be embedded, without labels.
+        **options: Options of the method (see :class:`Method`), and what ``SentenceTransformer`` takes, as ``device``,
+            ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and ``model_kwargs``.
+
+    Returns:
+        RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble where there are several templates, a filter's
+        Dense, and Normalize. (``nosink`` on a sentence-transformers model without ``pooling`` keeps its input and pooling.)
+
+    Raises:
+        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded exactly.
+        OSError: The base was not found.
+
+    Source:
+        ReBA, Echo and NoSink; ``st_reba.methods.METHODS`` names the sections.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", pooling="mean")
+        >>> model.encode_query("天气怎么样？").shape
+        (192,)
+    """
+    if method == "auto":
+        if texts is None:
+            raise ValueError("method='auto' needs texts=…, like those to be embedded.")
+        from .evaluation.tune import auto
+
+        return auto(base, texts, tokenizer=tokenizer, dtype=dtype, check=check, **options)
+    if texts is not None:
+        raise ValueError("texts belong to method='auto'. Drop them.")
+    given = {name: options.pop(name) for name in list(options) if name in OPTIONS}
+    loading, described = options, {"tokenizer": tokenizer, "gguf_file": gguf_file, "quantization": quantization}
+    if isinstance(base, (str, os.PathLike)):
+        from .recipe import recipe_for
+
+        if (recipe := recipe_for(base, {**loading, **given})) is not None:
+            base, loading = recipe.base, {**recipe.loading, **loading}
+            described = {name: value or loading.pop(name, None) for name, value in described.items()}
+            if method is None or (isinstance(method, str) and method == recipe.method.get("name")):
+                method, given = recipe.method.get("name"), {**recipe.method, **given}
+                given.pop("name", None)
+    chosen = _method(method, given)
+    # Here, so that most errors come before torch is imported.
+    from .assembly import Assembly
+
+    return Assembly(base, chosen, loading, dtype=dtype, check=check, **described).run()
+
+
+def _method(method: str | Method | None, options: Mapping[str, Any]) -> Method:
+    if isinstance(method, Method):
+        return replace(method, **options)
+    if method is not None and not isinstance(method, str):
+        raise ValueError(f"method={method!r} is not known. Choose from {', '.join(METHODS)}.")
+    return method_from(method or "reba", options)

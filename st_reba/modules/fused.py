@@ -1,0 +1,117 @@
+"""Fused attention on a CPU that also gives the log-sum-exp of each row, by which single probabilities are known.
+
+The kernel is the one that SDPA itself runs, which drops the log-sum-exp. It is no public name of torch: it is tried on a few
+numbers first, and where it does not agree, attention runs in blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import blocked_attention
+from .capture import BackwardAttention
+from .layout import PARTS
+
+logger = logging.getLogger(__name__)
+
+# Numbers in a block of scores.
+_BLOCK = 1 << 20
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    capture: BackwardAttention | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    softcap: float | None,
+    dropout: float,
+    scaling: float,
+) -> Tensor | None:
+    """Attention of a layer that looks back, [B, T, H, D'], its columns shown to the capture; None: blocks must do it.
+
+    Arguments are those of `blocked_attention`.
+    """
+    wanted = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    if query.device.type != "cpu" or softcap is not None or bias is not None or dropout or wanted:
+        return None
+    if query.dtype != key.dtype or query.dtype != value.dtype or not (causal or mask is not None) or not _works(query.dtype):
+        return None
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+    output, totals = _flash(query, key, value, None if mask is None else mask.to(query.dtype), scaling)
+    if sinks is not None:
+        everything = torch.logaddexp(totals, sinks.to(totals.dtype)[None, :, None])
+        output = output * torch.exp(totals - everything)[..., None].to(output.dtype)
+        totals = everything
+    if capture is not None:
+        capture.add(_columns(query, key, mask, totals, capture, scaling))
+    return output.transpose(1, 2)
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+    operator: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    width, most = value.shape[-1], max(value.shape[-1], query.shape[-1])
+    if value.shape[-1] != query.shape[-1]:
+        query, key, value = (nn.functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
+    output, totals = operator(query, key, value, 0.0, mask is None, attn_mask=mask, scale=scaling)
+    return output[..., :width], totals
+
+
+def _columns(
+    query: Tensor, key: Tensor, mask: Tensor | None, totals: Tensor, capture: BackwardAttention, scaling: float
+) -> Tensor:
+    """Columns of the anchors from the first of them on, the maximum over heads, [B, R, T]; what lies in front is 0."""
+    batch, heads, length, width = query.shape
+    groups, rows = key.shape[1], capture.anchors.shape[1]
+    anchors = capture.anchors[:, None, :, None]
+    keys = key.gather(2, anchors.expand(-1, groups, -1, width))  # [B, G, R, D]
+    first, shared = min(capture.firsts), min(capture.firsts) == max(capture.firsts)
+    largest = query.new_zeros(batch, length, rows, dtype=torch.float32)
+    size = max(16, _BLOCK // (batch * heads * rows))
+    for start in range(first, length, size):
+        stop = min(start + size, length)
+        # Of texts that begin together no anchor beyond the last query is needed.
+        some = slice(0, min(rows, stop - first)) if shared else slice(0, rows)
+        block = (query[:, :, start:stop] * scaling).reshape(batch, groups, -1, width)
+        scores = (block @ keys[:, :, some].mT).view(batch, heads, stop - start, -1).to(totals.dtype)
+        if mask is not None:
+            part = mask[:, :, start:stop].expand(batch, -1, -1, -1)
+            index = anchors[:, :, some].mT.expand(-1, part.shape[1], stop - start, -1)
+            scores = scores + part.gather(3, index)
+        largest[:, start:stop, some] = (scores - totals[:, :, start:stop, None]).amax(dim=1).exp()
+    return largest.mT
+
+
+@cache
+def _works(dtype: torch.dtype) -> bool:
+    """Whether the kernel computes what blocks compute."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 20, 8, generator=generator).to(dtype) for heads in (4, 2, 2))
+    tolerance = 1e-4 if torch.finfo(dtype).bits >= 32 else 5e-2
+    plain: dict[str, Any] = {"mask": None, "sinks": None, "bias": None, "softcap": None, "dropout": 0.0, "scaling": 0.3}
+    try:
+        output, totals = _flash(query, key, value, None, 0.3)
+        expected = blocked_attention(query.double(), key.double(), value.double(), causal=True, **plain)
+        scores = query.double() * 0.3 @ key.double().repeat_interleave(2, 1).mT
+        later = torch.ones(20, 20, dtype=torch.bool).triu(1)
+        sums = scores.masked_fill(later, -torch.inf).logsumexp(dim=-1)
+        torch.testing.assert_close(output.transpose(1, 2).double(), expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(totals.double(), sums, rtol=tolerance, atol=tolerance)
+    except (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning("torch's attention kernel (%s) cannot be used: %s. Attention runs in blocks, slower.", dtype, reason)
+        return False
+    return True
+
+
+PARTS["fused"] = fused_attention

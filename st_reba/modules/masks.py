@@ -1,0 +1,226 @@
+"""NoSinkTransformer: layers see what their masks say, in place of what they see by themselves.
+
+Every mask follows from the layer's own, which transformers made and which holds its window, by mirroring or by hiding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .attention import ForwardPass, show_attention
+from .layout import PARTS, spans_of
+from .transformer import RepeatTransformer, published
+
+
+class Mask(NamedTuple):
+    """What token i sees, in words (``{m}``: number of sink tokens); the rule; and whether it may be a later token.
+
+    The rule takes the layer's own mask [B or 1, 1, T, T] (row: query, column: key), the positions 0 … T − 1, the position
+    of each text's last token [B or 1, 1, 1, 1], and m.
+    """
+
+    about: str
+    rule: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+    looks_ahead: bool
+
+
+def _sink(place: Tensor, m: int) -> Tensor:
+    """Where the key is one of the first m tokens, and the query is not."""
+    return (place < m) & (place[:, None] >= m)
+
+
+MASKS: dict[str, Mask] = {
+    "forward": Mask("the tokens up to i, as in the base.", lambda own, place, last, m: own, False),
+    "backward": Mask("the tokens from i on.", lambda own, place, last, m: own.mT, True),
+    "bidirectional": Mask("all tokens.", lambda own, place, last, m: own | own.mT, True),
+    "nosink-forward": Mask(
+        "the tokens up to i, but not the first {m} (the sink), which later tokens do not see.",
+        lambda own, place, last, m: own & ~_sink(place, m),
+        False,
+    ),
+    "nosink-bidirectional": Mask(
+        "all tokens, but not the first {m} (the sink), which later tokens do not see.",
+        lambda own, place, last, m: (own | own.mT) & ~_sink(place, m),
+        True,
+    ),
+    # KV-Embedding: the last token's key and value in front of all.
+    "rerouted": Mask(
+        "the tokens up to i and the very last one, past any window.",
+        lambda own, place, last, m: own | (place == last),
+        True,
+    ),
+}
+
+
+class LayerMasks:
+    """The masks of one forward pass.
+
+    Args:
+        transformer: The NoSinkTransformer that runs.
+        state: The pass.
+    """
+
+    def __init__(self, transformer: NoSinkTransformer, state: ForwardPass) -> None:
+        self.names, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
+        self.state = state
+        # The mask of a further run of a layer; the attention module that ran last and its mask, for checks.
+        self.further: str | None = None
+        self.last: tuple[nn.Module, str] | None = None
+        self.made: dict[Any, tuple[Tensor | None, Tensor]] = {}
+
+    def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
+        """Mask of the attention module that runs now.
+
+        Args:
+            module: It says which layer it is, by its ``layer_idx``.
+            own: Its own mask, [B or 1, 1, T, T], boolean or additive; None: causal, or all.
+            causal: Whether it is causal by itself.
+
+        Returns:
+            The mask, boolean [B or 1, 1, T, T], or None: as the second value says, causal or all; and whether a token
+            may see a later one.
+        """
+        name = self.further
+        if name is None:
+            layer = getattr(module, "layer_idx", None)
+            if not isinstance(layer, int) or not 0 <= layer < len(self.names):
+                raise ValueError(f"{type(module).__name__} says layer_idx={layer!r}, so its mask cannot be changed.")
+            name = self.names[layer]
+        self.last = (module, name)
+        looks_ahead = MASKS[name].looks_ahead or not causal
+        if name == "forward":
+            return own, causal, looks_ahead
+        if name == "bidirectional" and own is None and not self.state.padded:
+            return None, False, True
+        key = (name, causal, None if own is None else (own.data_ptr(), own.shape, own.stride()))
+        if key not in self.made:
+            # The own mask is kept, so that its address stays its own.
+            self.made[key] = own, see(name, self._visible(own, causal), self.state.real if self.state.padded else None, self.m)
+        return self.made[key][1], causal, looks_ahead
+
+    def _visible(self, own: Tensor | None, causal: bool) -> Tensor:
+        real = self.state.real
+        length = real.shape[1]
+        if own is None:
+            seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
+            return seen.tril() if causal else seen
+        if own.shape[-2:] != (length, length):
+            raise ValueError(f"A layer's mask has the shape {tuple(own.shape)} for {length} tokens: it cannot be changed.")
+        seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
+        if own is not seen:
+            biased = "The model adds position biases to its masks, so these cannot be changed. Use 'baseline'."
+            self.state.checks.append(((own.masked_fill(~seen, 0) == 0).all(), biased))
+        indexed = "A layer of the model chooses its keys by an indexer, so its mask cannot be changed. Use 'baseline'."
+        self.state.checks.append(((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all(), indexed))
+        return seen
+
+
+def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tensor:
+    """What a layer sees.
+
+    Args:
+        name: One of ``MASKS``.
+        own: [B or 1, 1, T, T] bool, what it sees by itself: row: query, column: key.
+        real: [B, T] bool, False at padding, which follows every text; None: there is none.
+        m: Number of sink tokens.
+
+    Returns:
+        [B or 1, 1, T, T] bool. A padding position sees itself, as a row without a key has no softmax.
+
+    Source:
+        NoSink, appendix D.
+
+    Example:
+        >>> own = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+        >>> see("nosink-bidirectional", own)[0, 0].int().tolist()
+        [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
+    """
+    place = torch.arange(own.shape[-1], device=own.device)
+    last = place[-1:] if real is None else real.sum(dim=1) - 1
+    seen = MASKS[name].rule(own, place, last[:, None, None, None], m)
+    return seen if real is None else seen & real.to(own.device)[:, None, None, :] | (place[:, None] == place)
+
+
+@published
+class NoSinkTransformer(RepeatTransformer):
+    """RepeatTransformer whose layers see what their masks say.
+
+    Args:
+        model_name_or_path: As for RepeatTransformer.
+        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.methods.masks_of`` for the
+            settings of the paper.
+        second: Layers that run a second time, each with its mask, in order.
+        architecture: How the second runs join: ``"inter"``, ``"extra"`` or ``"extend"``; ``"inplace"``: there are none.
+        m: Number of sink tokens that nosink masks hide.
+        implementation: Of inter and extra: the paper's, or that of its authors' code.
+        own_input: Keep the input of a sentence-transformers model as it is: no copies, no template.
+        **kwargs: Arguments of RepeatTransformer; a text stands once where nothing else is said.
+
+    Source:
+        NoSink, section 3 and appendix D.
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2)
+        >>> model[0].layer_masks[-2:]
+        ['nosink-bidirectional', 'nosink-bidirectional']
+    """
+
+    config_keys = [
+        *RepeatTransformer.config_keys,
+        *("layer_masks", "second", "architecture", "m", "implementation", "own_input"),
+    ]
+
+    def __init__(
+        self,
+        model_name_or_path: Any,
+        *,
+        layer_masks: Sequence[str],
+        second: Sequence[Sequence[Any]] = (),
+        architecture: str = "inplace",
+        m: int = 1,
+        implementation: str = "paper",
+        own_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("repeats", 1)
+        super().__init__(model_name_or_path, **kwargs)
+        self.layer_masks, self.second = list(layer_masks), [tuple(each) for each in second]
+        self.architecture, self.m, self.implementation, self.own_input = architecture, m, implementation, own_input
+        for name in [*self.layer_masks, *(name for _, name in self.second)]:
+            if name not in MASKS:
+                raise ValueError(f"layer_masks: {name!r} is not known. Choose from {', '.join(MASKS)}.")
+        if len(self.layer_masks) != self.depth:
+            raise ValueError(f"layer_masks={len(self.layer_masks)} names, but the model has {self.depth} layers.")
+        self.again = PARTS["second"](self) if self.second else None
+        self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
+        if self.changed:
+            show_attention(self.model)
+            if "eager" in (decoder := self.model.get_decoder()).config._attn_implementation:
+                raise ValueError(f"{type(decoder).__name__} does not call transformers' attention interface: no masks.")
+
+    def _parts(self, capture: Any) -> list[Any]:
+        parts = [self, self.again] if self.changed else []
+        return [*(part for part in parts if part is not None), *super()._parts(capture)]
+
+    def begin(self, state: ForwardPass) -> None:
+        """Let attention ask for the masks."""
+        state.masks = LayerMasks(self, state)
+
+    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+        """Refuse a pass in which no attention asked for a mask."""
+        if state.masks.last is None:
+            raise ValueError("The masks were not used: the model's attention implementation was changed. Build it anew.")
+        return hidden
+
+    def preprocess(self, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Tokenize as RepeatTransformer does; with ``own_input`` as sentence-transformers does, padded on the right."""
+        if not self.own_input:
+            return super().preprocess(inputs, *args, **kwargs)
+        self.tokenizer.padding_side = "right"  # type: ignore[union-attr]
+        features: dict[str, Any] = super(RepeatTransformer, self).preprocess(inputs, *args, **kwargs)
+        return {**features, "spans": spans_of(features), "copy_ids": features["attention_mask"]}

@@ -1,0 +1,445 @@
+"""RepeatTransformer: tokenize a text once, place its token ids in every copy, run the decoder."""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.util import get_device_name
+from torch import Tensor, nn
+
+from .layout import (
+    PARTS,
+    TASKS,
+    Frame,
+    copies_of,
+    empty_text_token,
+    fields_of,
+    pad,
+    parse_templates,
+    spans_of,
+    special_tokens,
+    tokenize,
+)
+
+logger = logging.getLogger(__name__)
+
+Pooled = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
+
+TEXT_ONLY: dict[str, Any] = {
+    # Pinned, so that a model with a chat template is not wrapped in chat turns.
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+# Written into every repository; sentence-transformers checks it before loading.
+REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
+# A limit beyond this is transformers' way of saying that a tokenizer knows none.
+_NO_LIMIT = 10**12
+
+
+def published(kind: Any) -> Any:
+    """Class decorator: modules.json names the class ``st_reba.…``, and pickles find it where it is."""
+    copyreg.pickle(kind, partial(_reduce, kind.__module__))
+    kind.__module__ = "st_reba"
+    return kind
+
+
+def _reduce(home: str, module: nn.Module) -> tuple[Any, ...]:
+    reduced: Any = object.__reduce_ex__(module, 4)
+    return (_new, (home, type(module).__name__), *reduced[2:])
+
+
+def _new(home: str, name: str) -> Any:
+    kind = getattr(import_module(home), name)
+    return kind.__new__(kind)
+
+
+@published
+class RepeatTransformer(Transformer):
+    """Decoder that reads a text several times.
+
+    A text is tokenized once (names of special tokens in it are ordinary text), cut to the budget, and placed in every
+    copy; the tokenizer's own special tokens stand once, around the whole. One copy is the classical input.
+
+    Args:
+        model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
+        template: Text with a ``{text}`` slot for each copy, a name of ``TEMPLATES``, a mapping with ``query`` and
+            ``document``, or a list of templates, each of which gives a row of the batch (see PromptEnsemble). None: the
+            bare text, ``repeats`` times.
+        repeats: Number of copies where there is no template.
+        instruction: Value of the template's ``{instruction}`` where no prompt is given.
+        pooled: What ``attention_mask`` covers after the forward pass, for a following ``Pooling``: the content of the
+            last copy, of copies 2 to k (``"repeats"``), of the last copy with the special tokens behind it, the very
+            last position (``"end"``), or all.
+        compute_matched: Halve the budget, so that two copies cost what one did.
+        layers: First and last of several layers whose hidden states are joined; 0 is the embeddings, and the highest layer
+            of the model is the last. None: the last layer alone.
+        join: Of several layers: ``"mean"`` of the unit vectors, or ``"concat"``.
+        final_norm: Read layers behind the model's final norm, each by itself.
+        causal: Whether no hidden state depends on a later token, so that padding need not be hidden; None: as the
+            model's modules say.
+        recipe: How the pipeline was built, for the record.
+        base_model: Name of the base model, for the record.
+        base_revision: Its revision, for the record.
+        **kwargs: Arguments of sentence-transformers' ``Transformer``. Unless ``model_kwargs`` has a ``dtype``, weights
+            are float32 on a machine without a GPU, and as stored on one with.
+
+    Source:
+        ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
+
+    Example:
+        >>> import st_reba
+        >>> model = st_reba.build("mini")
+        >>> model[0].preprocess(["你好"])["copy_ids"].tolist()
+        [[0, 1, 1, 2, 2]]
+    """
+
+    config_keys = [
+        *Transformer.config_keys,
+        *("template", "repeats", "instruction", "pooled", "compute_matched", "layers", "join", "final_norm"),
+        *("causal", "recipe", "base_model", "base_revision"),
+    ]
+    # Rows of attention that the pooling asks for (a Capture); set by it. None: none.
+    capture: Any = None
+    # In which type the base stores its weights, and what transformers said of loading them.
+    stored_dtype: torch.dtype | None = None
+    loading: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        model_name_or_path: str | Transformer,
+        *,
+        template: str | Mapping[str, str] | Sequence[Any] | None = None,
+        repeats: int = 2,
+        instruction: str = "",
+        pooled: Pooled = "last_copy",
+        compute_matched: bool = False,
+        layers: Sequence[int] | None = None,
+        join: Literal["mean", "concat"] = "mean",
+        final_norm: bool = True,
+        causal: bool | None = None,
+        recipe: Mapping[str, Any] | None = None,
+        base_model: str | None = None,
+        base_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(model_name_or_path, Transformer):
+            self.__dict__ = dict(model_name_or_path.__dict__)
+        else:
+            weights = dict(kwargs.get("model_kwargs") or {})
+            if kwargs.get("backend", "torch") == "torch" and not {"dtype", "torch_dtype"} & set(weights):
+                # Faster and more exact on a CPU than 16 bits.
+                kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
+            super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
+        self.template, self.repeats, self.instruction = template, repeats, instruction
+        self.pooled, self.compute_matched = pooled, compute_matched
+        self.layers, self.join, self.final_norm = layers, join, final_norm
+        self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
+        self.templates = parse_templates(template, repeats)
+        if self.tokenizer is None:
+            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put a tokenizer's files beside the model.")
+        config: Any = self.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
+        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and isinstance(positions, int) and positions > 0:
+            # A composed configuration keeps its positions with its decoder's.
+            self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
+        if getattr(config, "attn_logit_softcapping", None):
+            # SDPA refuses soft caps, or drops them in some versions.
+            PARTS["show"](self.model)
+        marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
+        self.causal = bool(marks and all(marks)) if causal is None else causal
+        self.reader = None if layers is None else PARTS["reader"](self, *layers, join, final_norm)
+        self._frames: dict[Any, tuple[Frame, ...]] = {}
+        self._warned = False
+        self._classes = {type(self).__name__}
+
+    @property
+    def depth(self) -> int:
+        """Number of layers L."""
+        return int(self.config.get_text_config().num_hidden_layers)
+
+    @property
+    def copies(self) -> int:
+        """Number of copies k."""
+        return copies_of(self.templates[0]["document"])
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that a text makes: the number of templates."""
+        return len(self.templates)
+
+    def fields(self, task: str | None = None) -> set[str]:
+        """Names of the fields of a task's templates."""
+        return {name for templates in self.templates for name in fields_of(templates[task or "document"])}
+
+    @property
+    def forward_kwargs(self) -> set[str]:  # type: ignore[override]
+        """The fields, which ``encode`` takes as keyword arguments."""
+        return {name for task in TASKS for name in self.fields(task)}
+
+    # From a text to ids.
+
+    def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
+        """Token ids around the copies, one frame for each row of a text.
+
+        Args:
+            prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of it.
+            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
+                the prompt or a field.
+            **fields: Values of the templates' fields.
+        """
+        if task is None:
+            given = {*fields, "instruction"} if prompt else set(fields)
+            task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
+        bos, eos = (getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos"))
+        key = (prompt, task, tuple(sorted(fields.items())), id(self.tokenizer), bos, eos)
+        if (frames := self._frames.get(key)) is None:
+            frames = self._make_frames(prompt, task, fields)
+            self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}
+        return frames
+
+    def _make_frames(self, prompt: str | None, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
+        if task not in TASKS:
+            raise ValueError(f"task={task!r} is not known. Choose from {', '.join(TASKS)}.")
+        known = self.fields(task)
+        if unknown := sorted(set(fields) - known):
+            raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field, only {sorted(known)}.")
+        values = {"instruction": prompt or self.instruction, **fields}
+        if missing := sorted(name for name in known if not values.get(name)):
+            raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
+        before, after = special_tokens(self.tokenizer)
+        frames = []
+        for template in (templates[task] for templates in self.templates):
+            literal = "" if "instruction" in fields_of(template) else prompt or ""
+            parts: list[tuple[int, ...] | None] = [before]
+            for text, name in (*template, ("", None)):
+                literal += text + ("" if name in (None, "text") else values[str(name)])
+                if literal and name in (None, "text"):
+                    parts.append(tuple(tokenize(self.tokenizer, [literal], special=True)["input_ids"][0]))
+                    literal = ""
+                parts += [None] if name == "text" else []
+            frames.append(Frame((*parts, after)))
+        return tuple(frames)
+
+    def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
+        """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments as for `frames`."""
+        limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
+        if limit is None or limit > _NO_LIMIT:
+            return None
+        positions = getattr(self.config.get_text_config(), "max_position_embeddings", None) or 0
+        if limit > positions > 0:
+            raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
+        room = min((limit - frame.overhead) // frame.copies for frame in self.frames(prompt, task, **fields))
+        if room < 1:
+            raise ValueError(
+                f"max_seq_length={limit} leaves no room for {self.copies} copies of a text beside the template, the prompt "
+                "and special tokens. Raise it, or shorten them."
+            )
+        return max(1, room // 2) if self.compute_matched else int(room)
+
+    def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, Any]:
+        """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
+        return tokenize(self.tokenizer, texts, offsets=offsets)
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Tokenize each text once and place its copies.
+
+        Args:
+            inputs: The texts.
+            prompt, task, **fields: See `frames`.
+
+        Returns:
+            ``input_ids``, ``attention_mask`` and ``copy_ids``, [B, T] int64, padded on the right, and ``spans``, a list of
+            B; with P templates B·P rows, those of a text one after another.
+        """
+        fields = {name: value for name, value in fields.items() if value is not None}
+        frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
+        rows = []
+        for ids in self.content(inputs)["input_ids"]:
+            if budget is not None and len(ids) > budget and not self._warned:
+                self._warned = True
+                logger.warning("A text of %d tokens was cut to %d a copy; longer ones are too.", len(ids), budget)
+            ids = ids[:budget] or [empty_text_token(self.tokenizer)]
+            rows += [frame.place(ids) for frame in frames]
+        return pad(rows)
+
+    # From ids to hidden states.
+
+    def forward(self, features: dict[str, Any], capture: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """Run the decoder.
+
+        Args:
+            features: What `preprocess` gives; not changed.
+            capture: Rows of attention to keep (a Capture), in place of those that the pooling asks for.
+            **kwargs: Ignored.
+
+        Returns:
+            The features with ``token_embeddings`` [B, T, d], zero at padding; ``real_mask``, all real positions;
+            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
+        """
+        capture = self.capture if capture is None else capture
+        if len(features.get("spans") or ()) != len(features["attention_mask"]):
+            features = {**features, "spans": spans_of(features)}
+        if capture is None or capture.pieces is None:
+            return self._run(features, capture)
+        pieces = [(piece, self._run(batch, capture)) for piece, batch in capture.pieces.batches(features)]
+        return {**self._run(features, None), "pieces": pieces}
+
+    def _parts(self, capture: Any) -> list[Any]:
+        """What acts in a pass: each has ``begin(state)`` and ``finish(state, hidden)``."""
+        return [part for part in (capture, self.reader) if part is not None]
+
+    def _inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        mask = features["attention_mask"]
+        # Where nothing looks ahead, padding behind a text concerns nobody, and attention without a mask is fastest.
+        return {"input_ids": features["input_ids"], "attention_mask": torch.ones_like(mask) if self.causal else mask}
+
+    def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
+        mask, parts = features["attention_mask"], self._parts(capture)
+        if self.training and "training" in PARTS:
+            PARTS["training"](self.model, parts)
+        state = PARTS["pass"](self, features) if parts else None
+        for part in parts:
+            part.begin(state)
+        with PARTS["running"](state) if parts else nullcontext():
+            hidden: Tensor = super().forward(self._inputs(features))["token_embeddings"]
+        for part in reversed(parts):
+            hidden = part.finish(state, hidden)
+        if any(span.total < mask.shape[1] for span in features["spans"]):
+            hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
+        result = {**features, **(state.features if state else {}), "real_mask": mask, "token_embeddings": hidden}
+        finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
+        checks = [*state.checks] if state else []
+        if capture is not None and capture.zeros:
+            for name in ("token_embeddings", "backward_attention"):
+                result[name] = result[name].masked_fill(~finite[:, None, None], 0.0)
+        else:
+            checks.append((finite.all(), ""))
+        if checks and not wait_for(torch.stack([flag.to(hidden.device) for flag, _ in checks]).all()):
+            self._raise(checks, hidden, features)
+        result["attention_mask"] = self._pooled(features)
+        return result
+
+    def _raise(self, checks: Sequence[tuple[Tensor, str]], hidden: Tensor, features: Mapping[str, Any]) -> None:
+        for flag, message in checks:
+            if message and not bool(flag):
+                raise ValueError(message)
+        rows = (~hidden.isfinite().flatten(1).all(dim=1)).nonzero()
+        if len(rows):  # else the sum alone was too large
+            start, length, _ = features["spans"][int(rows[0])]
+            ids = features["input_ids"][int(rows[0]), start : start + length].tolist()
+            raise ValueError(
+                f"The model gave NaN or infinity ({hidden.dtype}) for the text {self.tokenizer.decode(ids)[:80]!r}. "  # type: ignore[union-attr]
+                "Load it in float32, or bfloat16, whose range is wider than float16's."
+            )
+
+    def _pooled(self, features: Mapping[str, Any]) -> Tensor:
+        """The positions that are pooled, [B, T]."""
+        real, copies = features["attention_mask"], features["copy_ids"]
+        if self.pooled == "all":
+            return real
+        if self.pooled == "repeats" and self.copies > 1:
+            return (copies >= 2).to(real.dtype)
+        last = copies == self.copies
+        if self.pooled not in ("end", "last_copy_and_end"):
+            return last.to(real.dtype)
+        ends = torch.tensor([[span.total] for span in features["spans"]]).to(real.device, non_blocking=True)
+        behind = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
+        position = torch.arange(real.shape[1], device=real.device)
+        end = (position >= ends - behind) & real.bool()
+        return (end if self.pooled == "end" else last | end).to(real.dtype)
+
+    def get_embedding_dimension(self) -> int:
+        """Dimension d of the hidden states; of joined layers that of all."""
+        joined = self.layers[1] - self.layers[0] + 1 if self.layers is not None and self.join == "concat" else 1
+        return joined * int(super().get_embedding_dimension())
+
+    def on_model_ready(self, model: Any) -> None:
+        """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
+        super().on_model_ready(model)
+        names = [type(module).__name__ for module in model]
+        self._classes = set(names)
+        unpooled = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble"}
+        if model[0] is self and hasattr(model, "encode_query") and set(names[1:]) <= unpooled:
+            raise ValueError(f"modules.json: no pooling follows {names[0]}. Copy all files of the model, or add one.")
+        if self.rows > 1 and "PromptEnsemble" not in names:
+            raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
+
+    # Load and save.
+
+    @classmethod
+    def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
+        config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
+        if missing := sorted({"template", "repeats", "pooled"} - set(config)):
+            raise ValueError(f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files of the model.")
+        return config
+
+    @classmethod
+    def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> RepeatTransformer:
+        """Load a saved module; an error where the weights do not fill the configuration."""
+        loaded: RepeatTransformer = super().load(model_name_or_path, *args, **kwargs)
+        for key in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+            names = sorted(map(str, loaded.loading.get(key) or ()))
+            if names and not getattr(loaded.model, "_hf_peft_config_loaded", False):
+                raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
+        return loaded
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+        # Private in sentence-transformers: the one place to hear in which type weights are stored, and which are missing.
+        config, backend = args[2], args[3]
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.stored_dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
+        asked = {"output_loading_info": True} if backend == "torch" else {}
+        found: Any = super()._load_model(*args, **asked, **kwargs)
+        model, self.loading = found if isinstance(found, tuple) else (found, {})
+        return model
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Save the module and the code that it runs; with the package installed in the base's number type."""
+        with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
+            super().save(output_path, *args, **kwargs)
+        # A Router keeps its modules in folders of the repository.
+        settings = Path(output_path, "config_sentence_transformers.json")
+        settings = settings if settings.is_file() else settings.parent.with_name(settings.name)
+        root = settings.parent if settings.is_file() else Path(output_path)
+        if "code" in PARTS:
+            (root / "st_reba.py").write_text(PARTS["code"](self, self._classes), encoding="utf-8")
+        elif (root / "st_reba.py").resolve() != Path(__file__).resolve():
+            shutil.copyfile(__file__, root / "st_reba.py")
+        if settings.is_file():
+            quantization: Any = getattr(self.config, "quantization_config", None) or {}
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+            more = {"bitsandbytes": ">=0.45"} if "bitsandbytes" in str(getattr(method, "value", method)) else {}
+            value = {**json.loads(settings.read_text(encoding="utf-8")), "requirements": {**REQUIREMENTS, **more}}
+            settings.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.get_config_dict()})"
+
+
+def decoder_of(model: Any) -> Any:
+    """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
+    body = model.get_decoder()
+    return body if hasattr(body, "set_attn_implementation") else model
+
+
+def wait_for(flag: Tensor) -> bool:
+    """A flag's value: the one place where a pass waits for its device."""
+    return bool(flag)
