@@ -42,7 +42,9 @@ class Assembly:
         check: bool,
     ) -> None:
         if unknown := sorted(set(loading) - _LOADING):
-            raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is neither an option of {method.name} nor of loading.")
+            raise ValueError(
+                f"{unknown[0]}={loading[unknown[0]]!r} is neither an option of {method.name} nor of loading."
+            )
         self.method, self.loading, self.tokenizer, self.check = method, dict(loading), tokenizer, check
         self.dtype, self.quantization = dtype, quantization
         self.device = loading.get("device")
@@ -81,7 +83,9 @@ class Assembly:
         if listed:
             with open(listed, encoding="utf-8") as stream:
                 if '"st_reba.' in stream.read():
-                    raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
+                    raise ValueError(
+                        f"base={self.name!r} is an embedder already. Load it, or build from its base model."
+                    )
         if listed and self.method.name == "nosink" and self.method.pooling is None:
             model = self._converted()
         else:
@@ -131,7 +135,9 @@ class Assembly:
         copies = self.method.repeats or 2
         if copies * self.method.chunk > room:
             most = room // copies
-            raise ValueError(f"chunk={self.method.chunk}: {copies} copies take more than {limit} positions. Give {most}.")
+            raise ValueError(
+                f"chunk={self.method.chunk}: {copies} copies take more than {limit} positions. Give {most}."
+            )
 
     def _transformer(self) -> RepeatTransformer:
         """The input module, its model cut to the layers that run."""
@@ -193,9 +199,13 @@ class Assembly:
     def _check_copies(self, module: RepeatTransformer, once: bool) -> None:
         method = self.method
         if once and module.copies > 1:
-            raise ValueError(f"template has {module.copies} {{text}} slots, but {method.name} has one. Use method='echo'.")
+            raise ValueError(
+                f"template has {module.copies} {{text}} slots, but {method.name} has one. Use method='echo'."
+            )
         if method.template is not None and method.repeats not in (None, module.copies) and method.chunk is None:
-            raise ValueError(f"repeats={method.repeats}, but the template has {module.copies} {{text}} slots. Drop repeats.")
+            raise ValueError(
+                f"repeats={method.repeats}, but the template has {module.copies} {{text}} slots. Drop repeats."
+            )
         if method.instruction and "instruction" not in module.forward_kwargs:
             raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
 
@@ -254,7 +264,9 @@ class Assembly:
         tokens = max(base.tokenizer.get_vocab().values()) + 1  # type: ignore[union-attr]
         table: Any = base.model.get_input_embeddings()
         if tokens > len(table.weight):
-            raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {len(table.weight)} embeddings.")
+            raise ValueError(
+                f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {len(table.weight)} embeddings."
+            )
 
     def _sharing(self) -> RepeatTransformer:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, which can be set up for itself."""
@@ -298,7 +310,9 @@ def _layers(layer: Any, depth: int) -> list[int]:
     """The first and last layer that are read, 0 (embeddings) to L."""
     ends = layer if isinstance(layer, tuple) else (layer, layer)
     if not all(-depth - 1 <= each <= depth for each in ends):
-        raise ValueError(f"layer={layer!r}: the model has 0 (embeddings) to {depth}, or -1 to {-depth - 1} from the end.")
+        raise ValueError(
+            f"layer={layer!r}: the model has 0 (embeddings) to {depth}, or -1 to {-depth - 1} from the end."
+        )
     first, last = (each % (depth + 1) for each in ends)
     if first > last:
         raise ValueError(f"layer={layer!r}: {first} stands above {last}. Give the lower one first.")

@@ -60,7 +60,9 @@ def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, s
         return None
     files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
     if len(files) > 1:
-        raise ValueError(f"base={text!r} holds several GGUF files. Choose one: gguf_file={files[0]!r}, or {files[1]!r}.")
+        raise ValueError(
+            f"base={text!r} holds several GGUF files. Choose one: gguf_file={files[0]!r}, or {files[1]!r}."
+        )
     return (text, files[0]) if files else None
 
 
@@ -77,7 +79,9 @@ def gguf_quantization(file: str) -> str:
     for each in types:
         if each not in readable:
             names = ", ".join(known.name for known in readable)
-            raise ValueError(f"base={file!r} holds tensors of type {each.name}, which cannot be read. Readable: {names}.")
+            raise ValueError(
+                f"base={file!r} holds tensors of type {each.name}, which cannot be read. Readable: {names}."
+            )
     return str(types.most_common(1)[0][0].name) if types else "unknown"
 
 
@@ -105,7 +109,9 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
     try:
         import_module("bitsandbytes")
     except ImportError as error:
-        raise ImportError(f"quantization={quantization!r} needs bitsandbytes: pip install 'st-reba[quantized]'") from error
+        raise ImportError(
+            f"quantization={quantization!r} needs bitsandbytes: pip install 'st-reba[quantized]'"
+        ) from error
     if quantization == "int8":
         # A threshold would change how all texts of a batch are rounded by large numbers of one of them.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
@@ -144,7 +150,9 @@ def shared(model: Any) -> Any:
         model: A model of transformers; its backbone is taken where it has a head.
     """
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
-        raise ValueError("base: the loaded model lies on several devices, so it cannot be shared. Give its folder or Hub id.")
+        raise ValueError(
+            "base: the loaded model lies on several devices, so it cannot be shared. Give its folder or Hub id."
+        )
     body = model.base_model
     config = copy.deepcopy(body.config)
     for each in (config, config.get_text_config()):
@@ -184,7 +192,9 @@ def cut(model: Any, layers: int) -> None:
     if layers == depth:
         return
     if decoder_of(model).config is not model.config:
-        raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone.")
+        raise ValueError(
+            f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone."
+        )
     before = _last_state(model, listed, layers - 1)
     del listed[max(1, layers) :]
     for name, value in dict(vars(config)).items():
@@ -196,7 +206,9 @@ def cut(model: Any, layers: int) -> None:
     after = _last_state(model, listed, layers - 1)
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:
-        raise ValueError(f"layer={layers}: without the layers above, hidden states change by {difference:.1%}. Drop it.")
+        raise ValueError(
+            f"layer={layers}: without the layers above, hidden states change by {difference:.1%}. Drop it."
+        )
 
 
 def _last_state(model: Any, layers: Any, index: int) -> Any:
@@ -282,7 +294,9 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
         raise ImportError(f"base={name!r} is a PEFT adapter: pip install peft") from error
     adapter = peft.PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
-        raise ValueError(f"base={name!r} is an adapter of learned positions, which are no text. Use an adapter of weights.")
+        raise ValueError(
+            f"base={name!r} is an adapter of learned positions, which are no text. Use an adapter of weights."
+        )
     return str(adapter.base_model_name_or_path or path)
 
 
@@ -290,7 +304,9 @@ def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> N
     """Make a loaded adapter part of the weights, once all of it is seen to be there."""
     peft: Any = import_module("peft")
     if getattr(model, "hf_quantizer", None) is not None:
-        raise ValueError(f"base={name!r}: merged into quantized weights, an adapter would be rounded. Load them unquantized.")
+        raise ValueError(
+            f"base={name!r}: merged into quantized weights, an adapter would be rounded. Load them unquantized."
+        )
     stored = peft.load_peft_weights(path, device="cpu", **hub)
     parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
     loaded = {_digest(tensor) for tensor in model.get_adapter_state_dict().values()}

@@ -108,10 +108,13 @@ class Method:
     """
 
     name: str = _option("reba", "one of " + ", ".join(METHODS))
-    pooling: str | None = _option(None, "sentence vector: last, mean, or cls (classical); default: last, mean for nosink")
+    pooling: str | None = _option(
+        None, "sentence vector: last, mean, or cls (classical); default: last, mean for nosink"
+    )
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
     template: Any = _option(
-        None, "text with a {text} slot for each copy, a template's name, a mapping with query and document, or a list of these"
+        None,
+        "text with a {text} slot for each copy, a template's name, a mapping with query and document, or a list of these",
     )
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
@@ -128,7 +131,9 @@ class Method:
     k: Any = _option(None, "converted layers from the top: a number, all, or a list of layers, -1 being the topmost")
     k0: int | None = _option(None, "the topmost of the converted layers that hide the sink")
     m: int = _option(1, "sink tokens that are hidden")
-    layer: Any = _option(None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or the first and last of several")
+    layer: Any = _option(
+        None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or the first and last of several"
+    )
     join: str = _option("mean", "of several layers: mean, or concat")
     final_norm: bool = _option(True, "read layers behind the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
@@ -141,7 +146,9 @@ class Method:
         self._check_values()
         for option, methods in _OF.items():
             if getattr(self, option) not in (None, False) and self.name not in methods:
-                raise ValueError(f"{option}={getattr(self, option)!r} belongs to {', '.join(methods)}, not to {self.name}.")
+                raise ValueError(
+                    f"{option}={getattr(self, option)!r} belongs to {', '.join(methods)}, not to {self.name}."
+                )
         if self.name == "nosink" and self.setting is None:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
         if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
@@ -164,7 +171,14 @@ class Method:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not least <= value <= 1 << 30):
                 raise ValueError(f"{name}={value!r} must be a whole number from {least} on.")
-        for name in ("equal_norms", "compute_matched", "normalize", "include_special", "normalize_weights", "final_norm"):
+        for name in (
+            "equal_norms",
+            "compute_matched",
+            "normalize",
+            "include_special",
+            "normalize_weights",
+            "final_norm",
+        ):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
@@ -234,7 +248,9 @@ OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.n
 def method_from(name: str, options: Mapping[str, Any]) -> Method:
     """A method of a name, or of the short form, and options; an unknown option is named."""
     if unknown := sorted(set(options) - set(OPTIONS)):
-        raise ValueError(f"{unknown[0]}={options[unknown[0]]!r} is not known. The options of {name}: {', '.join(OPTIONS)}.")
+        raise ValueError(
+            f"{unknown[0]}={options[unknown[0]]!r} is not known. The options of {name}: {', '.join(OPTIONS)}."
+        )
     return Method.parse(name, **options) if ":" in name else Method(name, **options)
 
 
@@ -345,4 +361,6 @@ def _written(value: Any) -> str:
 
 def _choose(option: str, value: Any, known: Any) -> None:
     if value not in known:
-        raise ValueError(f"{option}={value!r} is not known. Choose from {', '.join(str(each) for each in known if each)}.")
+        raise ValueError(
+            f"{option}={value!r} is not known. Choose from {', '.join(str(each) for each in known if each)}."
+        )

@@ -88,7 +88,9 @@ def check_masks(transformer: Any) -> None:
     calls = [*enumerate(transformer.layer_masks), *transformer.second]
     for (layer, name), times in Counter(call for call in map(tuple, calls) if call[1] != "forward").items():
         if ran[layer, name] != times:
-            raise ValueError(f"setting: layer {layer} ran as {name} {ran[layer, name]} times, not {times}. Convert others.")
+            raise ValueError(
+                f"setting: layer {layer} ran as {name} {ran[layer, name]} times, not {times}. Convert others."
+            )
 
 
 @contextmanager
@@ -174,4 +176,6 @@ def check_padding(transformer: Any, name: str) -> None:
             hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
-        raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another base.")
+        raise ValueError(
+            f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another base."
+        )

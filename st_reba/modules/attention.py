@@ -129,7 +129,9 @@ def attention(
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which is not known here. Use Echo.")
+            raise ValueError(
+                f"{type(module).__name__} passes {name!r} to its attention, which is not known here. Use Echo."
+            )
     state = _current.get()
     masks, capture = (None, None) if state is None else (state.masks, state.capture)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -197,7 +199,9 @@ def blocked_attention(
             part = mask[:, :, start:stop, :seen]
             scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
         elif causal:
-            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device).triu(keys - length + start + 1)
+            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device).triu(
+                keys - length + start + 1
+            )
             scores = scores.masked_fill(later, -torch.inf)
         if sinks is not None:
             sink = sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
@@ -234,7 +238,9 @@ def _by_head(
                 value[:, group],
                 **mine,
                 **options,
-                see=lambda block, _, kept=blocks: kept.append(nn.functional.pad(block, (0, query.shape[2] - block.shape[3]))),
+                see=lambda block, _, kept=blocks: kept.append(
+                    nn.functional.pad(block, (0, query.shape[2] - block.shape[3]))
+                ),
             )
         )
         sums = capture.sums(torch.cat(blocks, dim=2)[:, 0])

@@ -15,7 +15,18 @@ from .layout import PARTS
 from .version import __version__
 
 # In the order in which a reader meets them.
-_SECTIONS = ("layout", "attention", "transformer", "reader", "masks", "second", "capture", "pooling", "pieces", "ensemble")
+_SECTIONS = (
+    "layout",
+    "attention",
+    "transformer",
+    "reader",
+    "masks",
+    "second",
+    "capture",
+    "pooling",
+    "pieces",
+    "ensemble",
+)
 # What a class needs, beside what every model does.
 _NEEDS = {
     "NoSinkTransformer": {"attention", "masks"},
@@ -59,7 +70,9 @@ def joined(sections: Collection[str]) -> str:
                 modules.setdefault(str(node.module), set()).update(named)
         body = "\n".join(text.splitlines()[imports[-1].end_lineno :]).strip()
         about = str(ast.get_docstring(tree)).splitlines()
-        bodies.append("\n".join([f"# {'-' * 118}", f"# {name}", "#", *(f"# {line}".rstrip() for line in about), "", body]))
+        bodies.append(
+            "\n".join([f"# {'-' * 118}", f"# {name}", "#", *(f"# {line}".rstrip() for line in about), "", body])
+        )
     lines = [f'"""st_reba {__version__}, the code of this model: {", ".join(sections)}."""', ""]
     lines += ["from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]

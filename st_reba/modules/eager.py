@@ -29,7 +29,9 @@ def hook_attention(decoder: Any) -> None:
     )  # fmt: skip
 
 
-def ask_for_attention(decoder: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+def ask_for_attention(
+    decoder: nn.Module, arguments: Any, keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
     """Forward pre-hook: ask for attention where a pass captures it."""
     state = current_pass()
     return None if state is None or state.capture is None else (arguments, {**keywords, "output_attentions": True})

@@ -59,14 +59,18 @@ class PromptEnsemble(Module):
         """
         vectors: Tensor = features["sentence_embedding"]
         if len(vectors) % len(self.weights):
-            raise ValueError(f"{len(vectors)} vectors are no multiple of {len(self.weights)} templates: a text was split.")
+            raise ValueError(
+                f"{len(vectors)} vectors are no multiple of {len(self.weights)} templates: a text was split."
+            )
         each = vectors.view(-1, len(self.weights), vectors.shape[-1])
         given = each.any(dim=2).all(dim=1, keepdim=True)
         each = each.to(torch.promote_types(each.dtype, torch.float32))
         if self.equal_norms:
             each = nn.functional.normalize(each, dim=-1)
         weights = torch.tensor(self.weights, dtype=each.dtype).to(each.device, non_blocking=True)
-        return {"sentence_embedding": torch.einsum("p,bpd->bd", weights, each).masked_fill(~given, 0.0).to(vectors.dtype)}
+        return {
+            "sentence_embedding": torch.einsum("p,bpd->bd", weights, each).masked_fill(~given, 0.0).to(vectors.dtype)
+        }
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Save the configuration; there are no weights."""

@@ -44,7 +44,12 @@ def fused_attention(
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if query.device.type != "cpu" or softcap is not None or bias is not None or dropout or wanted:
         return None
-    if query.dtype != key.dtype or query.dtype != value.dtype or not (causal or mask is not None) or not _works(query.dtype):
+    if (
+        query.dtype != key.dtype
+        or query.dtype != value.dtype
+        or not (causal or mask is not None)
+        or not _works(query.dtype)
+    ):
         return None
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
@@ -109,7 +114,9 @@ def _works(dtype: torch.dtype) -> bool:
         torch.testing.assert_close(totals.double(), sums, rtol=tolerance, atol=tolerance)
     except (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        logger.warning("torch's attention kernel (%s) cannot be used: %s. Attention runs in blocks, slower.", dtype, reason)
+        logger.warning(
+            "torch's attention kernel (%s) cannot be used: %s. Attention runs in blocks, slower.", dtype, reason
+        )
         return False
     return True
 

@@ -50,7 +50,9 @@ def parse_template(template: str) -> Template:
         raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
     for _, name, spec, conversion in parsed:
         if name is not None and (not name.isidentifier() or spec or conversion):
-            raise ValueError(f"template={template!r}: only plain fields such as {{text}} or {{instruction}} are allowed.")
+            raise ValueError(
+                f"template={template!r}: only plain fields such as {{text}} or {{instruction}} are allowed."
+            )
     pieces = tuple((literal, name) for literal, name, _, _ in parsed)
     if not copies_of(pieces):
         names = f"the name of a template ({', '.join(TEMPLATES)}) or a text with a {{text}} slot for each copy"

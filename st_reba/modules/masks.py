@@ -99,7 +99,10 @@ class LayerMasks:
         key = (name, causal, None if own is None else (own.data_ptr(), own.shape, own.stride()))
         if key not in self.made:
             # The own mask is kept, so that its address stays its own.
-            self.made[key] = own, see(name, self._visible(own, causal), self.state.real if self.state.padded else None, self.m)
+            self.made[key] = (
+                own,
+                see(name, self._visible(own, causal), self.state.real if self.state.padded else None, self.m),
+            )
         return self.made[key][1], causal, looks_ahead
 
     def _visible(self, own: Tensor | None, causal: bool) -> Tensor:
@@ -109,7 +112,9 @@ class LayerMasks:
             seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
             return seen.tril() if causal else seen
         if own.shape[-2:] != (length, length):
-            raise ValueError(f"A layer's mask has the shape {tuple(own.shape)} for {length} tokens: it cannot be changed.")
+            raise ValueError(
+                f"A layer's mask has the shape {tuple(own.shape)} for {length} tokens: it cannot be changed."
+            )
         seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
         if own is not seen:
             biased = "The model adds position biases to its masks, so these cannot be changed. Use 'baseline'."
@@ -214,7 +219,9 @@ class NoSinkTransformer(RepeatTransformer):
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
         if state.masks.last is None:
-            raise ValueError("The masks were not used: the model's attention implementation was changed. Build it anew.")
+            raise ValueError(
+                "The masks were not used: the model's attention implementation was changed. Build it anew."
+            )
         return hidden
 
     def preprocess(self, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -158,7 +158,11 @@ class ChunkedReBAPooling(ReBAPooling):
             else:
                 parts = share.to(device, non_blocking=True)[row, token][:, None].to(precision)
                 result = result.index_add(0, row.flatten(), torch.bmm(parts, vectors)[:, 0])
-        return result.view(len(hidden), -1, hidden.shape[-1]).to(hidden.dtype) if share is None else result.to(hidden.dtype)
+        return (
+            result.view(len(hidden), -1, hidden.shape[-1]).to(hidden.dtype)
+            if share is None
+            else result.to(hidden.dtype)
+        )
 
 
 def cuts(count: int, chunk: int) -> list[int]:

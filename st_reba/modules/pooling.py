@@ -97,7 +97,9 @@ class ReBAPooling(Module):
             return {**features, "sentence_embedding": vectors[:, 0]}
         counts = token_counts(features, vectors.device)
         mask = (torch.arange(vectors.shape[1], device=vectors.device) < counts).long()
-        sentence = (vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32)) / counts).to(vectors.dtype)
+        sentence = (vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32)) / counts).to(
+            vectors.dtype
+        )
         return {**features, "sentence_embedding": sentence, "token_embeddings": vectors, "attention_mask": mask}
 
     def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:

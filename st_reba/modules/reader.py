@@ -20,7 +20,9 @@ def layers_of(model: Any) -> nn.ModuleList:
             parts = [[getattr(part, "layer_idx", None) for part in layer.modules()] for layer in module]
             if all(index in known for index, known in enumerate(parts)):
                 return module
-    raise ValueError(f"{type(decoder).__name__} has no list of {depth} layers that know their number. Use its last layer.")
+    raise ValueError(
+        f"{type(decoder).__name__} has no list of {depth} layers that know their number. Use its last layer."
+    )
 
 
 class AfterLayer:
@@ -87,7 +89,9 @@ class LayerReader:
             states = hidden.reshape(len(states), -1, *hidden.shape[1:]).unbind()
         if len(states) == 1:
             return states[0]
-        units = [nn.functional.normalize(each.to(torch.promote_types(each.dtype, torch.float32)), dim=-1) for each in states]
+        units = [
+            nn.functional.normalize(each.to(torch.promote_types(each.dtype, torch.float32)), dim=-1) for each in states
+        ]
         joined = torch.stack(units).mean(dim=0) if self.join == "mean" else torch.cat(units, dim=-1)
         return joined.to(hidden.dtype)
 

@@ -22,14 +22,18 @@ class SecondRuns:
 
     def __init__(self, transformer: Any) -> None:
         if getattr(transformer.config.get_text_config(), "num_kv_shared_layers", 0):
-            raise ValueError("Layers share keys and values, which a second run would replace. Use an 'inplace' setting.")
+            raise ValueError(
+                "Layers share keys and values, which a second run would replace. Use an 'inplace' setting."
+            )
         self.transformer = transformer
         watch_layers(transformer.model)
         self.depth, second = transformer.depth, transformer.second
         self.extend = transformer.architecture == "extend"
         # The layer in front of which a second stream begins; None: there is one stream.
         authors = transformer.implementation == "authors"
-        self.begins = 0 if transformer.architecture == "extra" else second[0][0] if authors and not self.extend else None
+        self.begins = (
+            0 if transformer.architecture == "extra" else second[0][0] if authors and not self.extend else None
+        )
         # Each stream passes the final norm by itself.
         self.beside = self.begins is not None and not authors
 

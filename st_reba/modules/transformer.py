@@ -148,10 +148,16 @@ class RepeatTransformer(Transformer):
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
         self.templates = parse_templates(template, repeats)
         if self.tokenizer is None:
-            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put a tokenizer's files beside the model.")
+            raise ValueError(
+                f"{type(self.processor).__name__} holds no tokenizer. Put a tokenizer's files beside the model."
+            )
         config: Any = self.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
-        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and isinstance(positions, int) and positions > 0:
+        if (
+            "model_max_length" not in (kwargs.get("processor_kwargs") or {})
+            and isinstance(positions, int)
+            and positions > 0
+        ):
             # A composed configuration keeps its positions with its decoder's.
             self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
         if getattr(config, "attn_logit_softcapping", None):
@@ -214,7 +220,9 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"task={task!r} is not known. Choose from {', '.join(TASKS)}.")
         known = self.fields(task)
         if unknown := sorted(set(fields) - known):
-            raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field, only {sorted(known)}.")
+            raise ValueError(
+                f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field, only {sorted(known)}."
+            )
         values = {"instruction": prompt or self.instruction, **fields}
         if missing := sorted(name for name in known if not values.get(name)):
             raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
@@ -388,7 +396,9 @@ class RepeatTransformer(Transformer):
         """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
         if missing := sorted({"template", "repeats", "pooled"} - set(config)):
-            raise ValueError(f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files of the model.")
+            raise ValueError(
+                f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files of the model."
+            )
         return config
 
     @classmethod
