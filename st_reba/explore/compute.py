@@ -1,10 +1,10 @@
-"""What the page shows, as numbers: similarity tables, the weights of a text's tokens, results of a search."""
+"""Numbers on the page: similarity tables, weights and attention of a text's tokens, results of a search."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,116 +12,62 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
+from transformers.utils import cached_file
 
-from ..batches import copied_positions
-from ..building import build
-from ..evaluation.attention import Maps, SinkShare, attention_maps, sink_table
-from ..evaluation.methods import Base, methods_for
-from ..evaluation.passes import laid_out
+from ..build import build
+from ..evaluation.attention import Maps, attention_maps, sink_table
 from ..index import Index
+from ..methods import Method, method_of
+from ..modules import RepeatTransformer
 from ..modules.capture import Capture
-from ..modules.repeat import RepeatTransformer
-from ..pipelines import rebuilt
-from ..recipe import is_recipe
-from ..words import token_spans, words_of
-from .names import base_and_method, checked
+from ..safety import load
+from ..splitting import words_of
 
 Weighting = Literal["last", "mean", "word"]
 
-# What the page takes at most: each is a table that has to be read, or work that others wait for.
-MOST_SENTENCES = 12
-MOST_DOCUMENTS = 100
-MOST_CHARACTERS = 300
-MOST_COPIES = 4
-MOST_POSITIONS = 192
-MOST_RESULTS = 5
-# An index finds so many, which each method orders anew by so many of their characters.
-MOST_FOUND = 30
-MOST_READ = 1000
+# Each sentence, position and result becomes a table that has to be read.
+MAX_SENTENCES = 12
+MAX_DOCUMENTS = 100
+MAX_CHARACTERS = 300
+MAX_COPIES = 4
+MAX_POSITIONS = 192
+MAX_RESULTS = 5
+# Results of an index, and characters of each, that methods rank anew.
+MAX_FOUND = 30
+MAX_READ = 1000
 
 
 class Refused(ValueError):
-    """An input that the page does not take.
-
-    Args:
-        key: The sentence in words.yaml that says so.
-        **values: What stands in it.
-    """
+    """Input that the page does not take; ``key`` is the message in words.yaml, ``values`` its fields."""
 
     def __init__(self, key: str, **values: Any) -> None:
         super().__init__(f"{key}: {values}")
         self.key, self.values = key, values
 
 
-def open_models(names: Sequence[str], **running: Any) -> dict[str, SentenceTransformer]:
-    """Build or load what a user names.
-
-    Args:
-        names: Each a saved model's folder or Hub id; a base, alone for ReBA or with a method behind a space,
-            as ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
-        **running: ``device``, ``dtype`` and ``trust_remote_code``, as ``build`` takes them.
-
-    Returns:
-        The models by what was given.
-
-    Raises:
-        ValueError: There is none or too many, one stands twice, or it is not known: the message has the nearest name.
-        OSError: A base was not found.
-
-    Example:
-        >>> list(open_models(["mini", "mini echo:pooling=mean"]))
-        ['mini', 'mini echo:pooling=mean']
-    """
-    return {name: _open(name, running) for name in checked(names)}
-
-
-def _open(name: str, running: Mapping[str, Any]) -> SentenceTransformer:
-    base, method = base_and_method(name)
-    if base.startswith("zoo:") or is_recipe(base):
-        return build(base, method or None, **running)
-    home = Base(base, **running)
-    return methods_for(home, [method] if method else None, default="reba")[0].build(home)
-
-
-def open_index(path: str | os.PathLike[str], models: Mapping[str, SentenceTransformer], **running: Any) -> Index:
-    """Open an index with the model on the page that built it, else with the one that it remembers.
-
-    Raises:
-        FileNotFoundError: There is no index.
-        ValueError: It is damaged, or its model is gone.
-    """
-    for model in models.values():
-        try:
-            return Index.open(path, model)
-        except ValueError:
-            continue  # Another model's vectors: the next may be the one.
-    index = Index.open(path, **running)
-    # Loads the model now, and not when somebody searches.
-    index.search("?", k=1)
-    return index
+def open_model(base: str, method: Method | None, **options: Any) -> SentenceTransformer:
+    """Load a saved model; or build one, where the base is none or a method is given."""
+    saved: Any = os.path.isfile(os.path.join(base, "modules.json"))
+    if "/" in base and not os.path.exists(base) and method is None:
+        saved = cached_file(base, "modules.json", **{"_raise_exceptions_for_missing_entries": False})
+    return load(base, **options) if saved and method is None else build(base, method, **options)
 
 
 def lines_of(text: str, *, least: int, most: int) -> list[str]:
-    """Texts, one a line, as many and as long as the page takes; else :class:`Refused`."""
+    """Lines of a text, as many and as long as the page takes; else :class:`Refused`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) < least:
         raise Refused("too_few", count=len(lines), least=least)
     if len(lines) > most:
         raise Refused("too_many", count=len(lines), most=most)
     for number, line in enumerate(lines, 1):
-        if len(line) > MOST_CHARACTERS:
-            raise Refused("too_long", number=number, count=len(line), most=MOST_CHARACTERS)
+        if len(line) > MAX_CHARACTERS:
+            raise Refused("too_long", number=number, count=len(line), most=MAX_CHARACTERS)
     return lines
 
 
 def similarities(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[np.float64]:
-    """Cosines between all texts, [N, N].
-
-    Example:
-        >>> import st_reba
-        >>> similarities(st_reba.build("mini"), ["a cat", "a cat"]).round(3).tolist()
-        [[1.0, 1.0], [1.0, 1.0]]
-    """
+    """Cosines between all texts, [N, N]."""
     vectors = _unit(model.encode(list(texts), show_progress_bar=False))
     cosines: NDArray[np.float64] = vectors @ vectors.T
     return cosines
@@ -132,128 +78,110 @@ class Inside:
     """One text in a model.
 
     Args:
-        tokens: The T tokens, as readers know them.
-        copies: [T] 0 at special and template tokens, c in copy c.
-        rows: [n, T] the rows of A^new of copy 1's tokens, at content positions from the token itself on; else 0.
-        maps: The attention of every layer.
-        sinks: How much of it falls on the first token.
+        copies: [T] c in copy c, 0 at special and template tokens.
+        rows: [n, T] rows of A^new of the n tokens of copy 1, at content positions from the token on; else 0.
+        maps: The T tokens, and the attention of every layer.
+        sinks: Rows of :func:`st_reba.evaluation.attention.sink_table`.
     """
 
-    tokens: tuple[str, ...]
-    copies: tuple[int, ...]
+    copies: list[int]
     rows: NDArray[np.float64]
     maps: Maps
-    sinks: tuple[SinkShare, ...]
+    sinks: list[Any]
 
     def weights(self, weighting: Weighting, chosen: Sequence[int] = ()) -> NDArray[np.float64]:
-        """The weight of each position, [T]: e_n's; alpha_t, of which the mean divides by n; or a word's, the mean of
-        its tokens' rows (``chosen``, from 0)."""
-        rows = self.rows
+        """Weight of each position, [T]: in e_n, in the mean (alpha_t, not yet divided by n), or of a word's tokens."""
         if weighting == "mean":
-            return np.asarray(rows.sum(axis=0))
-        return np.asarray(rows[-1] if weighting == "last" else rows[list(chosen)].mean(axis=0))
+            return np.asarray(self.rows.sum(axis=0))
+        return np.asarray(self.rows[-1] if weighting == "last" else self.rows[list(chosen)].mean(axis=0))
 
 
 def can_look(model: SentenceTransformer) -> bool:
-    """Whether :func:`look` can show a model: it begins with RepeatTransformer, with one template."""
+    """Whether :func:`look` can show a model: it reads texts by one template of ours."""
     return isinstance(model[0], RepeatTransformer) and model[0].rows == 1
 
 
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
-    """How often a model repeats a text, and whether that can be changed: a template says it by itself."""
-    first: Any = model[0]
-    return first.repeats, first.layout.template is None
+    """Number of copies, and whether it can be changed: a template fixes it."""
+    method = method_of(model)
+    return int(model[0].copies), method is not None and method.template is None
 
 
 def passes_of(model: SentenceTransformer) -> int:
-    """How many passes through a layer a text takes: a layer that runs twice counts twice."""
+    """Number of passes through layers; a layer that runs twice counts twice."""
     first: Any = model[0]
-    return int(first.runs + (0 if first.stack is None else len(first.stack.second)))
+    return int(first.depth + len(getattr(first, "second", None) or ()))
 
 
 def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
-    """Run a text and keep its backward attention and its attention.
+    """Run a text and keep its backward attention and the attention of every layer (ReBA, 3.3; NoSink, 3.4).
 
     Args:
-        model: A model that :func:`can_look` allows.
+        model: A model that :func:`can_look` allows. It stays as it is.
         text: The text.
-        repeats: Copies; another number than the model's own leaves the model as it is.
-
-    Raises:
-        Refused: The text takes too many positions, or is cut.
-        ValueError: The backbone looks both ways.
-
-    Source:
-        ReBA, section 3.3; NoSink, section 3.4.
+        repeats: Number of copies, where :func:`copies_of` says that it can be changed.
 
     Example:
         >>> import st_reba
         >>> inside = look(st_reba.build("mini"), "天气很好", repeats=2)
         >>> inside.copies, inside.rows.shape, len(inside.maps.layers)
-        ((0, 1, 1, 1, 1, 2, 2, 2, 2), (4, 9), 6)
+        ([0, 1, 1, 1, 1, 2, 2, 2, 2], (4, 9), 6)
     """
-    transformer: Any = model[0]
-    if transformer.repeats != repeats:
-        transformer = laid_out(transformer, replace(transformer.layout, repeats=repeats), transformer.stages)
-        model = rebuilt(model, [transformer, *list(model)[1:]])
+    own, free = copies_of(model)
     prompt = model.prompts.get(model.default_prompt_name or "")
-    positions = copied_positions(transformer, [text], prompt=prompt)[0]
-    if positions > MOST_POSITIONS:
-        raise Refused("too_many_positions", count=positions, most=MOST_POSITIONS)
+    if repeats != own and free:
+        first, method = model[0], method_of(model)
+        kept = {name: getattr(method, name) for name in ("max_seq_length", "setting", "k", "k0", "m")}
+        model = build(first.model, Method("reba", repeats=repeats, **kept), tokenizer=first.tokenizer, check=False)
+    transformer: Any = model[0]
     features = batch_to_device(transformer.preprocess([text], prompt=prompt), model.device)
-    _, kept, length = features["places"][0]
-    if kept < (count := len(transformer.content([text])["input_ids"][0])):
-        raise Refused("cut", count=count, kept=kept)
+    _, length, total = features["spans"][0]
+    if total > MAX_POSITIONS:
+        raise Refused("too_many_positions", count=total, most=MAX_POSITIONS)
+    if length < (count := len(transformer.content([text])["input_ids"][0])):
+        raise Refused("cut", count=count, kept=length)
     model.eval()
     with torch.inference_mode():
-        captured = transformer(features, watch=[Capture("copy")])
-    copies = features["copy_ids"][0, :length].cpu()
-    rows = (captured["backward_attention"][0, :, :length].double().cpu() * (copies > 0)).numpy()
+        captured = transformer(features, capture=Capture("copy"))["backward_attention"]
+    copies = features["copy_ids"][0, :total].cpu()
+    rows = (captured[0, :, :total].double().cpu() * (copies > 0)).numpy()
     maps = attention_maps(model, text, prompt=prompt)
-    return Inside(maps.tokens, tuple(copies.tolist()), rows, maps, tuple(sink_table([maps])))
+    return Inside(copies.tolist(), rows, maps, list(sink_table([maps]).itertuples()))
 
 
 def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
-    """The content tokens, from 0, on which a word falls where it stands first in the text; else :class:`Refused`."""
+    """Content tokens, from 0, of the word's first occurrence in the text; else :class:`Refused`."""
     start = text.find(word.strip()) if word.strip() else -1
     if start < 0:
         raise Refused("no_word", word=word.strip())
-    transformer: Any = model[0]
-    spans = token_spans(transformer, {0: (text, (start, start + len(word.strip())))}, None)
-    return [int(place) for place in spans[0].nonzero()]
+    first: Any = model[0]
+    offsets = first.content([text], offsets=True)["offset_mapping"][0]
+    end = start + len(word.strip())
+    return [place for place, (left, right) in enumerate(offsets) if left < end and start < right]
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A text that was found, with its cosine (of an index: its score)."""
+    """A text that was found, with its cosine (from an index: its score)."""
 
     score: float
     text: str
 
 
-def ranked(model: SentenceTransformer, query: str, texts: Sequence[str], k: int = MOST_RESULTS) -> list[Hit]:
-    """The k texts that are nearest to a query by the cosine, the best first.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini", "echo", pooling="mean")
-        >>> ranked(model, "a cat", ["the moon", "a cat"], k=1)[0].text
-        'a cat'
-    """
-    read = [text[:MOST_READ] for text in texts]
-    found = _unit(model.encode_document(read, show_progress_bar=False))
-    scores = found @ _unit(model.encode_query([query], show_progress_bar=False))[0]
-    best = np.argsort(-scores, kind="stable")[:k]
-    return [Hit(float(scores[place]), texts[place]) for place in best]
+def ranked(model: SentenceTransformer, query: str, texts: Sequence[str], k: int = MAX_RESULTS) -> list[Hit]:
+    """The k texts nearest to a query by cosine, the best first."""
+    documents = _unit(model.encode_document([text[:MAX_READ] for text in texts], show_progress_bar=False))
+    scores = documents @ _unit(model.encode_query([query], show_progress_bar=False))[0]
+    return [Hit(float(scores[place]), texts[place]) for place in np.argsort(-scores, kind="stable")[:k]]
 
 
 def found_in(index: Index, query: str) -> list[Hit]:
-    """What an index finds, the best first."""
-    return [Hit(each.score, each.passage or each.text) for each in index.search(query, k=MOST_FOUND)]
+    """Results of an index, the best first."""
+    return [Hit(each.score, each.passage or each.text) for each in index.search(query, k=MAX_FOUND)]
 
 
 def shared_words(query: str, text: str) -> list[tuple[str, bool]]:
-    """A text in pieces, each with whether its words stand in the query too, upper and lower case alike.
+    """A text in pieces, each with whether it is a word of the query, ignoring case.
 
     Example:
         >>> shared_words("a big Cat", "The cat is big.")

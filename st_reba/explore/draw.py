@@ -6,28 +6,31 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluation.attention import FAINTEST, SinkShare
+from ..evaluation.attention import FAINTEST
 from .compute import Hit, Inside, shared_words
 
 Numbers = NDArray[np.floating[Any]]
 Words = Mapping[str, str]
 
-# A cell's --s is its share of the darkest colour, 0 to 1 (page.css); from there on what stands in it is white.
+# All texts of the page, by language.
+WORDS = Path(__file__).with_name("words.yaml")
+# A cell's --s is its share of the darkest colour, 0 to 1 (page.css); its text is white from this share on.
 _DEEP = 0.65
 
 
 def page(*parts: str) -> str:
-    """Parts of an answer together."""
+    """Join the parts of an answer."""
     return f'<div class="reba">{"".join(parts)}</div>'
 
 
 def problem(title: str, message: str) -> str:
-    """What went wrong."""
+    """A message in the place of an answer."""
     return f'<div class="reba problem" role="alert"><b>{escape(title)}</b><p>{escape(message)}</p></div>'
 
 
@@ -49,15 +52,13 @@ def comparison(tables: Mapping[str, Numbers], texts: Sequence[str], words: Words
 
 def inside_text(inside: Inside, weights: Numbers, chosen: Sequence[int], layer: int, words: Words) -> str:
     """A text's copies and weights, its A^new, one layer's attention, and the sink."""
-    shown, log = inside.maps.layers[layer], words["log"]
-    first = [token for token, copy in zip(inside.tokens, inside.copies, strict=True) if copy == 1]
-    matrix = _heat(inside.rows, _logarithmic(inside.rows), first, inside.tokens, marked=chosen)
-    attention = _heat(shown.matrix, _logarithmic(shown.matrix), inside.tokens, inside.tokens)
-    sink = words["sink_about"].format(token=inside.tokens[0])
-    title = words["layer_title"].format(layer=_pass(inside.sinks[layer]))
+    tokens, shown, log = inside.maps.tokens, inside.maps.layers[layer], words["log"]
+    first = [token for token, copy in zip(tokens, inside.copies, strict=True) if copy == 1]
+    matrix = _heat(inside.rows, _logarithmic(inside.rows), first, tokens, marked=chosen)
+    attention = _heat(shown.matrix, _logarithmic(shown.matrix), tokens, tokens)
     left = _section(words["matrix_title"], f"{words['matrix_about']} ({log})", matrix)
-    left += _section(words["sink_title"], sink, _sinks(inside.sinks, layer, words))
-    right = _section(title, f"{words['layer_about']} ({log})", attention)
+    left += _section(words["sink_title"], words["sink_about"].format(token=tokens[0]), _sinks(inside, layer, words))
+    right = _section(words["layer_title"].format(layer=_name(shown)), f"{words['layer_about']} ({log})", attention)
     return page(
         _section(words["copies_title"], words["copies_about"], _lines(inside, weights, words)),
         f'<div class="tables" style="--wide: 28rem"><div>{left}</div><div>{right}</div></div>',
@@ -65,7 +66,7 @@ def inside_text(inside: Inside, weights: Numbers, chosen: Sequence[int], layer: 
 
 
 def results(found: Mapping[str, Sequence[Hit]], query: str, about: str) -> str:
-    """What several methods found, side by side; words of the query are marked."""
+    """Results of several methods side by side; words of the query are marked."""
     figures = []
     for name, hits in found.items():
         items = "".join(f"<li><b>{hit.score:.3f}</b><span>{_marked(query, hit.text)}</span></li>" for hit in hits)
@@ -116,12 +117,12 @@ def _logarithmic(values: Numbers) -> Numbers:
 
 def _lines(inside: Inside, weights: Numbers, words: Words) -> str:
     """The tokens, a line a copy, each with its weight."""
-    largest = float(weights.max()) or 1.0
+    tokens, largest = inside.maps.tokens, float(weights.max()) or 1.0
     lines = []
-    for copy, places in groupby(range(len(inside.tokens)), key=lambda place: inside.copies[place]):
+    for copy, places in groupby(range(len(tokens)), key=lambda place: inside.copies[place]):
         chips = []
         for place in places:
-            token, share = escape(inside.tokens[place]), float(weights[place]) / largest
+            token, share = escape(tokens[place]), float(weights[place]) / largest
             kind = "none" if copy == 0 else "deep" if share > _DEEP else ""
             number = "–" if copy == 0 else f"{weights[place]:.3f}"
             chips.append(f'<span class="chip {kind}" style="--s:{share:.3f}">{token}<small>{number}</small></span>')
@@ -130,19 +131,17 @@ def _lines(inside: Inside, weights: Numbers, words: Words) -> str:
     return "".join(lines)
 
 
-def _sinks(sinks: Sequence[SinkShare], chosen: int, words: Words) -> str:
-    names = ("layer", "sink", "even", "itself")
-    head = "".join(f"<th>{escape(words[name])}</th>" for name in names)
+def _sinks(inside: Inside, chosen: int, words: Words) -> str:
+    head = "".join(f"<th>{escape(words[name])}</th>" for name in ("layer", "sink", "even", "itself"))
     lines = []
-    for place, each in enumerate(sinks):
+    for place, each in enumerate(inside.sinks):
         numbers = "".join(f"<td>{share:.3f}</td>" for share in (each.sink, each.even, each.itself))
         bar = f'<td><span class="bar" style="width: {8 * each.sink:.2f}rem"></span></td>'
-        label = f"<th>{escape(_pass(each))} {escape(each.kind)}</th>"
         mark = ' class="chosen"' if place == chosen else ""
-        lines.append(f"<tr{mark}>{label}{numbers}{bar}</tr>")
+        lines.append(f"<tr{mark}><th>{_name(each)} {escape(each.mask)}</th>{numbers}{bar}</tr>")
     table = f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div class="scroll">{table}</div>'
 
 
-def _pass(share: SinkShare) -> str:
-    return str(share.layer) if share.run == 1 else f"{share.layer} ({share.run})"
+def _name(layer: Any) -> str:
+    return str(layer.layer) if layer.run == 1 else f"{layer.layer} ({layer.run})"

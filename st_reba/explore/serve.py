@@ -1,4 +1,4 @@
-"""Serve the page on this machine, in such a way that a browser asks no other."""
+"""Serve the page on this machine; a browser that opens it asks no other."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..optional import required
-from ..ports import check_port, show_address
-from . import compute
-from .names import DEFAULT, check_language
-from .page import Page
+from ..methods import Method
+from ..serve.run import bound, require, run, url
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from ..index import Index
 
+DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
+LANGUAGES = {"en": "English", "zh": "中文"}
+MAX_MODELS = 6
 _FONTS = ("system-ui", "Segoe UI", "Helvetica Neue", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", "sans-serif")
 # The browser refuses whatever is not from this server.
-_POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
+_POLICY = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; form-action 'self'"
 
 
 def launch(
@@ -33,61 +33,89 @@ def launch(
     index: str | os.PathLike[str] | None = None,
     language: str | None = None,
     open_browser: bool = False,
-    ready: Callable[[str], object] = show_address,
-    **running: Any,
+    ready: Callable[[str], object] = print,
+    **options: Any,
 ) -> None:
-    """Serve the page until it is interrupted. Nothing is fetched from elsewhere, but for models that are on the Hub.
+    """Serve the page until it is interrupted. Nothing is fetched from elsewhere, except models on the Hub.
 
     Args:
-        models: One to six: each a saved model's folder or Hub id; a base, alone or with a method behind a space, as
-            ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file. Each is loaded once, by itself.
-        host: Where it is served; of ``"0.0.0.0"``, everybody who reaches this machine can use it.
-        port: Its port.
-        index: The folder of an index to search in.
-        language: ``"en"`` or ``"zh"``; None: the reader's browser says it.
+        models: One to six, each a saved model (folder or Hub id); a base, alone or with a method behind a space, as
+            ``"mini echo:pooling=mean"``; ``"zoo:NAME"``; or a recipe's file.
+        host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
+        port: Port; 0 takes a free one.
+        index: Folder of an index to search in.
+        language: ``"en"`` or ``"zh"``; None: the browser's.
         open_browser: Open the page.
-        ready: Is told the address; by default it is printed.
-        **running: ``device``, ``dtype`` and ``trust_remote_code``, as :func:`st_reba.build` takes them.
+        ready: Called with the address; prints it by default.
+        **options: ``device``, ``dtype`` and ``trust_remote_code``, as for :func:`st_reba.build`.
 
     Raises:
         ImportError: gradio is not installed.
-        ValueError: A model or the language is not known, or the index is another model's.
-        OSError: The port is taken, or a model or the index was not found.
+        ValueError: A model or the language is unknown, or the index belongs to another model.
+        OSError: The port is taken, or a model or the index is not found.
+
+    Example:
+        >>> launch(["mini", "mini echo:pooling=mean"])  # doctest: +SKIP
     """
-    uvicorn = required("uvicorn", "explore")
-    check_language(language)
-    check_port(host, port)
-    opened = compute.open_models(models, **running)
-    searched = None if index is None else compute.open_index(index, opened, **running)
-    app = make_app(opened, searched, language)
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-    ready(url)
-    if open_browser:
-        threading.Timer(1.0, webbrowser.open, [url]).start()
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    named = read_names(models)
+    if language not in (None, *LANGUAGES):
+        raise ValueError(f"language={language!r} is not known: choose from {', '.join(LANGUAGES)}.")
+    require("explore", "gradio", "fastapi", "uvicorn")
+    with bound(host, port) as taken:
+        from . import compute
+
+        opened = {name: compute.open_model(base, method, **options) for name, (base, method) in named.items()}
+        searched = None if index is None else compute.Index.open(index, **options)
+        app, address = make_app(opened, searched, language), url(host, taken)
+        ready(address)
+        if open_browser:
+            threading.Timer(1.0, webbrowser.open, [address]).start()
+        run(app, taken)
+
+
+def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
+    """Base and method of each name, before anything is loaded.
+
+    Example:
+        >>> read_names(["mini", "mini  echo:pooling=mean"])["mini echo:pooling=mean"]
+        ('mini', Method(name='echo', pooling='mean', ...
+    """
+    if not 1 <= len(names) <= MAX_MODELS:
+        raise ValueError(f"{len(names)} models: the page shows 1 to {MAX_MODELS}.")
+    found: dict[str, tuple[str, Method | None]] = {}
+    for name in (" ".join(name.split()) for name in names):
+        if name in found:
+            raise ValueError(f"MODEL {name!r} is given twice. Give it once.")
+        base, _, method = (name, "", "") if os.path.exists(name) else name.partition(" ")
+        found[name] = base, Method.parse(method) if method else None
+    return found
 
 
 def make_app(models: Mapping[str, SentenceTransformer], index: Index | None, language: str | None) -> Any:
-    """The page as an ASGI application that lets a browser load nothing from elsewhere."""
-    gr = required("gradio", "explore")
-    blocks = Page(gr, models, index, language).blocks
+    """The page in each language, below ``/en`` and ``/zh``, as an ASGI application."""
+    import gradio as gr
+    from fastapi import FastAPI, Request
+    from fastapi.responses import RedirectResponse
+
+    from .page import Answers, Page
+
+    served, answers = FastAPI(openapi_url=None), Answers(models)
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=_FONTS, font_mono=("monospace",))
-    served = required("fastapi", "explore").FastAPI(openapi_url=None)
-    gr.mount_gradio_app(
-        served,
-        blocks,
-        path="",
-        footer_links=[],
-        ssr_mode=False,
-        enable_monitoring=False,
-        theme=theme,
-        css_paths=Path(__file__).with_name("page.css"),
-    )
+    looks: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css")}
+    quiet: dict[str, Any] = {"footer_links": [], "ssr_mode": False, "enable_monitoring": False}
+
+    def start(request: Request) -> RedirectResponse:
+        chinese = request.headers.get("accept-language", "").startswith("zh")
+        return RedirectResponse(f"{language or ('zh' if chinese else 'en')}/")
+
+    served.add_api_route("/", start, include_in_schema=False)
+    for each in LANGUAGES:
+        gr.mount_gradio_app(served, Page(answers, index, each).blocks, path=f"/{each}", **looks, **quiet)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def guarded(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY.encode())]
+                message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY)]
             await send(message)
 
         await served(scope, receive, guarded)

@@ -1,68 +1,48 @@
-"""Before the page is served: what is refused, and in which order; without gradio."""
+"""What is refused before a model is loaded; without gradio."""
 
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from st_reba.explore import launch, serve
+from st_reba.explore import DEFAULT, launch, serve
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands for uvicorn: what it was to serve."""
-    served: list[Any] = []
-    monkeypatch.setitem(sys.modules, "uvicorn", types.SimpleNamespace(run=lambda *given, **all: served.append(all)))
-    monkeypatch.setattr(serve, "make_app", lambda *given: given)
-    return served
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may have a space in its name, or that of an embedded model."""
+    monkeypatch.chdir(tmp_path)
+    Path("my model").mkdir()
+    named = serve.read_names(["my model", "mini  echo:pooling=mean", " mini ", *DEFAULT[::2]])
+    assert list(named)[:3] == ["my model", "mini echo:pooling=mean", "mini"]
+    assert named["my model"] == ("my model", None) and str(named[DEFAULT[2]][1]) == "reba:pooling=mean"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        ([], {}),
+        ([f"mini echo:repeats={number}" for number in range(1, 8)], {}),
+        (["mini echo", "mini  echo"], {}),
+        (["mini ehco"], {}),
+        (["mini echo:poling=mean"], {}),
+        (["mini"], {"language": "de"}),
+    ],
+)
+def test_refusals(names: list[str], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        launch(names, **options)
 
 
-def test_it_is_served_on_this_machine_alone(server: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
-    launch(["mini"], port=port)
-    assert server[0]["host"] == "127.0.0.1" and server[0]["port"] == port
-    assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
+def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "require", lambda *given: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
+        launch(["not/there"], port=taken.getsockname()[1])
 
 
-def test_refused_before_it_starts(server: list[Any], tmp_path: Path) -> None:
-    port = free_port()
-    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (ValueError, "Did you mean 'echo'", {"models": ["mini ehco"]}),
-        (ValueError, "language.*choose from", {"language": "de"}),
-        (FileNotFoundError, "index", {"models": ["mini"], "index": tmp_path / "none"}),
-        (TypeError, "unexpected keyword argument", {"models": ["mini"], "devise": "cpu"}),
-    ]
-    for kind, message, given in refused:
-        with pytest.raises(kind, match=message):
-            launch(**{"models": ["mini"], "port": port, **given})
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(OSError, match="Give another port"):
-            # A model that is not there: the port is looked at first.
-            launch(["mini ehco"], port=taken.getsockname()[1])
-    assert not server
-
-
-def test_without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ImportError, match=r"pip install 'st-reba\[explore\]'"):
+def test_gradio_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.serve.run.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"st-reba\[explore\]"):
         launch(["mini"])
-
-
-@pytest.mark.slow
-def test_gradio_is_imported_by_the_page_alone() -> None:
-    code = "import sys, st_reba, st_reba.explore; assert not {'gradio', 'fastapi', 'uvicorn'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -124,7 +124,8 @@ def test_metrics_of_each_application(ask: Any, model: Any) -> None:
 
 def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
     """The index's own answer: a list for a text, a list of lists for a list of texts."""
-    documents = [{"id": str(row), "text": text, "row": row} for row, text in enumerate(["猫", "a cat", "ships", "money"])]
+    texts = ("猫", "a cat", "ships", "money")
+    documents = [{"id": str(row), "text": text, "row": row} for row, text in enumerate(texts)]
     st_reba.Index.build(model, documents, tmp_path / "index", show_progress_bar=False).close()
     with st_reba.Index.open(tmp_path / "index", model) as index:
         where = {"row": {">=": 2}}
@@ -154,7 +155,8 @@ def test_a_body_that_does_not_arrive(model: Any, client: Any) -> None:
 
     async def run() -> None:
         async with client(make_app(model, "m", settings=Settings(read_seconds=1))) as to:
-            assert (await to.post(PATH, content=slow(), headers={"Content-Type": "application/json"})).status_code == 408
+            headers = {"Content-Type": "application/json"}
+            assert (await to.post(PATH, content=slow(), headers=headers)).status_code == 408
             assert (await to.post(PATH, json={"input": "cat"})).status_code == 200
 
     asyncio.run(run())
