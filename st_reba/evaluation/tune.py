@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -49,6 +50,8 @@ _MOST_BYTES = 1 << 30
 # A text of 16 bits holds a vector's difference from the mean, times so much: small numbers have few digits there.
 _SCALE = 64.0
 _VERSION = 1
+# Of a whitening filter.
+_TEXTS_A_DIMENSION = 4
 _PROMPTEOL = {"CJK": "这句话：“{text}”用一个词概括就是：“"}
 
 
@@ -243,15 +246,11 @@ class Search:
     ) -> None:
         self.base, self.items, self.use, self.folder, self.progress = base, items, use, folder, progress
         self.transformer: Any = base[0]
-        self.depth: int = self.transformer.depth
+        self.depth = _depth(base)
         # Not all of many layers: neighbours are alike.
         self.step = -(-self.depth // 16)
         self.plain = sum(positions(self.transformer, items.texts)) * self.depth
         self.seconds: dict[str, float] = {}
-
-    def run(self, passes: Sequence[Pass]) -> list[Scored]:
-        """All that is scored."""
-        return [scored for each in passes for scored in self.scored(each)]
 
     def scored(self, each: Pass) -> list[Scored]:
         """The readouts of a pass: every second of the layers first, then the neighbours of the best."""
@@ -304,8 +303,7 @@ class Search:
                 if FILTERS[name].get("kind") == "whiten" and len(units) < 2 * units.shape[1]:
                     continue
                 evidence = self.items.evidence(fitted.apply(name, units)).cpu()
-                bonus = END_BONUS if readout.pooling == "end" and self.items.kind == "views" else 0.0
-                found[readout, name] = evidence + bonus
+                found[readout, name] = evidence + _bonus(self.items, readout.pooling)
 
     def _key(self, each: Pass) -> str:
         """A name that no other pass, base, texts or version of this code has."""
@@ -480,16 +478,13 @@ def tune(
     if texts is None and labels is None:
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
-    if texts is None:
-        texts = pairs_of(labels or (), kind).texts
-    found = drawn(texts, sample, seed)
-    items = views_of(found) if labels is None else pairs_of(labels, kind)
-    first, second = items.split(CHOOSE, seed)
-    first, second = first.split(min(1.0, MOST_CHOOSING / len(first.places)), seed)[0], _at_most(second, MOST_REPORTING, seed)
+    found = drawn(pairs_of(labels or (), kind).texts if texts is None else texts, sample, seed)
+    first, second = (views_of(found) if labels is None else pairs_of(labels, kind)).split(CHOOSE, seed)
+    hidden = set(second.texts)
+    first, second = first.at_most(MOST_CHOOSING, seed), second.at_most(MOST_REPORTING, seed)
     model = opened(base, **loading)
-    transformer: Any = model[0]
     script = script_of(" ".join(found[:200]))
-    passes = passes_of(transformer.depth, script)
+    passes = passes_of(_depth(model), script)
     search = Search(model, first, use, folder / "passes", progress)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
@@ -499,18 +494,112 @@ def tune(
         spent = time.perf_counter() - before
         say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best so far {best.score:.3f}: {best.method}, {best.filter}")
     choice = chosen(scored, most_cost)
-    shown = {text for row in range(len(second.places)) for text in second.texts} if labels is not None else set()
-    fit = [text for text in found if text not in shown]
-    method = fitted_method(model, choice, fit, folder)
-    rows = _reported(model, method, choice, scored, second, script)
-    notes = _notes(first, use, found, labels is None)
-    report = Report(
-        method, rows, items.kind, (len(first.places), len(second.places)), len(scored),
-        time.perf_counter() - started, str(folder), notes,
-    )  # fmt: skip
+    # A filter has seen no text that reports.
+    fit = [text for text in found if text not in hidden and not hidden & set(views_of([text]).texts)]
+    method = choice.method
+    if choice.filter != "none":
+        method = replace(method, filter=str(folder / "filter.safetensors"))
+        fitted_filter(of_base(model, choice.method), choice.filter, fit).save(method.filter)
+    rows = reported(model, method, papers_of(_depth(model), script, lambda each: _score_of(scored, each)), second)
+    notes = _notes(first, len(found), found, labels is None)
+    counts = len(first.places), len(second.places)
+    report = Report(method, rows, first.kind, counts, len(scored), time.perf_counter() - started, str(folder), notes)
     write(report, base, model, loading)
     say(str(report))
     return report
+
+
+def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Any:
+    """Fit a filter of ``FILTERS`` on a model's vectors of texts, and where these are too few of their views too."""
+    from ..encode import encode_texts
+    from ..filters import Filter
+
+    options = dict(FILTERS[name])
+    sample = list(texts)
+    least = _TEXTS_A_DIMENSION * (model.get_embedding_dimension() or 0) if options["kind"] == "whiten" else 0
+    if len(sample) < least:
+        sample = list(dict.fromkeys([*sample, *views_of(texts).texts]))
+    found = np.asarray(encode_texts(model, sample), np.float32)
+    return Filter.fit(found, options.pop("kind"), **options)
+
+
+def reported(
+    base: SentenceTransformer, method: Method, papers: Mapping[str, Method], items: Items
+) -> tuple[Row, ...]:
+    """The choice and the papers' methods on items that did not choose."""
+    named = {"chosen": method, **papers}
+    depth, transformer = _depth(base), base[0]
+    plain = sum(positions(transformer, items.texts)) * depth
+    rows: dict[str, Row] = {}
+    groups = shared(list(dict.fromkeys(named.values())), depth)
+    for first, group in groups.items():
+        ran = of_base(base, replace(first, filter=None), check=False)
+        cost = sum(positions(ran[0], items.texts)) / plain
+        started = time.perf_counter()
+        found = vectors(base, group, items.texts, check=False)
+        seconds = (time.perf_counter() - started) * 1000 / len(items.texts)
+        whole = (readout_of(first, depth) or Readout(depth, "")).layer
+        for name in (name for name, each in named.items() if each in group):
+            each = named[name]
+            readout = readout_of(each, depth) or Readout(depth, "")
+            evidence = items.evidence(torch.nn.functional.normalize(torch.from_numpy(found[each]), dim=1))
+            evidence = evidence + _bonus(items, readout.pooling)
+            error = float(evidence.std()) / len(evidence) ** 0.5
+            size = _megabytes(of_base(base, replace(each, filter=None), check=False))
+            share = readout.layer / whole
+            rows[name] = Row(name, each, float(evidence.mean()), error, cost * readout.layer, seconds * share, size)
+    return tuple(rows[name] for name in named)
+
+
+def write(report: Report, base: Any, model: SentenceTransformer, loading: Mapping[str, Any]) -> None:
+    """Write recipe, model and report into the folder."""
+    import yaml
+
+    from ..hub import save
+
+    folder = Path(report.folder)
+    values = report.method.to_dict()
+    if report.method.filter is not None:
+        values["filter"] = Path(report.method.filter).name
+    recipe = {"base": os.fspath(base) if isinstance(base, (str, os.PathLike)) else model[0].base_model, "method": values}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
+    (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1, ensure_ascii=False), encoding="utf-8")
+    save(of_base(model, report.method), folder / "model", overwrite=True)
+
+
+def _notes(items: Items, texts: int, found: Sequence[str], unlabelled: bool) -> tuple[str, ...]:
+    notes = []
+    if unlabelled:
+        notes.append(
+            "Scores are views': how far crops and halves of a text find each other among those of the others, 0 to 1. They "
+            f"tell methods apart, and are no quality that others know. The end of a template has {END_BONUS} more, as it "
+            "holds no words that views could share."
+        )
+    if len(items.places) < 200:
+        notes.append(f"Only {len(items.places)} items chose: with 200 or more the choice is steadier.")
+    counts = Counter(map(script_of, found))
+    if sum(count > texts / 20 for count in counts.values()) > 1:
+        notes.append("The texts are in several scripts. Where languages are not compared, tune on each by itself.")
+    return tuple(notes)
+
+
+def _score_of(scored: Sequence[Scored], method: Method) -> float:
+    """What a method without a filter scored, whatever it is called."""
+    mine = replace(method, name="classical", pooling="mean") if method.name == "nosink" else method
+    return next((one.score for one in scored if one.filter == "none" and one.method == mine), -1.0)
+
+
+def _bonus(items: Items, pooling: str) -> float:
+    return END_BONUS if pooling == "end" and items.kind == "views" else 0.0
+
+
+def _depth(model: Any) -> int:
+    return int(model[0].depth)
+
+
+def _megabytes(model: SentenceTransformer) -> float:
+    return sum(each.numel() * each.element_size() for each in model.parameters()) / 1e6
 
 
 def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, **rest: Any) -> SentenceTransformer:
@@ -525,9 +614,12 @@ def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, 
     loading = {name: value for name, value in rest.items() if value is not None and name != "check"}
     if use not in USES:
         raise ValueError(f"use={use!r}: choose from {', '.join(USES)}.")
+    from ..filters import with_filter
+
     found = drawn(texts, AUTO_TEXTS, seed)
     model = opened(base, **loading)
-    transformer: Any = model[0]
-    passes = passes_of(transformer.depth, script_of(" ".join(found)), small=True)
-    choice = chosen(Search(model, views_of(found), use, None, None).run(passes))
-    return with_fitted(of_base(model, choice.method), choice.filter, found)
+    passes = passes_of(_depth(model), script_of(" ".join(found)), small=True)
+    search = Search(model, views_of(found), use, None, None)
+    choice = chosen([scored for each in passes for scored in search.scored(each)])
+    made = of_base(model, choice.method)
+    return made if choice.filter == "none" else with_filter(made, fitted_filter(made, choice.filter, found))

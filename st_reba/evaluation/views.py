@@ -55,6 +55,10 @@ class Items:
         count = round(share * len(rows))
         return self.part(sorted(rows[:count])), self.part(sorted(rows[count:]))
 
+    def at_most(self, count: int, seed: int) -> Items:
+        """So many of the items, drawn at random; all, where there are no more."""
+        return self if len(self.places) <= count else self.split(count / len(self.places), seed)[0]
+
     def evidence(self, units: Tensor) -> Tensor:
         """What vectors say of each item; the mean is the score.
 
