@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,18 @@ def running(state: ForwardPass | None) -> Iterator[None]:
         _current.reset(token)
 
 
+class Scores(NamedTuple):
+    """What a layer's softmax is taken of, beside query and key; see :func:`attention`."""
+
+    mask: Tensor | None = None
+    causal: bool = False
+    scaling: float = 1.0
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    bias: Tensor | None = None
+    dropout: float = 0.0
+
+
 def show_attention(model: Any) -> None:
     """Make a model's decoder call :func:`attention`."""
     body = model.get_decoder()
@@ -107,17 +119,14 @@ def attention(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer.
+    """Attention of one layer, as transformers calls it.
 
     Args:
         module: The attention module that calls.
-        query: [B, H, T, D].
-        key: [B, G, S, D], G dividing H.
-        value: [B, G, S, D'].
+        query, key, value: [B, H, T, D], [B, G, S, D] and [B, G, S, D'], G dividing H.
         attention_mask: [B, 1 or H, T, S], boolean (True: visible) or additive; None: causal where the module is.
         scaling: Factor on query · key; None: 1 / sqrt(D).
-        dropout: Rate of dropout on the probabilities.
-        is_causal: Overrides the module's own ``is_causal``.
+        dropout, is_causal: Rate of dropout; overrides the module's own ``is_causal``.
         softcap: Scores become softcap · tanh(score / softcap).
         s_aux: [H], attention sinks: one more logit in every softmax, without a value.
         position_bias: [1 or B, H, T, S], added to the scores.
@@ -125,13 +134,11 @@ def attention(
         **kwargs: What else an architecture passes; refused where it would change the result.
 
     Returns:
-        The output [B, T, H, D'], and None, as transformers expects.
+        The output [B, T, H, D'], and None.
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} passes {name!r} to its attention, which is not known here. Use Echo."
-            )
+            raise ValueError(f"{type(module).__name__} passes an unknown {name!r} to its attention. Use Echo.")
     state = _current.get()
     masks, capture = (None, None) if state is None else (state.masks, state.capture)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -144,108 +151,53 @@ def attention(
     if capture is None and softcap is None and s_aux is None and position_bias is None:
         options: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "is_causal": causal and mask is None}
         return _SDPA(module, query, key, value, mask, **options)[0], None
-    if capture is not None:
-        if not causal and masks is None:
-            raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
-        if query.shape[2] != key.shape[2]:
-            raise ValueError(f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix).")
-    parts: dict[str, Any] = {"mask": mask, "sinks": s_aux, "bias": position_bias}
-    options = {"causal": causal, "softcap": softcap, "dropout": dropout}
-    options["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if capture is not None and (looks_ahead or capture.both):
-        return _by_head(query, key, value, capture, parts, options), None
-    fused = PARTS["fused"](query, key, value, capture=capture, **parts, **options) if "fused" in PARTS else None
-    if fused is not None:
-        return fused, None
-    columns: list[Tensor] = []
-    see = None if capture is None else lambda block, start: columns.append(capture.columns(block, start))
-    output = blocked_attention(query, key, value, **parts, **options, see=see)
-    if capture is not None:
-        capture.add(torch.cat(columns, dim=2))
-    return output, None
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = Scores(mask, causal and mask is None, factor, softcap, s_aux, position_bias, dropout)
+    if capture is None:
+        fused = PARTS["fused"](query, key, value, scores) if "fused" in PARTS else None
+        return blocked_attention(query, key, value, scores) if fused is None else fused[0], None
+    if looks_ahead and masks is None:
+        raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(f"{type(module).__name__} attends to more keys than tokens (a cache or a learned prefix).")
+    return capture.attend(query, key, value, scores, looks_ahead), None
 
 
 def blocked_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    softcap: float | None,
-    dropout: float,
-    scaling: float,
-    see: Callable[[Tensor, int], object] | None = None,
+    query: Tensor, key: Tensor, value: Tensor, how: Scores, see: Callable[[Tensor, int], object] | None = None
 ) -> Tensor:
     """Attention [B, T, H, D'] by blocks of queries; ``see`` gets each block's probabilities and its first query."""
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
-    triangular = causal and mask is None and length == keys
     precision = torch.promote_types(query.dtype, torch.float32)
     size = max(16, _BLOCK.get(query.device.type, _LARGE_BLOCK) // (batch * heads * keys))
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        seen = stop if triangular else keys
-        rows = (query[:, :, start:stop] * scaling).reshape(batch, groups, -1, width)
+        # Of a causal layer, no key behind the last query.
+        seen = keys - length + stop if how.causal else keys
+        rows = (query[:, :, start:stop] * how.scaling).reshape(batch, groups, -1, width)
         scores = (rows @ key[:, :, :seen].mT).view(batch, heads, stop - start, seen).to(precision)
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        if bias is not None:
-            scores = scores + bias[:, :, start:stop, :seen]
-        if mask is not None:
-            part = mask[:, :, start:stop, :seen]
-            scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
-        elif causal:
-            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device).triu(
-                keys - length + start + 1
-            )
-            scores = scores.masked_fill(later, -torch.inf)
-        if sinks is not None:
-            sink = sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
+        if how.softcap is not None:
+            scores = torch.tanh(scores / how.softcap) * how.softcap
+        if how.bias is not None:
+            scores = scores + how.bias[:, :, start:stop, :seen]
+        if how.mask is not None:
+            mask = how.mask[:, :, start:stop, :seen]
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        elif how.causal:
+            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(later.triu(seen - stop + start + 1), -torch.inf)
+        if how.sinks is not None:
+            sink = how.sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
             scores = torch.cat([scores, sink], dim=-1)
         probabilities = scores.softmax(dim=-1)[..., :seen]
         if see is not None:
             see(probabilities, start)
-        weights = nn.functional.dropout(probabilities.to(value.dtype), dropout, training=dropout > 0)
+        weights = nn.functional.dropout(probabilities.to(value.dtype), how.dropout, training=how.dropout > 0)
         mixed = weights.reshape(batch, groups, -1, seen) @ value[:, :, :seen]
         blocks.append(mixed.view(batch, heads, stop - start, -1).transpose(1, 2))
     return torch.cat(blocks, dim=1)
-
-
-def _by_head(
-    query: Tensor, key: Tensor, value: Tensor, capture: Any, parts: dict[str, Any], options: dict[str, Any]
-) -> Tensor:
-    """Attention head by head, for rows and columns of one head at once; one head's [B, T, T] is held at a time."""
-    heads, size = query.shape[1], query.shape[1] // key.shape[1]
-    outputs = []
-    for head in range(heads):
-        group = slice(head // size, head // size + 1)
-        one = slice(head, head + 1)
-        mask, sinks, bias = parts["mask"], parts["sinks"], parts["bias"]
-        mine = {
-            "mask": mask if mask is None or mask.shape[1] == 1 else mask[:, one],
-            "sinks": None if sinks is None else sinks[one],
-            "bias": None if bias is None else bias[:, one],
-        }
-        blocks: list[Tensor] = []
-        outputs.append(
-            blocked_attention(
-                query[:, one],
-                key[:, group],
-                value[:, group],
-                **mine,
-                **options,
-                see=lambda block, _, kept=blocks: kept.append(
-                    nn.functional.pad(block, (0, query.shape[2] - block.shape[3]))
-                ),
-            )
-        )
-        sums = capture.sums(torch.cat(blocks, dim=2)[:, 0])
-        capture.add(sums, first=head == 0)
-    return torch.cat(outputs, dim=2)
 
 
 def _own_mask(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:

@@ -12,10 +12,10 @@ from functools import reduce
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .attention import ForwardPass, show_attention
-from .layout import Span
+from .attention import ForwardPass, Scores, blocked_attention, show_attention
+from .layout import PARTS, Span
 
 Rows = Literal["last", "copy", "end", "half"]
 
@@ -89,13 +89,43 @@ class BackwardAttention:
         self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
         self._rows: Tensor | None = None
 
-    def columns(self, probabilities: Tensor, start: int) -> Tensor:
-        """Columns of the anchors, [B, R, Q], the maximum over heads.
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, looks_ahead: bool) -> Tensor:
+        """Attention of one layer, [B, T, H, D'], whose rows raise the maxima."""
+        if not (looks_ahead or self.both):
+            fused = PARTS["fused"](query, key, value, scores, self) if "fused" in PARTS else None
+            if fused is not None:
+                output, layer = fused
+            else:
+                columns: list[Tensor] = []
+                output = blocked_attention(
+                    query, key, value, scores, lambda block, start: columns.append(self.columns(block, start))
+                )
+                layer = torch.cat(columns, dim=2)
+            self.add(layer)
+            return output
+        # Head by head, for rows and columns of one head at once; one head's [B, T, T] is held at a time.
+        outputs, size, length = [], query.shape[1] // key.shape[1], query.shape[2]
+        for head in range(query.shape[1]):
+            one, group = slice(head, head + 1), slice(head // size, head // size + 1)
+            mask, sinks, bias = scores.mask, scores.sinks, scores.bias
+            mine = scores._replace(
+                mask=mask if mask is None or mask.shape[1] == 1 else mask[:, one],
+                sinks=None if sinks is None else sinks[one],
+                bias=None if bias is None else bias[:, one],
+            )
+            blocks: list[Tensor] = []
+            keep = blocks.append
+            outputs.append(
+                blocked_attention(
+                    query[:, one], key[:, group], value[:, group], mine, lambda block, _, keep=keep: keep(block)
+                )
+            )
+            whole = torch.cat([nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks], dim=2)
+            self.add(self.sums(whole[:, 0]), first=head == 0)
+        return torch.cat(outputs, dim=2)
 
-        Args:
-            probabilities: [B, H, Q, K], attention of the queries from ``start`` on; later keys have no weight.
-            start: First query.
-        """
+    def columns(self, probabilities: Tensor, start: int) -> Tensor:
+        """Columns of the anchors, [B, R, Q], the maximum over heads, of probabilities [B, H, Q, K] from query ``start`` on."""
         keys = probabilities.shape[3]
         index = self.anchors.clamp(max=keys - 1)[:, None]  # [B, 1, R]
         if index.shape[2] == 1:
@@ -108,8 +138,7 @@ class BackwardAttention:
         """A[r, t] + A[t, r] of one head, [B, R, T], but A[r, r] on the diagonal; probabilities: [B, T, T]."""
         index = self.anchors[:, :, None].expand(-1, -1, probabilities.shape[2])
         rows = probabilities.gather(1, index)
-        columns = probabilities.mT.gather(1, index)
-        return torch.where(self._here(), rows, rows + columns)
+        return torch.where(self._here(), rows, rows + probabilities.mT.gather(1, index))
 
     def add(self, layer: Tensor, *, first: bool = True) -> None:
         """Raise the maxima by a layer's, or one head's, [B, R, T]; ``first``: of a layer that was not counted yet."""

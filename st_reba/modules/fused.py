@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import blocked_attention
+from .attention import Scores, blocked_attention
 from .capture import BackwardAttention
 from .layout import PARTS
 
@@ -24,43 +24,30 @@ _BLOCK = 1 << 20
 
 
 def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    capture: BackwardAttention | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    softcap: float | None,
-    dropout: float,
-    scaling: float,
-) -> Tensor | None:
-    """Attention of a layer that looks back, [B, T, H, D'], its columns shown to the capture; None: blocks must do it.
+    query: Tensor, key: Tensor, value: Tensor, how: Scores, capture: BackwardAttention | None = None
+) -> tuple[Tensor, Tensor | None] | None:
+    """Attention of a layer that looks back, [B, T, H, D'], and the columns of the anchors, [B, R, T].
 
-    Arguments are those of `blocked_attention`.
+    None: blocks must do it (soft caps, biases, dropout, gradients, another device). Arguments as for `blocked_attention`.
     """
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-    if query.device.type != "cpu" or softcap is not None or bias is not None or dropout or wanted:
+    if query.device.type != "cpu" or how.softcap is not None or how.bias is not None or how.dropout or wanted:
         return None
-    if (
-        query.dtype != key.dtype
-        or query.dtype != value.dtype
-        or not (causal or mask is not None)
-        or not _works(query.dtype)
-    ):
+    if query.dtype != key.dtype or query.dtype != value.dtype or not (how.causal or how.mask is not None):
         return None
+    if not _works(query.dtype):
+        return None
+    mask = how.mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    output, totals = _flash(query, key, value, None if mask is None else mask.to(query.dtype), scaling)
-    if sinks is not None:
-        everything = torch.logaddexp(totals, sinks.to(totals.dtype)[None, :, None])
+    mask = None if mask is None else mask.to(query.dtype)
+    output, totals = _flash(query, key, value, mask, how.scaling)
+    if how.sinks is not None:
+        everything = torch.logaddexp(totals, how.sinks.to(totals.dtype)[None, :, None])
         output = output * torch.exp(totals - everything)[..., None].to(output.dtype)
         totals = everything
-    if capture is not None:
-        capture.add(_columns(query, key, mask, totals, capture, scaling))
-    return output.transpose(1, 2)
+    columns = None if capture is None else _columns(query, key, mask, totals, capture, how.scaling)
+    return output.transpose(1, 2), columns
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
@@ -103,10 +90,9 @@ def _works(dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 20, 8, generator=generator).to(dtype) for heads in (4, 2, 2))
     tolerance = 1e-4 if torch.finfo(dtype).bits >= 32 else 5e-2
-    plain: dict[str, Any] = {"mask": None, "sinks": None, "bias": None, "softcap": None, "dropout": 0.0, "scaling": 0.3}
     try:
         output, totals = _flash(query, key, value, None, 0.3)
-        expected = blocked_attention(query.double(), key.double(), value.double(), causal=True, **plain)
+        expected = blocked_attention(query.double(), key.double(), value.double(), Scores(causal=True, scaling=0.3))
         scores = query.double() * 0.3 @ key.double().repeat_interleave(2, 1).mT
         later = torch.ones(20, 20, dtype=torch.bool).triu(1)
         sums = scores.masked_fill(later, -torch.inf).logsumexp(dim=-1)
