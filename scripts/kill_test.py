@@ -1,7 +1,7 @@
 """Kill encodes, builds and changes of indexes at random moments, run each again, and compare with the undisturbed.
 
     python scripts/kill_test.py --kills 200 --seed 0            a table; exit status 1 if anything differed
-    python scripts/kill_test.py --kills 50 --model mini --json  with the embedded model
+    python scripts/kill_test.py --kills 50 --json
 
 Every operation is killed (SIGKILL) after a time drawn uniformly from what it took undisturbed. Then a reader must see
 the state before or the state after it, whole; the same call is run again; and ids, texts, metadata, vectors bit for
@@ -29,25 +29,26 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--model", choices=("tiny", "mini"), default="tiny", help="(default: %(default)s)")
     parser.add_argument("--size", type=int, default=60, help="documents of an index (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object an operation")
     options = parser.parse_args()
 
+    import faiss
     import torch
     from kills import Trial
     from operations import operations
     from tqdm.auto import tqdm
 
     torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
     logging.disable(logging.WARNING)
     moments = random.Random(options.seed)
     wrong = 0
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         trials = [
             Trial(operation, Path(scratch) / str(number))
-            for number, operation in enumerate(operations(options.model, options.size))
+            for number, operation in enumerate(operations(options.size))
         ]
         counts = [{"kills": 0, "before": 0, "after": 0, "faster": 0, "equal": 0} for _ in trials]
         for number in tqdm(range(options.kills), unit=" kills", disable=None):

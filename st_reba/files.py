@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and one writer at a time."""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -9,6 +10,14 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
+
+LOCK_FILE = ".lock"
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
+    errno.EFBIG: "allow larger files (ulimit -f, or another file system)",
+    errno.EIO: "check the disk",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"),
+}
 
 
 @contextmanager
@@ -20,7 +29,14 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
-    """A path to be written, by SQLite say, which becomes ``path`` when the ``with`` block ends without an error."""
+    """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without an error.
+
+    Example:
+        >>> with whole_path("numbers.txt") as temporary:
+        ...     _ = temporary.write_text("1 2 3", encoding="utf-8")
+        >>> Path("numbers.txt").read_text(encoding="utf-8")
+        '1 2 3'
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -34,13 +50,13 @@ def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | PathLike[str]) -> None:
-    """Remove what a killed writer left of files that were not yet whole; call it under the writers' lock."""
+    """Remove the temporary files of a killed writer; to be called under the writers' lock."""
     for file in Path(folder).glob(".*.tmp*"):
         file.unlink(missing_ok=True)
 
 
 def make_folder(path: str | PathLike[str]) -> bool:
-    """Make a folder and those above it, so that their names are on the disk too; False: it was there."""
+    """Make a folder and its parents, and sync their names to disk; False: it was there."""
     path = Path(path)
     if path.is_dir():
         return False
@@ -51,7 +67,7 @@ def make_folder(path: str | PathLike[str]) -> bool:
 
 
 def sync(path: str | PathLike[str]) -> None:
-    """Ask the system to put a file, or the names in a folder, on disk."""
+    """Flush a file, or the names in a folder, to disk."""
     path = Path(path)
     if path.is_dir() and os.name == "nt":  # folders cannot be opened there
         return
@@ -60,3 +76,38 @@ def sync(path: str | PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def writers_lock(folder: str | PathLike[str]) -> Iterator[None]:
+    """Keep other writers out of a folder; the system releases the lock when the process ends.
+
+    Raises:
+        BlockingIOError: Another process, or another thread of this one, is writing.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(Path(folder) / LOCK_FILE, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"{folder}: another process is writing here, and there may be only one; wait until it ends, or give "
+            "another path"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Raise errors of the disk with the file and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REMEDIES or "; what is finished" in str(error):
+            raise
+        said = f"{error.strerror}: {_REMEDIES[error.errno]}, then run the same again; what is finished stays"
+        raise type(error)(error.errno, said, os.fspath(error.filename or folder)) from error

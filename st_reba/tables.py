@@ -1,102 +1,315 @@
-"""Rows of .csv and .tsv, read strictly."""
+"""The one reader of tables: .csv, .tsv, .jsonl, .json, .txt, .parquet, and folders of the datasets library."""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import json
+import logging
+import re
+import zlib
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-_REMEDY = (
-    "a field that holds a quote, a line break or the separator must be in quotes, with each quote inside doubled "
-    '(""), or use .jsonl'
-)
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
+
+logger = logging.getLogger(__name__)
+
+TEXT_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv")
+SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
+# Longest line or field, in characters: an unclosed quote must not pull a file into memory.
+MOST_CHARS = 2**24
+_BATCH = 256
+_UNDECODED = re.compile("[\udc80-\udcff]")
+
+Row = tuple[str, dict[str, Any] | str]
+"""The place of a row, as "corpus.csv, line 3", and its cells by column; or why it cannot be read."""
 
 
-class LineError(csv.Error):
-    """What stands in place of a line that cannot be given, among the lines of a table."""
-
-
-def csv_rows(lines: Iterable[str], path: Path, delimiter: str) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Rows that are not blank, each with its first line's number and the header; the header comes first, as a row too.
+def read_table(path: str | PathLike[str], *, encoding: str = "utf-8-sig", split: str | None = None) -> DataFrame:
+    """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
-        lines: The file's lines, their ends kept.
-        path: The file, for messages.
-        delimiter: What stands between two fields.
+        path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
+            as tab-separated data mostly are. Of .jsonl and .json, a string counts as {"text": string}; so does each
+            line of a .txt.
+        encoding: Of text files.
+        split: Of a folder of several datasets.
+
+    Returns:
+        The table; cells that a row does not have are NaN.
 
     Raises:
-        ValueError: A stray quote, or a header that names a column twice.
+        FileNotFoundError: There is no such file.
+        ValueError: The suffix is not supported, or a row cannot be read; the message has its line.
 
     Example:
-        >>> list(csv_rows(["a,b\\n", "\\n", '1,"2\\n', '3"\\n'], Path("x.csv"), ","))
-        [(1, ['a', 'b'], ['a', 'b']), (3, ['a', 'b'], ['1', '2\\n3'])]
+        >>> _ = Path("pairs.tsv").write_text('text\\tscore\\n6" pipe\\t3.5\\n', encoding="utf-8")
+        >>> read_table("pairs.tsv").to_dict("records")
+        [{'text': '6" pipe', 'score': '3.5'}]
     """
-    header: list[str] | None = None
-    for first, row, _ in csv_records(lines, delimiter):
+    rows = []
+    for place, row in read_rows(path, encoding=encoding, split=split):
         if isinstance(row, str):
-            raise ValueError(f"{path}, line {first}: {row}")
-        if header is None:
-            header = row
-            if twice := named_twice(header):
-                raise ValueError(f"{path}, line {first}: {twice}")
-        yield first, header, row
+            raise ValueError(f"{place}: {row}")
+        rows.append(row)
+    import pandas  # type: ignore[import-untyped, unused-ignore]
+
+    return pandas.DataFrame(rows)
 
 
-def csv_records(lines: Iterable[str | LineError], delimiter: str) -> Iterator[tuple[int, list[str] | str, str]]:
-    """Rows that are not blank, the header too, or what is wrong with one; each between its first line's number and it.
-
-    After a bad row reading goes on with the line after the first of its lines, so that a quote that is never closed
-    takes no other row with it.
+def read_rows(
+    path: str | PathLike[str], *, name: str | None = None, encoding: str = "utf-8-sig", split: str | None = None
+) -> Iterator[Row]:
+    """Read the rows of a file one by one; arguments and errors as for `read_table`.
 
     Args:
-        lines: The file's lines, their ends kept, or what is wrong with one.
-        delimiter: What stands between two fields.
-
-    Example:
-        >>> list(csv_records(["a,b\\n", '1,"2"3\\n', "4,5\\n"], ","))
-        [(1, ['a', 'b'], 'a,b\\n'), (2, ..., '1,"2"3\\n'), (3, ['4', '5'], '4,5\\n')]
+        path, encoding, split: As for `read_table`.
+        name: The name of the file in places.
     """
-    source = iter(lines)
-    taken: list[str | LineError] = []
-    again: list[str | LineError] = []
+    path = Path(path)
+    name = name or str(path)
+    if (splits := dataset_splits(path)) is not None:
+        return _read_dataset(path, name, splits, split)
+    if split is not None:
+        raise ValueError(f"split={split!r} belongs to a folder of several datasets, and {path} is none; drop it")
+    suffix = suffix_of(path)
+    if suffix is None:
+        raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    if suffix == ".parquet":
+        return _read_parquet(path, name)
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise ValueError(f"{path}: unknown encoding {encoding!r}; use for example 'utf-8' or 'gb18030'") from None
+    return _read_text(path, name, encoding, suffix)
 
-    def feed() -> Iterator[str]:
-        while True:
-            line = again.pop() if again else next(source, None)
-            if line is None:
-                return
-            taken.append(line)
-            if isinstance(line, LineError):
-                raise line
-            yield line
 
-    first = 1
-    # strict: a stray quote is an error, not a silent join of lines.
-    rows = csv.reader(feed(), delimiter=delimiter, strict=True)
-    while True:
+def suffix_of(path: Path) -> str | None:
+    """The suffix by which a file is read; None: it is not."""
+    name = path.name.lower()
+    suffix = Path(name.removesuffix(".gz")).suffix
+    return suffix if suffix in TEXT_SUFFIXES or name.endswith(".parquet") else None
+
+
+def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Row]:
+    """Rows of a text file, bytes of another encoding set aside."""
+    read = {".txt": _text_rows, ".jsonl": _json_lines, ".json": _json_rows}.get(suffix)
+    try:
+        if read is not None:
+            with _opened(path, encoding) as lines:
+                yield from _decoded(read(lines), name, encoding)
+            return
+        quoted = suffix == ".csv" or _is_quoted(path, encoding)
+        with _opened(path, encoding, newline="") as lines:
+            yield from _decoded(_delimited(lines, "," if suffix == ".csv" else "\t", quoted), name, encoding)
+    except UnicodeError as error:
+        raise ValueError(f"{path}: not {encoding} ({error}); give its encoding, such as 'gb18030'") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: damaged or truncated gzip data ({error}); write the file again") from None
+
+
+def _opened(path: Path, encoding: str, newline: str | None = None) -> TextIO:
+    """A text file; bytes that are not of the encoding become lone surrogates."""
+    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
+    return cast(TextIO, opened(path, "rt", encoding=encoding, errors="surrogateescape", newline=newline))
+
+
+def _decoded(rows: Iterable[tuple[str, Any]], name: str, encoding: str) -> Iterator[Row]:
+    for place, row in rows:
+        values = " ".join(map(str, row.values())) if isinstance(row, dict) else ""
+        if not values.isascii() and (bad := _UNDECODED.search(values)):
+            byte = f"0x{ord(bad.group()) - 0xDC00:02x}"
+            row = f"not {encoding}: byte {byte}; save the file as UTF-8, or give its encoding, such as 'gb18030'"
+        yield f"{name}, {place}", row
+
+
+def _text_rows(lines: TextIO) -> Iterator[tuple[str, Any]]:
+    for number, line in _lines(lines):
+        yield f"line {number}", {"text": line.rstrip("\n")} if isinstance(line, str) else line[0]
+
+
+def _lines(lines: TextIO) -> Iterator[tuple[int, str | tuple[str]]]:
+    """Lines that are not blank, from 1; in place of one that is too long, the reason in a tuple."""
+    number = 0
+    while line := lines.readline(MOST_CHARS):
+        number += 1
+        if len(line) == MOST_CHARS and line[-1] != "\n":
+            while (more := lines.readline(MOST_CHARS)) and more[-1] != "\n":
+                pass
+            yield number, (f"too long: the line has more than {MOST_CHARS:,} characters; split its text",)
+        elif not line.isspace():
+            yield number, line
+
+
+def _json_lines(lines: TextIO) -> Iterator[tuple[str, Any]]:
+    for number, line in _lines(lines):
+        if isinstance(line, tuple):
+            yield f"line {number}", line[0]
+            continue
         try:
-            row = next(rows, None)
+            yield f"line {number}", _json_row(json.loads(line, parse_constant=_not_a_number))
+        except (ValueError, RecursionError) as error:
+            yield f"line {number}", f"wrong type: not JSON ({error}); write one object or one string a line"
+
+
+def _json_rows(lines: TextIO) -> Iterator[tuple[str, Any]]:
+    try:
+        values = json.load(lines, parse_constant=_not_a_number)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{lines.name}: not JSON ({error}); write a list of objects or strings") from None
+    if not isinstance(values, list):
+        raise ValueError(f"{lines.name}: not a list; write a list of objects or strings")
+    for number, value in enumerate(values):
+        yield f"item {number}", _json_row(value)
+
+
+def _json_row(value: Any) -> dict[str, Any] | str:
+    if isinstance(value, str):
+        return {"text": value}
+    return value if isinstance(value, dict) else "wrong type: neither a JSON object nor a JSON string"
+
+
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _is_quoted(path: Path, encoding: str) -> bool:
+    """True if quotes in a .tsv enclose fields: then the whole file, read so, has as many fields in every line."""
+    csv.field_size_limit(MOST_CHARS)
+    with _opened(path, encoding, newline="") as lines:
+        try:
+            return len({len(row) for row in csv.reader(lines, delimiter="\t", strict=True) if row}) <= 1
+        except csv.Error:
+            return False
+
+
+def _delimited(lines: TextIO, delimiter: str, quoted: bool) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(MOST_CHARS)
+    quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    # strict: a stray quote is an error, not a silent join of lines.
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
+    header: list[str] | None = None
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader, None)
         except csv.Error as error:
-            again.extend(reversed(taken[1:]))
-            del taken[1:]
-            yield first, str(error) if isinstance(error, LineError) else f"{error}; {_REMEDY}", _text(taken)
-            rows = csv.reader(feed(), delimiter=delimiter, strict=True)
-        else:
-            if row is None:
-                return
-            if row:
-                yield first, row, _text(taken)
-        first += len(taken)
-        taken.clear()
+            last = reader.line_num
+            place = f"line {first}" if last <= first else f"lines {first} to {last}"
+            if header is None:
+                raise ValueError(f"{lines.name}, {place}: {error}; the first line must name the columns") from None
+            yield place, f"wrong type: {error}; close every quote, and double quotes inside of quotes"
+            continue
+        if row is None:
+            break
+        if header is None and row:
+            header = row
+            if twice := {one for one in row if row.count(one) > 1}:
+                raise ValueError(f"{lines.name}, line {first}: it names the column {min(twice)!r} twice; rename one")
+        elif row and header is not None and len(row) != len(header):
+            reason = f"wrong type: {len(row)} fields, but the header has {len(header)}; quote separators within fields"
+            yield f"line {first}", reason
+        elif row and header is not None:
+            yield f"line {first}", dict(zip(header, row, strict=True))
+    if header is None:
+        raise ValueError(f"{lines.name}: the file is empty; the first line must name the columns")
 
 
-def _text(lines: list[str | LineError]) -> str:
-    return lines[0] if lines and isinstance(lines[0], str) else ""
+def _read_parquet(path: Path, name: str) -> Iterator[Row]:
+    from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
+            yield from arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
+    except OSError as error:  # of Arrow, which also raises ValueErrors
+        raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
 
 
-def named_twice(header: list[str]) -> str | None:
-    """What is wrong with a header that names a column twice."""
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if not twice:
+def arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
+    """Rows of batches or tables of Arrow, without columns of bytes.
+
+    Args:
+        batches: The batches.
+        schema: Their schema.
+        name: The name of the table in places.
+
+    Raises:
+        ValueError: Two columns have one name, or a value is damaged.
+    """
+    from pyarrow import types  # type: ignore[import-untyped, unused-ignore]
+
+    if twice := {one for one in schema.names if schema.names.count(one) > 1}:
+        raise ValueError(f"{name}: two columns are called {min(twice)!r}; rename one")
+    bytes_in = [one.name for one in schema if types.is_binary(one.type) or types.is_large_binary(one.type)]
+    if bytes_in:
+        logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(bytes_in))
+    columns = [one for one in schema.names if one not in bytes_in and not one.startswith("__index_level_")]
+    row = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _BATCH):  # a table in memory is one batch
+            try:
+                rows = batch.select(columns).slice(start, _BATCH).to_pylist()
+            except (ValueError, OverflowError) as error:  # bad UTF-8, a year beyond 9999
+                raise ValueError(f"{name}, rows {row} to {row + _BATCH}: a value cannot be read ({error})") from None
+            for fields in rows:
+                yield f"{name}, row {row}", fields
+                row += 1
+
+
+def dataset_splits(folder: Path) -> list[str] | None:
+    """Splits of a folder that ``DatasetDict.save_to_disk`` wrote, [] of ``Dataset.save_to_disk``; None of any other."""
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        return []
+    try:
+        return [str(split) for split in json.loads((folder / "dataset_dict.json").read_bytes())["splits"]]
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return f"the header names {twice[0]!r} twice; give each column its own name, or the file a header if it has none"
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: its dataset_dict.json is damaged ({error}); save the dataset again") from None
+
+
+def _read_dataset(folder: Path, name: str, splits: list[str], split: str | None) -> Iterator[Row]:
+    if splits and split not in splits:
+        raise ValueError(f"{folder}: split={split!r} is not one of its splits, {', '.join(splits)}; name one")
+    if not splits and split is not None:
+        raise ValueError(f"split={split!r} belongs to a folder of several datasets, and {folder} is one; drop it")
+    import datasets  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        dataset = datasets.load_from_disk(str(folder / split if split else folder))
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        raise ValueError(f"{folder}: not a dataset, or damaged ({error}); save it again") from None
+    return dataset_rows(dataset, name)
+
+
+def dataset_rows(dataset: Any, name: str) -> Iterator[Row]:
+    """Rows of a ``datasets.Dataset``."""
+    return arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
+
+
+def table_rows(table: Any) -> Iterator[Row] | None:
+    """Rows of a table of pandas, datasets, polars or Arrow; None: it is none."""
+    kind = type(table)
+    name, library = f"the {kind.__name__}", kind.__module__.partition(".")[0]
+    if library == "datasets" and hasattr(table, "features"):
+        return dataset_rows(table, name)
+    if library == "pandas" and hasattr(table, "columns"):
+        return _pandas_rows(table, name)
+    if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "columns") or hasattr(table, "schema")):
+        import pyarrow  # type: ignore[import-untyped, unused-ignore]
+
+        reader = pyarrow.RecordBatchReader.from_stream(table)
+        return arrow_rows(reader, reader.schema, name)
+    return None
+
+
+def _pandas_rows(table: Any, name: str) -> Iterator[Row]:
+    for start in range(0, len(table), _BATCH):
+        for number, row in enumerate(table.iloc[start : start + _BATCH].to_dict("records"), start):
+            yield f"{name}, row {number}", {str(column): value for column, value in row.items()}

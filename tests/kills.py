@@ -46,7 +46,7 @@ class Operation:
     prepare: Callable[[Path], None]
     run: Callable[[Path], None]
     state: Callable[[Path], State]
-    refusals: tuple[type[Exception], ...] = ()
+    refusals: type[Exception] | tuple[()] = ()
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ class Trial:
     def _listed(self, folder: Path) -> frozenset[str]:
         """All files and folders below a folder; the numbers of some go on when an operation is repeated."""
         names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-        # SQLite removes its log when the last connection is closed.
-        return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(("-wal", "-shm")))
+        # SQLite removes its log when the last connection is closed; a lock is held by a process, not by its file.
+        left = ("-wal", "-shm", ".lock")
+        return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(left))
 
     @contextmanager
     def _copy(self, name: str) -> Iterator[Path]:

@@ -13,22 +13,17 @@ from kills import Operation, State
 from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
-import st_reba
 import st_reba.index.changes as changes
-from st_reba.corpus import encode_corpus
-from st_reba.corpus.folder import Corpus
+from st_reba.corpus import Corpus, Settings, encode_corpus
 from st_reba.index import Document, Index
-from st_reba.index.ann import load_faiss
-from st_reba.index.export import all_vectors
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
-QUIET: dict[str, Any] = {"show_progress_bar": False}
 
 
 @cache
-def model(name: str) -> SentenceTransformer:
-    """The tiny model, or mini."""
-    return tiny_model() if name == "tiny" else st_reba.build("mini", pooling="mean")
+def model() -> SentenceTransformer:
+    """The tiny model."""
+    return tiny_model()
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -43,33 +38,32 @@ def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
 
 
 def write_lines(path: Path, values: list[Any]) -> None:
-    """A .jsonl file, always of the same time, as its identity tells it."""
+    """A .jsonl file."""
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
 
 
 def index_state(path: Path) -> State:
-    """What an index holds and finds; None: there is none yet."""
+    """Contents and findings of an index; None: there is none yet."""
     try:
         index = Index.open(path)
     except FileNotFoundError:
         return None
-    with index:
-        about = index.verify()
-        queries = np.asarray(model("tiny").encode_query(QUERIES, show_progress_bar=False))
-        found: Any = index.search(np.resize(queries, (3, about["dimension"])), k=8)
-        state = {name: about[name] for name in ("documents", "vectors", "factory", "parameters", "recall", "reading")}
-        state["found"] = [[(result.id, result.score, result.text) for result in one] for one in found]
-        state["texts"] = [(one.id, one.text, one.metadata) for one in index]
-        state["rejects"] = index.rejects()
-        with index._store.reading() as tx:
-            present = index._present().state
-            state["numbers"] = (present.next_key, present.next_number, present.pending)
-            state["values"] = b"".join(block.tobytes() for block in all_vectors(index._store, tx, present).blocks())
+    about = index.verify()
+    names = ("documents", "vectors", "factory", "parameters", "columns", "pending")
+    state: dict[str, Any] = {name: about[name] for name in names}
+    queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
+    state["found"] = [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)]
+    state["texts"] = [(one.id, one.text, one.metadata) for one in index]
+    state["rejects"] = index.rejects()
+    out = path.with_name(f"{path.name} vectors.parquet")
+    index.export(out, show_progress_bar=False)
+    state["values"] = out.read_bytes()
+    out.unlink()
     return state
 
 
 def corpus_state(path: Path) -> State:
-    """What a corpus holds; None: it is not complete."""
+    """Contents of a corpus; None: it is not complete."""
     corpus = Corpus(path)
     try:
         header = corpus.header()
@@ -84,20 +78,11 @@ def corpus_state(path: Path) -> State:
 
 def export_state(path: Path) -> State:
     """The bytes of an export; None: there is none."""
-    if not path.exists():
-        return None
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return {file.name: file.read_bytes() for file in files}
+    return path.read_bytes() if path.exists() else None
 
 
-def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
-    """All of them.
-
-    Args:
-        name: The model, "tiny" or "mini".
-        size: Documents of the index that is built first; additions and corpora go by it.
-    """
-    load_faiss().omp_set_num_threads(1)
+def operations(size: int = 24) -> list[Operation]:
+    """All of them; ``size``: documents of the index that is built first."""
     more = max(4, size // 3)
     # Ids of its own, ids that are there, none, and what is set aside.
     mixed = [
@@ -107,7 +92,9 @@ def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
         *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
     ]
     plain = texts(more, 4)
-    parts: dict[str, Any] = {"part_size": max(2, size // 3), **QUIET}
+    parts: dict[str, Any] = {"settings": Settings(part_size=max(2, size // 3)), "show_progress_bar": False}
+    lists = f"IVF{max(2, size // 12)}"
+    most = [f"d{n}" for n in range(size)]
 
     def empty(folder: Path) -> None:
         write_lines(folder / "in.jsonl", mixed)
@@ -115,46 +102,32 @@ def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
     def built(folder: Path, factory: str = "Flat") -> None:
         empty(folder)
         write_lines(folder / "plain.jsonl", [{"text": text} for text in plain])
-        with Index.build(model(name), documents(size), folder / "index", factory=factory, **QUIET) as index:
-            index.add(texts(more, 5), **QUIET)
-            index.delete(["d1", "d4"])
+        index = Index.build(model(), documents(size), folder / "index", factory=factory, show_progress_bar=False)
+        index.add(texts(more, 5), show_progress_bar=False)
+        index.delete(["d1", "d4"])
 
     def changing(title: str, run: Callable[[Index, Path], object], factory: str = "Flat") -> Operation:
         def change(folder: Path) -> None:
-            with Index.open(folder / "index", model(name)) as index:
-                run(index, folder)
+            run(Index.open(folder / "index", model()), folder)
 
         title = f"{title} ({factory})" if factory != "Flat" else title
-        return Operation(
-            title, lambda folder: built(folder, factory), change, lambda folder: index_state(folder / "index")
-        )
+        return Operation(title, lambda folder: built(folder, factory), change, lambda f: index_state(f / "index"))
 
     def encode(folder: Path) -> None:
-        encode_corpus(model(name), folder / "in.jsonl", folder / "corpus", **parts)
-
-    def encoded(folder: Path) -> None:
-        empty(folder)
-        encode(folder)
+        encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **parts)
 
     def exporting(suffix: str) -> Operation:
         def export(folder: Path) -> None:
-            with Index.open(folder / "index") as index:
-                index.export(folder / f"out{suffix}", **QUIET)
+            Index.open(folder / "index").export(folder / f"out{suffix}", show_progress_bar=False)
 
-        title = f"export {suffix or 'a folder'}"
-        return Operation(title, built, export, lambda folder: export_state(folder / f"out{suffix}"), (FileExistsError,))
+        return Operation(f"export {suffix}", built, export, lambda f: export_state(f / f"out{suffix}"), FileExistsError)
 
-    def building(title: str, run: Callable[[Path], Index], prepare: Callable[[Path], None] = empty) -> Operation:
-        return Operation(
-            title, prepare, lambda folder: run(folder).close(), lambda folder: index_state(folder / "index"),
-            (FileExistsError,),
-        )  # fmt: skip
+    def building(title: str, factory: str, prepare: Callable[[Path], None] = empty, **options: Any) -> Operation:
+        def build(folder: Path) -> None:
+            Index.build(model(), folder / "in.jsonl", folder / "index", factory=factory, **options, **parts)
 
-    def of_factory(factory: str) -> Operation:
-        return building(
-            f"Index.build {factory}",
-            lambda folder: Index.build(model(name), documents(size), folder / "index", factory=factory, **parts),
-        )
+        options["strict"] = False
+        return Operation(title, prepare, build, lambda f: index_state(f / "index"), FileExistsError)
 
     def folding(index: Index, folder: Path) -> None:
         usual, changes.FEWEST_PENDING = changes.FEWEST_PENDING, 1
@@ -163,35 +136,19 @@ def operations(name: str = "tiny", size: int = 24) -> list[Operation]:
         finally:
             changes.FEWEST_PENDING = usual
 
-    def overwrite(folder: Path) -> Index:
-        return Index.build(model(name), plain, folder / "index", overwrite=True, **parts)
-
-    lists = f"IVF{max(2, size // 12)}"
-    most = [f"d{n}" for n in range(size)]
     return [
         Operation("encode_corpus", empty, encode, lambda folder: corpus_state(folder / "corpus")),
-        building(
-            "Index.build",
-            lambda folder: Index.build(model(name), folder / "in.jsonl", folder / "index", strict=False, **parts),
-        ),
-        of_factory(f"{lists},Flat"),
-        of_factory("HNSW8"),
-        of_factory(f"{lists},SQ8"),
-        building("Index.build overwrite", overwrite, built),
-        building(
-            "Index.from_corpus",
-            lambda folder: Index.from_corpus(folder / "corpus", folder / "index", **QUIET),
-            encoded,
-        ),
+        *(building(f"build {factory}", factory) for factory in ("Flat", f"{lists},Flat", f"{lists},SQ8", "HNSW8")),
+        building("build overwrite", "Flat", built, overwrite=True),
         changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
         changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
-        changing("add a list without ids", lambda i, f: i.add(plain, **parts)),
+        changing("add a list", lambda i, f: i.add(plain, **parts), f"{lists},Flat"),
         changing("add that folds", folding),
         changing("add that folds", folding, f"{lists},SQ8"),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
+        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), f"{lists},SQ8"),
         changing("delete a few", lambda i, f: i.delete(["d0", "d2"], missing="ignore")),
-        changing("delete most", lambda i, f: i.delete(most, missing="ignore")),
-        changing("compact", lambda i, f: i.compact(**QUIET)),
-        changing("compact", lambda i, f: i.compact(**QUIET), f"{lists},Flat"),
-        *(exporting(suffix) for suffix in (".parquet", ".faiss", "")),
+        changing("delete most", lambda i, f: i.delete(most, missing="ignore"), f"{lists},Flat"),
+        *(changing("compact", lambda i, f: i.compact(), one) for one in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
+        *(exporting(suffix) for suffix in (".parquet", ".faiss")),
     ]

@@ -1,244 +1,276 @@
-"""The commands that encode: texts (encode), words in them (words), and a corpus of any size (encode-corpus)."""
+"""Commands for texts and vectors: encode, index, search, prune and export."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from . import places
-from .app import app, command
-from .options import (
-    CORPUS_FILES,
-    MODEL,
-    PROMPT,
-    TASK,
-    Engine,
-    Output,
-    Records,
-    Running,
-    Texts,
-    arg,
-    choice,
-    dumped,
-    opt,
-    texts_of,
-)
+from typer import Argument, Option
 
-if TYPE_CHECKING:
-    from ..corpus import Corpus
-    from ..corpus.encode import Run
+from .app import app
 
-_PANEL = "Texts into vectors"
-# Written out, so that help needs no library; the tests hold them against the package.
-STORE_DTYPES = ("float32", "float16")
+_FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
+Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
+Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
+Folder = Annotated[Path, Argument(metavar="INDEX", help="Index: a folder.")]
+TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
+IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")]
+Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
+Workers = Annotated[int | None, Option(metavar="N", min=1, help="Workers of Ray. [default: this process]")]
+BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Token positions of a forward pass.")]
+Encoding = Annotated[str, Option(metavar="NAME", help="Encoding of text files, such as gb18030.")]
+Split = Annotated[str | None, Option(metavar="NAME", help="Split of a folder of several datasets.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first record that would be set aside.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
+Prompt = Annotated[str | None, Option(metavar="TEXT", help="Prompt instead of the model's own.")]
+Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
+Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-def _one_of(to: Path | None, out: Output, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse unless the vectors have one place to go to."""
-    if (to is None) == (not out.json):
-        raise ValueError("Give either --out FILE or --json (and not both).")
-    if to is not None:
-        places.expect_writable(to, suffixes)
-
-
-@command(app, _PANEL)
+@app.command()
 def encode(
-    *,
-    model: str = MODEL,
-    read: Texts,
-    run: Running,
-    out: Output,
-    file: str = arg("[FILE]", "Texts: .txt (one on each line), .jsonl, .csv or .tsv; -: standard input.", "-"),
-    to: Path | None = opt(None, "Write the vectors here, [texts, dimension] float32.", "X.npy", "--out"),
-    task: str | None = TASK,
-    prompt: str | None = PROMPT,
+    model: Model,
+    input: Input = "-",
+    out: Annotated[Path | None, Option(metavar="OUT", help="X.npy, or a folder for a corpus of any size.")] = None,
+    as_json: Json = False,
+    words: Annotated[bool, Option("--words", help="Encode every word of the texts, with --json.")] = False,
+    word: Annotated[str | None, Option(metavar="WORD", help="Only this word, with --words.")] = None,
+    task: Annotated[str | None, Option(metavar="TASK", help="query or document.")] = None,
+    prompt: Prompt = None,
+    text_column: TextColumn = None,
+    id_column: IdColumn = None,
+    passages: Passages = None,
+    float16: Annotated[bool, Option("--float16", help="Store a corpus in half the space.")] = False,
+    workers: Workers = None,
+    batch_tokens: BatchTokens = None,
+    encoding: Encoding = "utf-8-sig",
+    split: Split = None,
+    strict: Strict = False,
+    overwrite: Overwrite = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
 ) -> None:
-    """Encode texts, from a file or from standard input.
+    """Encode texts into X.npy, into a corpus folder, or as JSON lines.
 
-    The vectors go to --out X.npy; or with --json to stdout, one object for each text (text, vector).
-
-    Examples:
-        st-reba encode my_model corpus.jsonl --out vectors.npy
-        echo 你好 | st-reba encode my_model --json
+    A corpus that is stopped goes on with the same command; st-reba index takes its folder.
+    Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
-    _one_of(to, out)
-    places.expect_model("MODEL", model)
-    texts = texts_of(file, read.text_column)
+    if (out is None) != as_json:
+        raise ValueError("give either --out X.npy, --out FOLDER or --json")
+    if (words or word) and not as_json:
+        raise ValueError("--words needs --json")
+    from ..corpus import Settings, encode_corpus
+    from ..corpus.source import open_source
+    from ..safety import load
+
+    store: Any = "float16" if float16 else "float32"
+    settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, split=split, strict=strict)
+    source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
+    loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    if out is not None and out.suffix != ".npy":
+        if task is not None or prompt is not None:
+            raise ValueError(
+                "--task and --prompt do not go with a corpus, which holds documents as the index needs them"
+            )
+        options: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
+        corpus = encode_corpus(loaded, source, out, settings=settings, **options)
+        totals = corpus.header()["totals"]
+        print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
+        _tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
+        return
+    for option, value in (("--passages", passages), ("--workers", workers), ("--float16", float16 or None)):
+        if value is not None:
+            raise ValueError(f"{option} is of a corpus; name a folder with --out")
+    _encode_texts(loaded, source, out, words or word is not None, word, task, prompt, batch_tokens, overwrite)
+
+
+def _encode_texts(
+    model: Any, source: Any, out: Path | None, words: bool, word: str | None, task: Any, prompt: Any, budget: Any,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from ..corpus import Document
     from ..encode import encode_file, encode_stream
 
-    given: dict[str, Any] = {"task": task, "prompt": prompt, "show_progress_bar": out.bar, **read.sizes}
-    loaded = run.load(model)
-    if to is not None:
-        count, dimension = encode_file(loaded, texts, to, **given)
-        out.report(f"{to}: {count} vectors of {dimension} dimensions")
-        return
-    for chunk, vectors in encode_stream(loaded, texts, **given):
-        for text, vector in zip(chunk, vectors.tolist(), strict=True):
-            print(dumped({"text": text, "vector": vector}))
+    def texts() -> Iterator[str]:
+        for record in source.read():
+            if not isinstance(record, Document):
+                raise ValueError(str(record))
+            yield record.text
+
+    options = {"task": task, "prompt": prompt, "batch_tokens": budget}
+    if out is not None:
+        if out.exists() and not overwrite:
+            raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
+        count, dimension = encode_file(model, texts(), out, **options)
+        print(f"{out}: {count:,} vectors of {dimension} dimensions")
+    elif words:
+        from ..words import encode_words, words_of
+
+        items = [item for text in texts() for item in words_of(text, word)]
+        if not items:
+            raise ValueError("there are no such words in the texts")
+        for (text, (start, end)), vector in zip(items, encode_words(model, items, **options), strict=True):
+            place = {"text": text, "word": text[start:end], "start": start, "end": end}
+            print(_dumped({**place, "vector": vector.tolist()}))
+    else:
+        for chunk, vectors in encode_stream(model, texts(), **options):
+            for text, vector in zip(chunk, vectors.tolist(), strict=True):
+                print(_dumped({"text": text, "vector": vector}))
 
 
-@command(app, _PANEL)
-def words(
-    *,
-    model: str = MODEL,
-    file: str = arg("FILE", "Texts, as for encode; -: standard input."),
-    read: Texts,
-    run: Running,
-    out: Output,
-    word: str | None = opt(None, "Only this word, wherever it occurs. [default: all words]", "WORD"),
-    to: Path | None = opt(None, ".npy: [words, dimension] float32; .jsonl: one object for each word.", "FILE", "--out"),
-    task: str | None = TASK,
-    prompt: str | None = PROMPT,
+@app.command()
+def index(
+    input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus of st-reba encode.")],
+    folder: Folder,
+    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model; an index knows its own.")] = None,
+    add: Annotated[bool, Option("--add", help="Add documents to an index.")] = False,
+    upsert: Annotated[bool, Option("--upsert", help="Add documents, in place of those with the same ids.")] = False,
+    overwrite: Overwrite = False,
+    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")] = "auto",
+    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")] = None,
+    text_column: TextColumn = None,
+    id_column: IdColumn = None,
+    passages: Passages = None,
+    workers: Workers = None,
+    batch_tokens: BatchTokens = None,
+    encoding: Encoding = "utf-8-sig",
+    split: Split = None,
+    strict: Strict = False,
+    again: Annotated[bool, Option("--again", help="Add an input once more that was added just before.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
 ) -> None:
-    """Encode words in their context: all words of the texts, or every occurrence of one.
+    """Build an index, or add to one. What was stopped goes on with the same command.
 
-    A Chinese character is a word, unless --word names a longer one. The vectors go to --out; or with --json to stdout,
-    one object for each word (text, word, start, end, vector).
-
-    Examples:
-        st-reba words my_model texts.txt --out words.jsonl
-        echo 他在银行取钱 | st-reba words my_model - --word 银行 --json
+    Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert
     """
-    _one_of(to, out, (".npy", ".jsonl"))
-    places.expect_model("MODEL", model)
-    texts = list(texts_of(file, read.text_column))
-    from ..splitting import words_of
+    if add + upsert + overwrite > 1:
+        raise ValueError("give one of --add, --upsert and --overwrite")
+    from ..corpus import Settings
+    from ..index import Index
 
-    items = [item for text in texts for item in words_of(text, word)]
-    if not items:
-        raise ValueError(
-            f"FILE {file!r} has no words."
-            if word is None
-            else f"--word {word!r} is in none of the texts. Correct it, or leave it out for all words."
-        )
-    import numpy as np
-
-    from ..files import whole_file
-    from ..words import encode_words, unseen_words
-
-    loaded = run.load(model)
-    given: dict[str, Any] = {"prompt": prompt, "task": task}
-    if unseen := unseen_words(loaded, items, **given):
-        text, (start, end) = items[min(unseen)]
-        print(
-            f"{len(unseen)} words are past the cut or on no token, and left out: first {text[start:end]!r} in "
-            f"{text!r:.60}",
-            file=sys.stderr,
-        )
-        items = [item for place, item in enumerate(items) if place not in unseen]
-    bar = sys.stderr.isatty() if out.bar is None else out.bar
-    vectors = encode_words(loaded, items, show_progress_bar=bar, **given, **read.sizes)
-    if to is not None and to.suffix == ".npy":
-        with whole_file(to) as stream:
-            np.save(stream, vectors)
+    running = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    settings = Settings(batch_tokens=batch_tokens, encoding=encoding, split=split)
+    options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
+    options |= {"settings": settings, "strict": strict}
+    if add or upsert:
+        opened = Index.open(folder, model, **running)
+        change = (opened.upsert if upsert else opened.add)(_lines(input), again=again, **options)
+        outcome = asdict(change)
+        said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
+        if change.repeated:
+            said = ["nothing, for it was added just before (--again adds it once more)"]
     else:
-        lines = (
-            dumped({"text": text, "word": text[start:end], "start": start, "end": end, "vector": vector.tolist()})
-            for (text, (start, end)), vector in zip(items, vectors, strict=True)
-        )
-        if to is None:
-            for line in lines:
-                print(line)
-            return
-        with whole_file(to) as stream:
-            stream.writelines(f"{line}\n".encode("utf-8", "surrogatepass") for line in lines)
-    out.report(f"{to}: {len(vectors)} words of {vectors.shape[1]} dimensions")
+        if model is None:
+            raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
+        options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
+        opened = Index.build(model, _lines(input), folder, **options, **running)
+        said = [f"factory {opened.info()['factory']}"]
+        outcome = {}
+    rejects = opened.rejects() if not outcome or outcome["rejected"] else []
+    if as_json:
+        print(_dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
+        return
+    print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
+    _tell_rejects(rejects, "--json lists all, --upsert replaces documents")
 
 
-@command(app, _PANEL, names={"dtype": "--store-dtype"})
-def encode_corpus(
-    *,
-    model: str = MODEL,
-    input: str = arg("INPUT", f"{CORPUS_FILES}; -: standard input, which must be the same to continue."),
-    folder: Path = arg("OUT", "The folder to write, or to continue."),
-    records: Records,
-    engine: Engine,
-    run: Running,
-    out: Output,
-    store_dtype: str = choice(
-        "float32", STORE_DTYPES, "Of the stored vectors; float16 needs half the disk, and keeps three digits."
-    ),
-    overwrite: bool = opt(False, "Replace a corpus that does not fit; go on with one that does."),
-) -> int:
-    """Encode a corpus of any size into a folder of parts.
+@app.command()
+def search(
+    folder: Folder,
+    query: Annotated[list[str] | None, Argument(metavar="[QUERY]...", help="Texts. [default: lines of stdin]")] = None,
+    top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results for each query.")] = 10,
+    where: Annotated[
+        list[str] | None, Option(metavar="C", help="Condition, as lang=zh or year>=2020; repeatable.")
+    ] = None,
+    prompt: Prompt = None,
+    model: Annotated[str | None, Option(metavar="MODEL", help="Model, if the index does not find it.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
+    from ..index import Index
+    from ..index.where import conditions, parse_where
 
-    If it is killed, run the same command again to continue. st-reba index build makes an index of the folder.
-
-    Examples:
-        st-reba encode-corpus my_model corpus.jsonl my_corpus
-        st-reba encode-corpus my_model texts my_texts --store-dtype float16
-    """
-    places.expect_model("MODEL", model)
-    if places.kind_of(folder) not in (None, "an empty folder") and not (folder / "documents").is_dir():
-        places.expect("OUT", folder, "an encoded corpus")
-    from ..corpus import encode_corpus as encode
-    from ..corpus.encode import Engine as Workers
-    from ..corpus.encode import Run, Settings
-
-    settings = records.settings
-    names = ("batch_size", "batch_tokens", "part_size", "passages")
-    Settings(**{name: settings[name] for name in names})
-    Workers(engine.engine, engine.workers, engine.settings["devices"])
-    source = records.open(input)
-    doing = Run()
-    try:
-        corpus = encode(
-            run.load(model),
-            source,
-            folder,
-            dtype=store_dtype,  # type: ignore[arg-type]
-            overwrite=overwrite,
-            model_source=model,
-            run=doing,
-            show_progress_bar=out.bar,
-            **engine.settings,
-            **settings,
-        )
-    except KeyboardInterrupt:
-        done = f"{doing.records:,} were read"
-        if doing.total:
-            done = f"{doing.kept:,} of {doing.total:,} texts are encoded and kept"
-        raise KeyboardInterrupt(f"{done}; run the same command again to continue") from None
-    about = _about(corpus, doing)
-    out.report(_said(about), about)
-    return 0
+    chosen = parse_where(where) if where else None
+    conditions(chosen or {})
+    opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    asked: Iterable[str] = query or (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    for one in asked:
+        results = opened.search(one, top, where=chosen, prompt=prompt)
+        if as_json:
+            print(_dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
+            continue
+        if not query or len(query) > 1:
+            print(one)
+        for result in results:
+            print(f"{result.rank:>3}. {result.score:.4f}  {result.id}  {result.passage or result.text}", flush=True)
 
 
-def _about(corpus: Corpus, run: Run) -> dict[str, Any]:
-    header = corpus.header()
-    return {
-        "path": str(corpus.path),
-        **header["totals"],
-        "dimension": header["model"]["dimension"],
-        "dtype": header["settings"]["dtype"],
-        "rejects": str(corpus.path / "rejects.jsonl"),
-        "kinds": dict(Counter(reject.kind for reject in corpus.rejects())),
-        # Of this run.
-        "encoded": run.texts,
-        "seconds": run.seconds,
-        "texts_per_second": run.texts / run.seconds if run.texts else None,
-        "tokens_per_second": run.positions / run.seconds if run.positions else None,
-    }
+@app.command()
+def prune(
+    folder: Folder,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Documents to delete.")] = None,
+    ids_from: Annotated[str | None, Option(metavar="FILE", help="A file with an id a line; -: standard input.")] = None,
+    missing_ok: Annotated[bool, Option("--missing-ok", help="Pass over ids that are not there.")] = False,
+    compact: Annotated[bool, Option("--compact", help="Remove what was deleted from the disk too.")] = False,
+    factory: Annotated[str | None, Option(metavar="S", help="Another FAISS index, with --compact.")] = None,
+    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, with --factory.")] = None,
+) -> None:
+    """Delete documents of an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
+    chosen = list(ids or [])
+    if ids_from is not None:
+        lines = sys.stdin.read() if ids_from == "-" else Path(ids_from).read_text(encoding="utf-8-sig")
+        chosen += [line for line in lines.splitlines() if line]
+    if not chosen and not compact:
+        raise ValueError("there is nothing to do: give an ID, --ids-from FILE or --compact")
+    if factory is not None and not compact:
+        raise ValueError(f"--factory {factory} needs --compact")
+    from ..index import Index
+
+    opened = Index.open(folder)
+    if chosen:
+        change = opened.delete(chosen, missing="ignore" if missing_ok else "error")
+        print(f"{folder}: {change.deleted:,} deleted; {change.count:,} documents")
+    if compact:
+        change = opened.compact(factory=factory, parameters=parameters)
+        print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
 
 
-def _said(about: dict[str, Any]) -> str:
-    lines = [
-        f"{about['path']}: {about['documents']:,} documents, {about['vectors']:,} vectors of {about['dimension']} "
-        f"dimensions ({about['dtype']}) in {about['parts']:,} parts"
-    ]
-    if about["kinds"]:
-        lines.append(f"set aside: {counted(about['kinds'])}; each with its reason in {about['rejects']}")
-    if about["encoded"]:
-        tokens = about["tokens_per_second"]
-        rate = f"{about['texts_per_second']:,.0f} texts/s" + ("" if tokens is None else f", {tokens:,.0f} tokens/s")
-        lines.append(f"encoded now: {about['encoded']:,} texts in {about['seconds']:,.1f} s, {rate}")
-    else:
-        lines.append("nothing to do: all of it was encoded already")
-    return "\n".join(lines)
+@app.command()
+def export(
+    folder: Folder,
+    out: Annotated[Path, Argument(metavar="OUT", help="X.parquet: documents and vectors; X.faiss: vectors by key.")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Export an index for other tools. Example: st-reba export my_index everything.parquet"""
+    from ..index import Index
+
+    print(f"{out}: {Index.open(folder).export(out, overwrite=overwrite):,} vectors")
 
 
-def counted(kinds: dict[str, int]) -> str:
-    """Records that were set aside, by reason."""
-    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+def _lines(input: str) -> Any:
+    """A path, or the lines of standard input."""
+    return [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if input == "-" else input
+
+
+def _tell_rejects(rejects: list[Any], remedy: str) -> None:
+    if rejects:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
+        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import shutil
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,53 +15,40 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..batches import check_sizes
-from ..files import make_folder, remove_leftovers, whole_file
-from ..fingerprint import ModelFingerprint, check, dtype_of, encoding_rate, fingerprint
-from ..folders import check_folder
-from ..lock import LOCK_FILE, writers_lock
-from ..persistence import loaded, place_of
-from .folder import (
-    DTYPES,
-    HEADER_FILE,
-    REJECTS_FILE,
-    Corpus,
-    Progress,
-    is_corpus,
-    rejects_lines,
-    sha256,
-    unusable,
-)
-from .gather import gather
-from .part import encode_part
+from ..encode import encode_batch, in_order, planned_batches
+from ..files import LOCK_FILE, disk_errors, make_folder, remove_leftovers, whole_file, writers_lock
+from ..probe import Probe, check, encoding_rate, load, probe, remembered
+from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256, unusable
 from .passages import cutter, parse_passages
-from .pool import encode_in_processes
-from .ray import encode_on_ray
-from .records import Reading
-from .source import Input, open_source
+from .records import MAX_CHARS, Document, Reject, beginning, to_json
+from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("local", "ray")
-# A part is so many seconds of the work that short texts make, so a minute or a few of real ones.
+# A part takes so many seconds with short texts, so a minute or a few with real ones.
 PART_SECONDS = 20
 FEWEST, MOST = 64, 16_384
+# A part is in memory at once: fewer long records.
+PART_CHARS = 2**22
+_PART_SETTINGS = ("dtype", "batch_size", "batch_tokens", "part_size", "passages")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the vectors of a corpus, and how they are stored.
+    """Settings of `encode_corpus` that are rarely needed.
 
     Args:
         dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass; None: ``st_reba.batches.DEFAULT_BATCH_TOKENS``, unless ``batch_size``
-            is given.
-        part_size: Records a part; None: about a minute's work.
-        passages: Tokens of a passage and of the overlap, as "256:32"; None: no text is cut.
+        batch_tokens: Positions a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
+        batch_size: Texts a forward pass, instead of ``batch_tokens``.
+        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
+        encoding: Of text files.
+        split: Of a folder of several datasets.
+        max_chars: Longest text, in characters; a longer one is set aside.
+        strict: Stop at the first record that would be set aside.
 
     Example:
         >>> Settings(batch_tokens=8192).dtype
@@ -72,78 +56,28 @@ class Settings:
     """
 
     dtype: Literal["float32", "float16"] = "float32"
-    batch_size: int | None = None
     batch_tokens: int | None = None
+    batch_size: int | None = None
     part_size: int | None = None
-    passages: str | None = None
+    encoding: str = "utf-8-sig"
+    split: str | None = None
+    max_chars: int = MAX_CHARS
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not known: choose one of {', '.join(DTYPES)} (--store-dtype).")
-        check_sizes(self.batch_size, self.batch_tokens)
-        if self.part_size is not None and (type(self.part_size) is not int or self.part_size < 1):
-            raise ValueError(f"part_size={self.part_size!r} must be a whole number from 1 on (--part-size).")
-        parse_passages(self.passages)
+            raise ValueError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+        for name in ("batch_tokens", "batch_size", "part_size", "max_chars"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
+        if self.batch_size is not None and self.batch_tokens is not None:
+            raise ValueError(f"batch_size={self.batch_size} and batch_tokens={self.batch_tokens}: give one of both")
 
-
-@dataclass(frozen=True)
-class Engine:
-    """Where parts are encoded.
-
-    Args:
-        name: "local": this machine; "ray": a Ray cluster.
-        workers: How many processes, each with a copy of the model; None or 1 on this machine: this one.
-        devices: Where they run, as ["cuda:0", "cuda:1"]; None: where the model is.
-    """
-
-    name: str = "local"
-    workers: int | None = None
-    devices: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.name not in ENGINES:
-            raise ValueError(f"engine={self.name!r} is not known: choose one of {', '.join(ENGINES)} (--engine).")
-        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
-            raise ValueError(f"workers={self.workers!r} must be a whole number from 1 on (--workers).")
-        if self.devices is not None and (isinstance(self.devices, str) or not self.devices):
-            raise ValueError(f"devices={self.devices!r} must be a list, as ['cuda:0', 'cuda:1'] (--devices).")
-        if self.devices and self.workers and self.workers < len(self.devices):
-            raise ValueError(
-                f"workers={self.workers} are fewer than devices={list(self.devices)}: each device needs one. Give as "
-                "many, or more for several on each (--workers, --devices)."
-            )
-
-    def encode(self, model: SentenceTransformer, corpus: Corpus, parts: list[int], progress: Progress) -> None:
-        """Encode parts that have no vectors."""
-        if self.name == "ray":
-            encode_on_ray(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
-        elif (self.workers or 1) == 1 and len(self.devices or ()) <= 1:
-            device = model.device
-            try:
-                for number in parts:
-                    encode_part(model.to(self.devices[0]) if self.devices else model, corpus, number, progress)
-            finally:
-                model.to(device)
-        else:
-            encode_in_processes(model, corpus, parts, progress, workers=self.workers, devices=self.devices)
-
-
-@dataclass
-class Run:
-    """What one run of `encode_corpus` has done so far; hand one over to look at it meanwhile or afterwards."""
-
-    records: int = 0
-    """Records that were read."""
-    total: int | None = None
-    """Texts of the corpus, once its input is read."""
-    kept: int = 0
-    """Texts of parts that are finished."""
-    texts: int = 0
-    """Texts that this run has encoded."""
-    positions: int = 0
-    """Positions that the model ran for them, all copies, without padding."""
-    seconds: float = 0.0
-    """What encoding took."""
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The options of `open_source`."""
+        return {name: getattr(self, name) for name in ("encoding", "split", "max_chars")}
 
 
 def encode_corpus(
@@ -151,25 +85,13 @@ def encode_corpus(
     input: Input,
     path: str | PathLike[str],
     *,
-    engine: str = "local",
-    workers: int | None = None,
-    devices: Sequence[str] | None = None,
-    part_size: int | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    batch_size: int | None = None,
-    batch_tokens: int | None = None,
-    passages: str | None = None,
     text_column: str | None = None,
     id_column: str | None = None,
-    encoding: str = "utf-8-sig",
-    split: str | None = None,
-    max_chars: int = 1_000_000,
-    ids: Iterable[str] | None = None,
-    strict: bool = False,
+    passages: str | None = None,
+    workers: int | None = None,
     overwrite: bool = False,
-    model_source: str | PathLike[str] | None = None,
+    settings: Settings | None = None,
     show_progress_bar: bool | None = None,
-    run: Run | None = None,
 ) -> Corpus:
     """Encode documents into a folder; killed at any moment, the same call goes on where it was.
 
@@ -178,27 +100,15 @@ def encode_corpus(
         input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, a table, or an iterable, which a
             repeated call must give again.
         path: The folder. One that holds anything else is refused.
-        engine: ``"local"``: this machine; ``"ray"``: a Ray cluster.
-        workers: Processes, each with a copy of the model; None: this one alone, or one for each of ``devices``, or on
-            Ray one a GPU or node.
-        devices: Where they run, as ``["cuda:0", "cuda:1"]``.
-        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
-        dtype: Of the stored vectors: ``"float16"`` takes half the disk and keeps about three digits.
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass; see :func:`~st_reba.encode.encode_stream`.
+        text_column: Column or key of the text; None: "text", or another usual name.
+        id_column: Column or key of the id; None: "id", another usual name, or the number of the record; "": the number.
         passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
             passage gets a vector.
-        text_column: The column or key that holds the text; None: "text", or another usual name.
-        id_column: The column or key that holds the id; None: "id", another usual name, or the record's number.
-        encoding: Of text files.
-        split: Of a folder of several datasets.
-        max_chars: The longest text, in characters; a longer one is set aside.
-        ids: One id for each text of an iterable.
-        strict: Stop at the first record that is no document; else it is set aside in ``rejects.jsonl``.
-        overwrite: Replace a corpus of another model, settings or input.
-        model_source: The Hub id or folder of the model, for who opens the corpus alone; a folder is kept relative.
+        workers: Encode with so many workers of Ray Data, one a GPU if there are any: on the cluster of RAY_ADDRESS, or
+            on this machine; None: in this process.
+        overwrite: Replace a corpus of another model, settings or input; parts that are the same stay.
+        settings: What else there is.
         show_progress_bar: Show bars; None: on a terminal.
-        run: Takes the counts of this run.
 
     Returns:
         The complete corpus.
@@ -215,29 +125,60 @@ def encode_corpus(
         >>> [(reject.place, reject.kind) for reject in corpus.rejects()]
         [('record 1', 'no text')]
     """
-    settings = Settings(dtype, batch_size, batch_tokens, part_size, passages)
-    chosen = Engine(engine, workers, devices)
-    source = open_source(input, Reading(text_column, id_column, encoding, split, max_chars), ids).begun()
-    corpus, run = Corpus(path), run or Run()
-    _check_target(corpus.path)
-    model, model_source = loaded(model, model_source)
-    with told(corpus.path):
-        made = make_folder(corpus.path)
-        for folder in (corpus.path / "documents", corpus.path / "vectors"):
-            make_folder(folder)
-        with writers_lock(corpus.path):
+    settings = settings or Settings()
+    parse_passages(passages)
+    if workers is not None and (type(workers) is not int or workers < 1):
+        raise ValueError(f"workers={workers!r} must be a whole number from 1 on")
+    source = open_source(input, text_column=text_column, id_column=id_column, **settings.reading)
+    _check_target(Path(path))
+    options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "show": show_progress_bar}
+    return encode_source(load(model), source, Path(path), settings, passages, source_of=model, **options)
+
+
+def encode_source(
+    model: SentenceTransformer,
+    source: Source,
+    path: Path,
+    settings: Settings,
+    passages: str | None,
+    *,
+    source_of: Any = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    first: int = 0,
+    wanted: Callable[[int], bool] | None = None,
+    show: bool | None = None,
+) -> Corpus:
+    """Encode a source into a folder; `encode_corpus` behind its checks.
+
+    Args:
+        model, settings, passages, workers, overwrite: As for `encode_corpus`.
+        source: The source.
+        path: The folder.
+        source_of: The model as the caller named it.
+        first: Added to the number of a record to make its id.
+        wanted: Called with the number of documents before they are encoded; False: they are not. None: there must be
+            some.
+        show: Show bars; None: on a terminal.
+    """
+    corpus = Corpus(path)
+    folders = (path, path / "documents", path / "vectors")
+    with disk_errors(path):
+        made = [make_folder(folder) for folder in folders][0]
+        with writers_lock(path):
             try:
-                for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
+                for folder in folders:
                     remove_leftovers(folder)
-                header = _begin(corpus, model, settings, model_source, overwrite)
                 cut = cutter(model, passages)
-                options: dict[str, Any] = {"strict": strict, "overwrite": overwrite, "show": show_progress_bar}
-                gather(source, corpus, header, cut, seen=partial(setattr, run, "records"), **options).check(source.name)
-                encode_pending(corpus, model, chosen, show_progress_bar, run)
-                finish(corpus, header)
+                header = _begin(
+                    corpus, model, source_of or model, {**asdict(settings), "passages": passages}, overwrite
+                )
+                gather(source, corpus, header, cut, strict=settings.strict, overwrite=overwrite, first=first, show=show)
+                _encode_pending(corpus, model, workers, show)
+                _finish(corpus)
             except BaseException:
                 if made and not corpus.parts():
-                    shutil.rmtree(corpus.path, ignore_errors=True)
+                    shutil.rmtree(path, ignore_errors=True)
                 raise
     return corpus
 
@@ -247,137 +188,212 @@ def _check_target(folder: Path) -> None:
     for name in (LOCK_FILE, "documents", "vectors"):
         if (folder / name).is_symlink():
             raise FileExistsError(f"{folder / name}: a link, through which nothing is written; give another path")
-    if folder.is_dir():
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: a file is there; name a folder")
+    if folder.is_dir() and not is_corpus(folder):
         names = {file.name for file in folder.iterdir() if not file.name.startswith(f".{HEADER_FILE}.")}
         empty = not any(file for name in ("documents", "vectors") for file in (folder / name).glob("*"))
-        if names <= {LOCK_FILE, "documents", "vectors"} and empty:
-            return
-    check_folder(folder, overwrite=True, kind="an encoded corpus", is_kind=is_corpus)
+        if not (names <= {LOCK_FILE, "documents", "vectors"} and empty):
+            raise FileExistsError(f"{folder}: not an encoded corpus, so it is not replaced; give another path")
 
 
 def _begin(
-    corpus: Corpus,
-    model: SentenceTransformer,
-    settings: Settings,
-    model_source: str | PathLike[str] | None,
-    overwrite: bool,
+    corpus: Corpus, model: SentenceTransformer, source_of: Any, settings: dict[str, Any], overwrite: bool
 ) -> dict[str, Any]:
     """The header: the one that is there, if model and settings are the same, or a new one."""
+    mark = probe(model)
+    given = {name: settings[name] for name in _PART_SETTINGS}
     if is_corpus(corpus.path):
         try:
-            _check_same(corpus, model, settings)
-            corpus.remove_altered()
-            return corpus.header()
+            header = corpus.header()
+            stored = Probe.from_json(header["model"])
+            check(stored, mark, f"the corpus {corpus.path}")
+            wanted = {**given, "part_size": given["part_size"] or header["settings"]["part_size"]}
+            for name, value in {**wanted, "dtype of the model": mark.dtype}.items():
+                before = {**header["settings"], "dtype of the model": stored.dtype}[name]
+                if before != value:
+                    raise ValueError(
+                        f"{corpus.path}: {name}={value!r}, but it was begun with {before!r}; give that to go on, "
+                        "another path, or overwrite=True to begin anew"
+                    )
+            _remove_altered(corpus, header)
+            return header
         except (ValueError, KeyError, TypeError):
-            # A header alone, of a run that stored nothing, binds to nothing.
-            if not overwrite and (corpus.parts() or not corpus.header()):
+            if not overwrite and corpus.parts():
                 raise
-            clear(corpus)
-    header = {**new_header(model, settings), "model_source": place_of(model_source, corpus.path)}
+            for file in reversed(corpus.part_files()):
+                file.unlink()
+    if given["part_size"] is None:
+        given["part_size"] = 1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
+    about = remembered(source_of, mark, corpus.path)
+    header = {"model": about, "similarity": model.similarity_fn_name, "settings": given}
     corpus.write_header(header)
     return header
 
 
-def new_header(model: SentenceTransformer, settings: Settings) -> dict[str, Any]:
-    """The header of a corpus that is begun."""
-    mark = fingerprint(model)
-    size = settings.part_size
-    if size is None:
-        size = 1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
-    return {
-        "model": mark.to_json(),
-        "settings": {**asdict(settings), "part_size": size},
-        "model_dtype": dtype_of(model),
-        "similarity": model.similarity_fn_name,
-        "model_source": None,
-    }
+def _remove_altered(corpus: Corpus, header: dict[str, Any]) -> None:
+    """Remove files of a complete corpus that are not what the header says, so that they are made again."""
+    wanted: dict[str, str] = header.get("files") or {}
+    for name, digest in (corpus.files() if wanted else {}).items():
+        if wanted.get(name) != digest:
+            (corpus.path / name).unlink()
 
 
-def _check_same(corpus: Corpus, model: SentenceTransformer, settings: Settings) -> None:
+def gather(
+    source: Source,
+    corpus: Corpus,
+    header: dict[str, Any],
+    cut: Callable[[list[str]], list[tuple[int, ...]]],
+    *,
+    strict: bool = False,
+    overwrite: bool = False,
+    first: int = 0,
+    show: bool | None = None,
+) -> tuple[int, Reject | None]:
+    """Write the documents of a source into parts; parts whose records are the same already stay, with their vectors.
+
+    Args:
+        source, strict, overwrite, first, show: As for `encode_source`.
+        corpus: The corpus.
+        header: Its header.
+        cut: The function of `cutter`.
+
+    Returns:
+        Number of documents, and the first record that was set aside.
+
+    Raises:
+        ValueError: A record is no document (``strict``), or the input has changed.
+    """
+    there = 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
+    number, documents, rejected = 0, 0, None
+    remedy = "give the same input to go on, or overwrite=True to encode this one in its place"
+    with tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar:
+        for part in _parts(source, header["settings"]["part_size"], strict, first):
+            for index, spans in enumerate(cut([row.text for row in part.rows]) if part.rows else ()):
+                part.rows[index] = part.rows[index]._replace(spans=spans)
+            documents += len(part.rows)
+            rejected = rejected or next(iter(part.rejects), None)
+            if part.digest != (old := corpus.digest(number)):
+                if old is not None and not overwrite:
+                    where = f"from record {part.start:,} on"
+                    raise ValueError(f"{source.name}: {where} it is not what {corpus.path} was made of; {remedy}")
+                _reopen(corpus)
+                corpus.write_part(number, part)
+            number += 1
+            bar.update(part.stop - part.start)
+    if number < there:
+        if not overwrite:
+            raise ValueError(f"{source.name}: it ends before part {number} of {corpus.path}; {remedy}")
+        _reopen(corpus)
+        for left in reversed(range(number, there)):
+            corpus.vectors_path(left).unlink(missing_ok=True)
+            corpus.documents_path(left).unlink(missing_ok=True)
+    return documents, rejected
+
+
+def _reopen(corpus: Corpus) -> None:
+    """Take the totals out of the header of a complete corpus, before a part of it changes."""
     header = corpus.header()
-    check(ModelFingerprint.from_json(header["model"]), model, f"the corpus {corpus.path}")
-    given = {**asdict(settings), "model_dtype": dtype_of(model)}
-    there = {**header["settings"], "model_dtype": header["model_dtype"]}
-    given["part_size"] = settings.part_size or there["part_size"]
-    for name, value in given.items():
-        if there[name] != value:
-            flag = {"dtype": "store-dtype", "model_dtype": "dtype"}.get(name, name.replace("_", "-"))
-            raise ValueError(
-                f"{corpus.path}: {name}={value!r}, but it was begun with {there[name]!r} (--{flag}). Give that to go "
-                "on, another path, or overwrite=True (--overwrite) to begin anew."
-            )
-
-
-def clear(corpus: Corpus) -> None:
-    """Remove the parts of a corpus, the header last."""
-    for file in reversed(corpus.part_files()):
-        file.unlink()
-    for name in (REJECTS_FILE, HEADER_FILE):
-        (corpus.path / name).unlink(missing_ok=True)
-
-
-def encode_pending(corpus: Corpus, model: SentenceTransformer, engine: Engine, show: bool | None, run: Run) -> None:
-    """Encode every part that has no vectors."""
-    pending, header = corpus.pending(), corpus.header()
-    if pending and "totals" in header:
+    if "totals" in header:
         corpus.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
-    counts = [corpus.counts(number)[1] for number in range(corpus.parts())]
-    run.total = sum(counts)
-    run.kept = run.total - sum(counts[number] for number in pending)
-    began = time.perf_counter()
-    with tqdm(
-        total=run.total, initial=run.kept, desc="Encoding", unit=" texts", disable=None if show is None else not show
-    ) as bar:
-
-        def progress(texts: int, positions: int) -> None:
-            run.texts += texts
-            run.positions += positions
-            run.seconds = time.perf_counter() - began
-            if run.positions:
-                bar.set_postfix_str(f"{run.positions / max(run.seconds, 1e-9):,.0f} tokens/s", refresh=False)
-            bar.update(texts)
-
-        try:
-            if pending:
-                engine.encode(model, corpus, pending, progress)
-        finally:
-            run.kept = run.total - sum(counts[number] for number in pending if not corpus.vectors_path(number).exists())
-            run.seconds = time.perf_counter() - began
 
 
-def finish(corpus: Corpus, header: dict[str, Any]) -> None:
+def _parts(source: Source, size: int, strict: bool, first: int) -> Iterator[Part]:
+    """The input in parts, ids that occur twice set aside."""
+    part, chars = Part(0, 0), 0
+    # A database without a name is a temporary file: memory does not grow with the number of ids.
+    with closing(sqlite3.connect("", isolation_level=None)) as used:
+        used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
+        used.execute("BEGIN")
+        for record in source.read():
+            number = part.stop
+            if isinstance(record, Document):
+                identity = str(first + number) if record.id is None else record.id
+                if used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
+                    metadata = to_json(record.metadata) if record.metadata else "{}"
+                    part.rows.append(Row(number, record.id, record.text, metadata))
+                    chars += len(record.text) + len(metadata)
+                else:
+                    (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
+                    reason = f"id used twice: {identity!r} is that of record {owner} too; give every document its own"
+                    record = Reject(f"record {number}", reason, identity, beginning(record.text))
+            if isinstance(record, Reject):
+                if strict:
+                    raise ValueError(str(record))
+                part.rejects.append(record)
+                chars += len(record.reason)
+            part.stop += 1
+            if part.stop - part.start == size or chars >= PART_CHARS:
+                yield part
+                part, chars = Part(part.stop, part.stop), 0
+    if part.stop > part.start:
+        yield part
+
+
+def encode_part(
+    model: SentenceTransformer, corpus: Corpus, number: int, progress: Callable[[int], object] | None = None
+) -> int:
+    """Encode a part's texts in this process and write their vectors.
+
+    The batches depend on the part alone, so the file is the same bit for bit however often it was tried, on the same
+    hardware with as many threads.
+
+    Args:
+        model: The model.
+        corpus: The corpus.
+        number: The part.
+        progress: Called after each batch with its number of texts.
+
+    Returns:
+        How many texts were encoded.
+    """
+    header = corpus.header()
+    texts = [text for row in corpus.part(number).rows for text in row.passages]
+    settings = header["settings"]
+    vectors = np.zeros((0, header["model"]["dimension"]), np.float32)
+    if texts:
+        sizes = {"batch_size": settings["batch_size"], "batch_tokens": settings["batch_tokens"]}
+        batches, _ = planned_batches(model, texts, task="document", **sizes)
+        rows = []
+        for batch in batches:
+            rows.append(encode_batch(model, [texts[index] for index in batch], task="document"))
+            if progress is not None:
+                progress(len(batch))
+        vectors = in_order(rows, batches)
+    corpus.write_vectors(number, vectors, settings["dtype"])
+    return len(texts)
+
+
+def _encode_pending(corpus: Corpus, model: SentenceTransformer, workers: int | None, show: bool | None) -> None:
+    pending, counts = corpus.pending(), [corpus.counts(number)[1] for number in range(corpus.parts())]
+    kept = sum(counts) - sum(counts[number] for number in pending)
+    if pending:
+        _reopen(corpus)
+    disable = None if show is None else not show
+    with tqdm(total=sum(counts), initial=kept, desc="Encoding", unit=" texts", disable=disable) as bar:
+        if workers is not None and pending:
+            from .ray import encode_on_ray
+
+            encode_on_ray(model, corpus, pending, bar.update, workers)
+        else:
+            for number in pending:
+                encode_part(model, corpus, number, bar.update)
+
+
+def _finish(corpus: Corpus) -> None:
     """Write ``rejects.jsonl``, then the header with totals and digests, unless they are there already."""
-    files = corpus.files()
-    if corpus.header().get("files") == files:
-        logger.info("%s: all of it is encoded already, so there is nothing to do", corpus.path)
+    header, files = corpus.header(), corpus.files()
+    if header.get("files") == files:
         return
     totals = dict.fromkeys(("parts", "records", "documents", "vectors", "rejected", "unusable"), 0)
     with whole_file(corpus.path / REJECTS_FILE) as stream:
         for number in range(corpus.parts()):
             part = corpus.part(number)
-            bad = [reject for _, reject in unusable(part, corpus.vectors(number))]
-            stream.writelines(rejects_lines([*part.rejects, *bad]))
-            counts = (1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad))
+            bad = list(unusable(part, corpus.vectors(number)).values())
+            stream.writelines(f"{to_json(asdict(one))}\n".encode() for one in [*part.rejects, *bad])
+            counts: Sequence[int] = (
+                1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad),
+            )  # fmt: skip
             totals = {name: totals[name] + count for name, count in zip(totals, counts, strict=True)}
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     corpus.write_header({**header, "totals": totals, "files": files})
-
-
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
-    errno.EFBIG: "allow larger files (ulimit -f, or another file system)",
-    errno.EIO: "look after the disk",
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"),
-}
-
-
-@contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """Errors of the disk with the file and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _REMEDIES or "; what is finished" in str(error):
-            raise
-        said = f"{error.strerror}: {_REMEDIES[error.errno]}, then run the same again; what is finished stays"
-        raise type(error)(error.errno, said, os.fspath(error.filename or folder)) from error

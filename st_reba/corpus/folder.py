@@ -1,42 +1,40 @@
-"""The folder of an encoded corpus.
+"""Folder of an encoded corpus.
 
-    corpus.json            the model's fingerprint and the settings; at the end also totals and every file's SHA-256
-    documents/00000.parquet    documents of a part: record, id, text, metadata (JSON), spans; what was set aside
-    vectors/00000.npy      their vectors [vectors, d], as the model gives them
-    rejects.jsonl          all that was set aside, at the end
+    corpus.json                probe of the model and settings; at the end also totals and the SHA-256 of every file
+    documents/00000.parquet    documents of a part: record, id, text, metadata (JSON), spans; and what was set aside
+    vectors/00000.npy          their vectors [vectors, d], as the model gives them
+    rejects.jsonl              all that was set aside, at the end
 
-A part is encoded when both its files are there: each appears whole, by a rename. Any process may encode any part, on
-any machine that shares the folder.
+A part is encoded when both its files are there: each appears whole, by a rename.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 
 from ..files import whole_file, whole_path
-from ..optional import required
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
 DTYPES = ("float32", "float16")
 
-# Why a vector cannot be used.
-_NOT_FINITE = (
-    "no vector: it is NaN or infinite; load the model in another dtype (--dtype float32), or leave the text out"
-)
+_NOT_FINITE = "no vector: it is NaN or infinite; load the model in another dtype, or leave the text out"
 _ZERO = "no vector: it is zero, so nothing is nearer to it than anything else; leave the text out"
-_BEYOND = "no vector: it has values that float16 cannot hold; store float32 (--store-dtype float32)"
+_BEYOND = "no vector: it has values that float16 cannot hold; store float32"
+_TYPES = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.list_(pyarrow.int32()))
 
 
 class Row(NamedTuple):
@@ -47,7 +45,7 @@ class Row(NamedTuple):
         id: Its id; None: it has none of its own.
         text: The text.
         metadata: JSON of the metadata.
-        spans: Where its passages begin and end, in characters, one after the other; empty: the text is one.
+        spans: Bounds of its passages in characters, (start, stop, start, stop, …); empty: the text is one.
     """
 
     record: int
@@ -58,15 +56,14 @@ class Row(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        """How many vectors it has."""
+        """Number of vectors."""
         return len(self.spans) // 2 or 1
 
     @property
     def passages(self) -> list[str]:
         """The texts that are encoded."""
-        if not self.spans:
-            return [self.text]
-        return [self.text[start:stop] for start, stop in zip(self.spans[::2], self.spans[1::2], strict=True)]
+        bounds = self.spans or (0, len(self.text))
+        return [self.text[start:stop] for start, stop in zip(bounds[::2], bounds[1::2], strict=True)]
 
     def document(self) -> Document:
         """The document, its record's number in place of a missing id."""
@@ -75,13 +72,13 @@ class Row(NamedTuple):
 
 @dataclass
 class Part:
-    """The documents of a part, and what was set aside on the way to them.
+    """Documents of a part.
 
     Args:
         start: The number of its first record.
         stop: The number of the record behind its last.
         rows: The documents.
-        rejects: Records that are none.
+        rejects: Records that were set aside.
     """
 
     start: int
@@ -91,8 +88,14 @@ class Part:
 
     @property
     def vectors(self) -> int:
-        """How many vectors it has."""
+        """Number of vectors."""
         return sum(row.vectors for row in self.rows)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the records, once they are complete."""
+        rejects = [[one.place, one.reason, one.id] for one in self.rejects]
+        return hashlib.sha256(to_json([self.start, self.stop, self.rows, rejects]).encode()).hexdigest()
 
 
 class Corpus:
@@ -105,15 +108,15 @@ class Corpus:
         >>> import st_reba
         >>> from st_reba.corpus import encode_corpus
         >>> corpus = encode_corpus(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_corpus")
-        >>> [(row.text, vector.shape) for part in range(corpus.parts()) for row, vector in corpus.read(part)]
+        >>> [(row.text, vectors.shape) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]
         [('Cats sleep.', (1, 192)), ('Ships sail.', (1, 192))]
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
 
     def header(self) -> dict[str, Any]:
-        """What `write_header` wrote.
+        """The content of corpus.json.
 
         Raises:
             FileNotFoundError: The folder is no corpus.
@@ -123,30 +126,28 @@ class Corpus:
         try:
             value = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(
-                f"{path}: no such file, so {self.path} is not an encoded corpus; st-reba encode-corpus writes one"
-            ) from None
+            raise FileNotFoundError(f"{path}: no such file, so {self.path} is not an encoded corpus") from None
         except (ValueError, RecursionError, IsADirectoryError) as error:
             raise ValueError(f"{path}: not JSON ({error}); encode the corpus again") from None
-        if not isinstance(value, dict) or "model" not in value or "settings" not in value:
+        if not isinstance(value, dict) or not {"model", "settings"} <= set(value):
             raise ValueError(f"{path}: no header of a corpus; encode the corpus again")
         return value
 
     def write_header(self, value: dict[str, Any]) -> None:
-        """Write or replace the header."""
+        """Write or replace corpus.json."""
         with whole_file(self.path / HEADER_FILE) as stream:
             stream.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
     def documents_path(self, number: int) -> Path:
-        """Where a part's documents are."""
+        """File of a part's documents."""
         return self.path / "documents" / f"{number:05d}.parquet"
 
     def vectors_path(self, number: int) -> Path:
-        """Where a part's vectors are."""
+        """File of a part's vectors."""
         return self.path / "vectors" / f"{number:05d}.npy"
 
     def parts(self) -> int:
-        """How many parts have documents, in order from 0."""
+        """Number of parts that have documents."""
         number = 0
         while self.documents_path(number).is_file():
             number += 1
@@ -157,19 +158,19 @@ class Corpus:
         return [number for number in range(self.parts()) if not self.is_encoded(number)]
 
     def is_encoded(self, number: int) -> bool:
-        """Whether a part's vectors are there, as many as it needs."""
+        """True if a part has its vectors."""
         try:
             return bool(self.vectors(number).shape[0] == self.counts(number)[1])
         except (OSError, ValueError):
             return False
 
     def counts(self, number: int) -> tuple[int, int]:
-        """How many documents and how many vectors a part has, without its texts being read."""
+        """Numbers of documents and of vectors of a part; its texts are not read."""
         with self._opened(number) as (_, about):
             return int(about["documents"]), int(about["vectors"])
 
     def digest(self, number: int) -> str | None:
-        """SHA-256 of a part's records, its rejects included; None: there is no such part, or it is damaged."""
+        """`Part.digest` of a part that was written; None: there is none, or it is damaged."""
         try:
             with self._opened(number) as (_, about):
                 return str(about["digest"])
@@ -188,40 +189,31 @@ class Corpus:
             rows = [Row(*values) for values in zip(*columns.values(), strict=True)]
             return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
 
-    def texts(self, number: int) -> list[str]:
-        """All that is encoded of a part, one text a vector."""
-        with self._opened(number) as (file, _):
-            columns = file.read(["text", "spans"], use_threads=False).to_pydict()
-        found = zip(columns["text"], columns["spans"], strict=True)
-        return [one for text, spans in found for one in (Row(0, None, text, "", spans).passages if spans else (text,))]
+    def write_part(self, number: int, part: Part) -> None:
+        """Write the documents of a part; vectors of another that were there are removed."""
+        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
 
-    def write_part(self, number: int, part: Part, digest: str) -> None:
-        """Write the documents of a part, whole or not at all; vectors of another that were there are removed."""
-        pa, parquet = required("pyarrow", "corpus"), required("pyarrow.parquet", "corpus")
-        about = {
+        about: dict[str, Any] = {
             "start": part.start,
             "stop": part.stop,
             "documents": len(part.rows),
             "vectors": part.vectors,
-            "digest": digest,
-            "rejects": [asdict(reject) for reject in part.rejects],
         }
-        types = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.list_(pa.int32()))
-        columns = [
-            pa.array([None if row[place] == () else row[place] for row in part.rows], kind)
-            for place, kind in enumerate(types)
-        ]
-        schema = pa.schema(list(zip(Row._fields, types, strict=True)), metadata={"st_reba": json.dumps(about)})
+        about |= {"digest": part.digest, "rejects": [asdict(reject) for reject in part.rejects]}
+        columns = list(zip(*(row[:4] + (row.spans or None,) for row in part.rows), strict=True)) or [()] * 5
+        arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, _TYPES, strict=True)]
+        schema = pyarrow.schema(list(zip(Row._fields, _TYPES, strict=True)), {"st_reba": json.dumps(about)})
         self.vectors_path(number).unlink(missing_ok=True)
         with whole_path(self.documents_path(number)) as temporary:
-            parquet.write_table(pa.Table.from_arrays(columns, schema=schema), temporary, compression="zstd")
+            parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """The file of a part's documents, and what it says of itself."""
+        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
+
         path = self.documents_path(number)
         try:
-            with required("pyarrow.parquet", "corpus").ParquetFile(path, pre_buffer=False) as file:
+            with parquet.ParquetFile(path, pre_buffer=False) as file:
                 yield file, dict(json.loads(file.schema_arrow.metadata[b"st_reba"]))
         except FileNotFoundError:
             raise FileNotFoundError(f"{path}: no such file; encode the corpus again") from None
@@ -245,24 +237,18 @@ class Corpus:
         return array
 
     def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
-        """Write the vectors of a part, whole or not at all."""
-        path = self.vectors_path(number)
+        """Write the vectors of a part."""
         with np.errstate(over="ignore", under="ignore"):
             rows = vectors.astype(dtype)
-        with whole_file(path) as stream:
-            try:
-                np.save(stream, rows)
-            except OSError as error:
-                error.filename = error.filename or str(path)
-                raise
+        with whole_file(self.vectors_path(number)) as stream:
+            np.save(stream, rows)
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
         """Each document of a part with its vectors [passages, d]."""
         vectors, start = self.vectors(number), 0
         for row in self.part(number).rows:
-            stop = start + row.vectors
-            yield row, vectors[start:stop]
-            start = stop
+            yield row, vectors[start : start + row.vectors]
+            start += row.vectors
 
     def rejects(self) -> Iterator[Reject]:
         """All that was set aside, part by part: records that are no documents, then vectors that cannot be used."""
@@ -270,56 +256,44 @@ class Corpus:
             part = self.part(number)
             yield from part.rejects
             if self.vectors_path(number).is_file():
-                yield from (reject for _, reject in unusable(part, self.vectors(number)))
-
-    def is_complete(self) -> bool:
-        """Whether the header has the totals of a finished run, and all its parts their vectors."""
-        totals = self.header().get("totals")
-        return totals is not None and totals["parts"] == self.parts() and not self.pending()
+                yield from unusable(part, self.vectors(number)).values()
 
     def files(self) -> dict[str, str]:
-        """The SHA-256 of every file but the header, by its name within the folder."""
+        """SHA-256 of every file but the header, by its name within the folder."""
         paths = [*self.part_files(), self.path / REJECTS_FILE]
         return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths if path.is_file()}
 
     def part_files(self) -> list[Path]:
-        """The files of all parts, also behind one that is missing."""
+        """Files of all parts."""
         found = [file for folder in ("documents", "vectors") for file in (self.path / folder).glob("*")]
         return sorted(file for file in found if file.stem.isdecimal())
 
-    def remove_altered(self) -> None:
-        """Remove files that are not what the header says, so that they are made again."""
-        wanted: dict[str, str] = self.header().get("files") or {}
-        for name, digest in (self.files() if wanted else {}).items():
-            if wanted.get(name) != digest:
-                (self.path / name).unlink()
-
     def verify(self) -> None:
-        """Hold every file of a complete corpus against the digest in its header.
+        """Compare every file of a complete corpus with the digest in its header.
 
         Raises:
             ValueError: The corpus is not complete, or a file is truncated, altered or missing.
         """
         wanted, found = self.header().get("files"), self.files()
         if wanted is None:
-            raise ValueError(f"{self.path}: not encoded to its end; run the same command again to go on")
+            raise ValueError(f"{self.path}: not encoded to its end; encode it again to go on")
         for name in {**wanted, **found}:
             if wanted.get(name) != found.get(name):
-                raise ValueError(f"{self.path / name}: missing, or not what was written; run the same command again")
+                raise ValueError(f"{self.path / name}: missing, or not what was written; encode the corpus again")
 
 
-def is_corpus(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder was written by ``encode_corpus``."""
+def is_corpus(folder: str | PathLike[str]) -> bool:
+    """True if a folder was written by ``encode_corpus``."""
     return (Path(folder) / HEADER_FILE).is_file() and (Path(folder) / "documents").is_dir()
 
 
-def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:
-    """The documents of a part that have a vector which is NaN, infinite or zero: their row, and the reject.
+def unusable(part: Part, vectors: NDArray[Any]) -> dict[int, Reject]:
+    """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject.
 
     Example:
         >>> part = Part(0, 2, [Row(0, None, "Cats sleep."), Row(1, "b", "?")])
-        >>> [(row, reject.kind) for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]]))]
-        [(1, 'no vector')]
+        >>> {row: reject.kind for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]])).items()}
+        {1: 'no vector'}
     """
     finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
     bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
@@ -332,19 +306,10 @@ def unusable(part: Part, vectors: NDArray[Any]) -> list[tuple[int, Reject]]:
         one = part.rows[row]
         identity = str(one.record) if one.id is None else one.id
         found.setdefault(row, Reject(f"record {one.record}", reason, identity, one.text[:80]))
-    return list(found.items())
-
-
-def rejects_lines(rejects: Iterator[Reject] | Sequence[Reject]) -> Iterator[bytes]:
-    """Lines of ``rejects.jsonl``."""
-    return ((to_json(asdict(reject)) + "\n").encode() for reject in rejects)
+    return found
 
 
 def sha256(path: Path) -> str:
     """Of a file's content, in hexadecimal digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-Progress = Callable[[int, int], object]
-"""Called with the number of texts that have just been encoded, and of their positions (0: not counted)."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def parse_passages(passages: str | None) -> tuple[int, int] | None:
-    """The tokens of a passage and of an overlap, from ``"256:32"``.
+    """Tokens of a passage and of the overlap, from ``"256:32"``.
 
     Raises:
         ValueError: It is something else.
@@ -26,17 +26,16 @@ def parse_passages(passages: str | None) -> tuple[int, int] | None:
     size, overlap = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
     if size < 1 or overlap >= size:
         raise ValueError(
-            f"passages={passages!r}: give the tokens of a passage and of the overlap, which must be fewer, as '256:32' "
-            "(--passages 256:32)"
+            f"passages={passages!r}: give the tokens of a passage and of the overlap, which must be fewer, as '256:32'"
         )
     return size, overlap
 
 
 def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[str]], list[tuple[int, ...]]]:
-    """A function that says where the passages of texts begin and end.
+    """A function that finds the passages of texts.
 
-    A text of n tokens that is longer than a passage makes passages of so many tokens, each beginning size − overlap
-    tokens behind the one before; the last is moved forward, so that it is as long as the others.
+    A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
+    the one before; the last is moved forward, so that it is as long as the others.
 
     Args:
         model: The model, whose tokenizer counts.
@@ -46,7 +45,7 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
         A function of texts to their bounds in characters (start, stop, start, stop, …), () for a text that is not cut.
 
     Raises:
-        ValueError: The sizes are not understood, or the tokenizer does not say where its tokens stand.
+        ValueError: The sizes are not understood, or the tokenizer gives no offsets.
 
     Example:
         >>> import st_reba
@@ -56,19 +55,18 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
     sizes = parse_passages(passages)
     if sizes is None:
         return lambda texts: [()] * len(texts)
-    size, overlap = sizes
     tokenizer: Any = getattr(model, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"passages={passages!r} needs a tokenizer that says where its tokens stand (a fast one of transformers), "
-            f"and this model's is a {type(tokenizer).__name__}. Cut the texts before, or leave it out."
+            f"passages={passages!r} needs a tokenizer with offsets (a fast one of transformers), and this model's is "
+            f"a {type(tokenizer).__name__}; cut the texts before, or leave it out"
         )
 
     def cut(texts: list[str]) -> list[tuple[int, ...]]:
         offsets = tokenizer(
             texts, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
         )["offset_mapping"]
-        return [_bounds(places, len(text), size, overlap) for places, text in zip(offsets, texts, strict=True)]
+        return [_bounds(places, len(text), *sizes) for places, text in zip(offsets, texts, strict=True)]
 
     return cut
 
@@ -77,10 +75,9 @@ def _bounds(places: list[tuple[int, int]], length: int, size: int, overlap: int)
     count = len(places)
     if count <= size:
         return ()
-    starts = [*range(0, count - size, size - overlap), count - size]
     bounds = []
-    for first in starts:
-        # What stands between tokens belongs to the one before, so that nothing of the text is lost.
+    for first in [*range(0, count - size, size - overlap), count - size]:
+        # Characters between tokens belong to the token before, so that none is lost.
         start = places[first][0] if first else 0
         stop = length if first + size == count else places[first + size][0]
         bounds += [start, max(stop, start + 1)]

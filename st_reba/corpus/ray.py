@@ -1,4 +1,4 @@
-"""Parts are encoded on a Ray cluster: one stage of Ray Data, a pool of actors with a model each."""
+"""Parts encoded by Ray: one stage of Ray Data, a pool of actors with a model each."""
 
 from __future__ import annotations
 
@@ -6,70 +6,53 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..fingerprint import ModelFingerprint, check
-from ..optional import required
-from .folder import Corpus, Progress, is_corpus
-from .part import encode_part
+from ..probe import Probe, check
+from .encode import encode_part
+from .folder import Corpus, is_corpus
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Workers that may die over one part before the run stops: it may need more memory than any has.
+# Workers that may die over one part before the run stops: it may need more memory than there is.
 ATTEMPTS = 4
 
 
-def load_ray() -> Any:
-    """The package, which is imported only where it is asked for.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    required("ray.data", "ray", "engine='ray' needs Ray Data")
-    return required("ray", "ray")
-
-
 def encode_on_ray(
-    model: SentenceTransformer,
-    corpus: Corpus,
-    parts: list[int],
-    progress: Progress,
-    *,
-    workers: int | None,
-    devices: Sequence[str] | None,
+    model: SentenceTransformer, corpus: Corpus, parts: list[int], progress: Callable[[int], object], workers: int
 ) -> None:
-    """Encode parts on a cluster: the one that this process has joined, or RAY_ADDRESS, or this machine.
+    """Encode parts on the cluster that this process has joined, that of RAY_ADDRESS, or this machine.
 
-    The corpus must be on storage that every node has at the same path, and st_reba on every node. The model is sent
-    once a node, by Ray's object store. A worker that dies is replaced, and its part encoded again.
+    The corpus must be on storage that every node has at the same path, and st_reba on every node. A worker that dies
+    is replaced, and its part encoded again.
 
     Args:
         model: The model.
-        corpus: The folder.
+        corpus: The corpus.
         parts: The parts to encode.
-        progress: Called after each part.
-        workers: Actors; None: one a GPU, or without GPUs one a node.
-        devices: ["cpu"] leaves GPUs alone.
+        progress: Called after each part with its number of texts.
+        workers: Number of actors, each with a GPU if the cluster has any.
 
     Raises:
-        ValueError: There are more workers than GPUs or cores, or a node does not see the corpus's folder.
-        RuntimeError: Workers died again and again over one part, which is named. Finished parts stay.
+        ImportError: Ray is not installed.
+        ValueError: There are more workers than GPUs or cores, or a node does not see the folder.
+        RuntimeError: Workers died again and again over one part. Finished parts stay.
     """
-    if devices is not None and list(devices) != ["cpu"]:
-        raise ValueError(
-            f"devices={list(devices)!r} does not go with engine='ray', which gives each worker a GPU of its own where "
-            "there are any. Leave it out and set workers (--workers), or give 'cpu' to use no GPU."
-        )
-    ray = load_ray()
+    try:
+        import ray  # type: ignore[import-not-found, unused-ignore]
+        import ray.data  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ImportError(f"workers={workers} needs Ray ({error}); run: pip install 'st-reba[ray]'") from error
     with _joined(ray, workers):
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        count, threads, gpus = share_out(
-            [(int(node.get("CPU", 0)), 0 if devices else int(node.get("GPU", 0))) for node in nodes], workers
-        )
-        device = model.device
+        resources = ray.cluster_resources()
+        gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+        if workers > (gpus or cores):
+            have = f"{gpus} GPUs" if gpus else f"{cores} cores"
+            raise ValueError(f"workers={workers}: Ray has {have}, and each worker needs one; give fewer")
+        device, threads = model.device, 1 if gpus else max(1, cores // workers)
         try:
             sent = ray.put(model.to("cpu"))  # a tensor on a GPU could be read only where there is one
         finally:
@@ -79,64 +62,24 @@ def encode_on_ray(
             _Encoder,
             fn_constructor_args=(sent, os.path.abspath(corpus.path), "cuda" if gpus else "cpu", threads),
             batch_size=1,
-            # Cores spread the workers over the nodes, unless GPUs do that.
-            num_cpus=0 if gpus else threads,
-            num_gpus=gpus,
-            compute=ray.data.ActorPoolStrategy(size=min(count, len(parts)), max_tasks_in_flight_per_actor=2),
+            num_cpus=threads,
+            num_gpus=1 if gpus else 0,
+            compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
         )
         try:
             for row in encoded.iter_rows():
                 if row["error"]:
                     raise pickle.loads(row["error"])
-                progress(int(row["texts"]), int(row["positions"]))
+                progress(int(row["texts"]))
         except ray.exceptions.RayError as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise RuntimeError(
-                f"the Ray cluster failed: {said}. Finished parts stay: run the same command again to go on. st_reba, "
-                "and all else that the model needs, must be installed on every node."
-            ) from error
+            raise RuntimeError(f"Ray failed: {said}; run the same again to go on, finished parts stay") from error
     for left in (corpus.path / "vectors").glob(".*"):
         left.unlink(missing_ok=True)
 
 
-def share_out(nodes: Sequence[tuple[int, int]], workers: int | None) -> tuple[int, int, int]:
-    """Share out a cluster.
-
-    Args:
-        nodes: Cores and GPUs of each node.
-        workers: How many are wanted; None: one a GPU, or without GPUs one a node that has cores.
-
-    Returns:
-        Workers; threads of each, as many as every one can have wherever it is put; GPUs of each, 1 or 0.
-
-    Raises:
-        ValueError: There are more workers than GPUs, or than cores.
-
-    Example:
-        >>> share_out([(16, 4), (32, 4)], None), share_out([(16, 0), (8, 0)], 3)
-        ((8, 4, 1), (3, 8, 0))
-    """
-    gpus = sum(gpus for cores, gpus in nodes if cores)
-    if gpus:
-        if workers is not None and workers > gpus:
-            raise ValueError(
-                f"workers={workers}: the Ray cluster has {gpus} GPUs, and each worker needs one. Give at most {gpus} "
-                "(--workers), or devices=['cpu'] (--devices cpu) to use none."
-            )
-        return workers or gpus, max(1, min(cores // gpus for cores, gpus in nodes if cores and gpus)), 1
-    cores = [cores for cores, _ in nodes if cores]
-    wanted = workers or max(1, len(cores))
-    for threads in range(max(cores, default=0), 0, -1):
-        if sum(count // threads for count in cores) >= wanted:
-            return wanted, threads, 0
-    raise ValueError(
-        f"workers={wanted}: the Ray cluster has {sum(cores)} cores, and each worker needs one. Give fewer (--workers), "
-        "or add nodes."
-    )
-
-
 class _Encoder:
-    """An actor of the pool. It takes the model at its first part, so that an error is told as all others are."""
+    """An actor of the pool. It takes the model with its first part, so that an error is reported as all others are."""
 
     def __init__(self, sent: Any, path: str, device: str, threads: int) -> None:
         import torch
@@ -144,41 +87,42 @@ class _Encoder:
         self._sent, self._path, self._device = sent, path, device
         self._model: Any = None
         torch.set_num_threads(threads)
-        os.environ["RAYON_NUM_THREADS"] = str(threads)  # the tokenizer's, which start with its first texts
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        texts, positions, error = 0, 0, b""
+        texts, error = 0, b""
         try:
-            texts, positions = self._encode(int(batch["part"][0]))
+            texts = self._encode(int(batch["part"][0]))
         except Exception as raised:  # sent as a result, for Ray would wrap it in errors of its own
             try:
                 error = pickle.dumps(raised)
                 pickle.loads(error)
             except Exception:
                 error = pickle.dumps(RuntimeError(f"{type(raised).__name__}: {raised}"))
-        return {"texts": [texts], "positions": [positions], "error": [error]}
+        return {"texts": [texts], "error": [error]}
 
-    def _encode(self, number: int) -> tuple[int, int]:
+    def _encode(self, number: int) -> int:
         if not is_corpus(self._path):
             raise ValueError(
-                f"{self._path}: not there on the node {socket.gethostname()!r}. Put the corpus on storage that every "
-                "node of the cluster has at the same path."
+                f"{self._path}: not there on the node {socket.gethostname()!r}; put the corpus on storage that every "
+                "node of the cluster has at the same path"
             )
         corpus = Corpus(self._path)
         # Ray begins a part again for ever, and one that is too much for every worker would never end.
-        tries = corpus.path / "vectors" / f".{number:05d}.tries.tmp"  # one that is left is removed by the next run
+        tries = corpus.path / "vectors" / f".{number:05d}.tries.tmp"
         with tries.open("ab") as stream:
             stream.write(b".")
         if tries.stat().st_size > ATTEMPTS:
             tries.unlink()
             raise RuntimeError(
-                f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out. Finished parts "
-                "stay: run the same command again with fewer workers (--workers), or encode all anew with fewer "
-                "batch_tokens (--batch-tokens, --overwrite)."
+                f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out; run the same again "
+                "with fewer workers, or with overwrite=True and fewer batch_tokens"
             )
         if self._model is None:
-            model = load_ray().get(self._sent).to(self._device)
-            check(ModelFingerprint.from_json(corpus.header()["model"]), model, "the corpus")
+            import ray
+
+            model = ray.get(self._sent).to(self._device)
+            check(Probe.from_json(corpus.header()["model"]), model, "the corpus")
             self._model = model
         done = encode_part(self._model, corpus, number)
         tries.unlink(missing_ok=True)
@@ -186,22 +130,18 @@ class _Encoder:
 
 
 @contextmanager
-def _joined(ray: Any, workers: int | None) -> Iterator[None]:
-    """A cluster that is joined, without its bars and messages; what was started for it is ended."""
+def _joined(ray: Any, workers: int) -> Iterator[None]:
+    """Join a cluster, without its bars and messages; one that was started for it is ended."""
     started = not ray.is_initialized()
     if started:
         address = os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
-            options |= {"num_cpus": max(workers or 1, os.cpu_count() or 1), "include_dashboard": False}
-            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+            options |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
         try:
             ray.init(**options)
         except ConnectionError as error:
-            raise RuntimeError(
-                f"no Ray cluster at {address!r} ({error}): start one (ray start --head), set RAY_ADDRESS to one that "
-                "runs, or unset it to run on this machine alone."
-            ) from error
+            raise RuntimeError(f"no Ray cluster at {address!r} ({error}); start one, or unset RAY_ADDRESS") from error
     context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
     before = (context.enable_progress_bars, context.print_on_execution_start, logger.level)
     context.enable_progress_bars, context.print_on_execution_start = False, False

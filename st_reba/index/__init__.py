@@ -1,10 +1,7 @@
-"""A searchable folder of documents and their vectors, made by any Sentence Transformers model."""
+"""Index of documents: SQLite for documents and metadata, FAISS for vectors, in one folder."""
 
-from __future__ import annotations
-
-from ..corpus.readers import read_documents
-from ..corpus.records import Document
+from ..corpus.records import Document, Reject
 from .changes import Change
 from .index import Index, SearchResult
 
-__all__ = ["Change", "Document", "Index", "SearchResult", "read_documents"]
+__all__ = ["Change", "Document", "Index", "Reject", "SearchResult"]

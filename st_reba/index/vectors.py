@@ -1,77 +1,229 @@
-"""Vectors as an index takes them: scaled, by key, a block at a time."""
+"""FAISS files as a search needs them: opened, searched by key, and read back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import threading
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.float32]
-Keys = NDArray[np.int64]
-METRICS = ("cosine", "dot")
-# Of a processor's cache rather than of memory: then scaling takes a third of the time.
-_BLOCK_BYTES = 2**22
+from .ann import add, import_faiss, keeps_ids, parts, set_parameters
+from .store import Keys, Matrix, damaged
+
+logger = logging.getLogger(__name__)
+
+# Below this share of allowed vectors, a graph is not searched: comparing with all of those is quicker and exact.
+_GRAPH_SHARE = 0.1
+# From so many queries on, products of matrices are faster than FAISS with a selector.
+_TOGETHER, _BLOCK, _MOST_TOGETHER = 5, 8192, 256
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Some vectors that lie somewhere.
-
-    Args:
-        keys: Their keys, ascending.
-        load: Gives the vectors [rows, d] of row numbers, which ascend.
-    """
-
-    keys: Keys
-    load: Callable[[Keys], Matrix]
-
-
-class Vectors:
-    """Vectors of several segments, which are read when they are asked for.
+class VectorFile:
+    """An opened FAISS file; safe from several threads.
 
     Args:
-        segments: Each one's keys lie behind those of the one before.
-        dim: The dimension d.
+        path: The file.
+        dim: The dimension that it must have.
+        parameters: FAISS search parameters.
+        mmap: Map the file, so that the system loads what is searched; else read it into memory.
 
-    Example:
-        >>> values = np.eye(3, dtype=np.float32)
-        >>> vectors = Vectors([Segment(np.array([4, 7, 9]), lambda rows: values[rows])], 3)
-        >>> vectors.count, vectors.take(np.array([2])).tolist()
-        (3, [[0.0, 0.0, 1.0]])
+    Raises:
+        ValueError: FAISS cannot read it, or it does not fit.
     """
 
-    def __init__(self, segments: Sequence[Segment], dim: int) -> None:
-        self.segments = [segment for segment in segments if len(segment.keys)]
-        self.dim = dim
-        self.keys: Keys = np.concatenate([np.zeros(0, np.int64), *(segment.keys for segment in self.segments)])
-        self.count = len(self.keys)
+    def __init__(self, path: Path, dim: int, parameters: str | None = None, *, mmap: bool = True) -> None:
+        faiss = import_faiss()
+        self.whole = _read(path, mmap=mmap)
+        mapped = isinstance(self.whole, faiss.IndexIDMap)
+        fits = self.whole.d == dim and self.whole.metric_type == faiss.METRIC_INNER_PRODUCT
+        if not fits or not (mapped or keeps_ids(self.whole)):
+            raise ValueError(damaged(path, "another dimension or metric, or no ids"))
+        self.inner = faiss.downcast_index(self.whole.index) if mapped else self.whole
+        if parameters is not None:
+            set_parameters(self.inner, parameters)
+        # Of each row; None: inverted lists hold the keys.
+        self.keys: Keys | None = faiss.vector_to_array(self.whole.id_map) if mapped else None
+        if self.keys is not None and (np.diff(self.keys) <= 0).any():
+            raise ValueError(damaged(path, "its ids do not ascend"))
+        self.count = int(self.whole.ntotal)
+        self.is_flat = isinstance(self.inner, faiss.IndexFlat)
+        # Whether vectors come back as they were added.
+        storage = self.inner.refine_index if isinstance(self.inner, faiss.IndexRefine) else self.inner
+        storage = faiss.downcast_index(getattr(storage, "storage", storage))
+        self.is_exact = isinstance(storage, (faiss.IndexFlat, faiss.IndexIVFFlat))
+        self._lock, self._reads_by_key = threading.Lock(), False
 
-    def blocks(self) -> Iterator[Matrix]:
-        """All vectors in order, [some, d] at a time."""
-        size = max(1, _BLOCK_BYTES // (4 * self.dim))
-        for segment in self.segments:
-            for start in range(0, len(segment.keys), size):
-                yield segment.load(np.arange(start, min(start + size, len(segment.keys))))
+    def search(self, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None) -> tuple[Matrix, Keys]:
+        """The nearest vectors, best first, equal scores by key.
 
-    def take(self, rows: Keys) -> Matrix:
-        """The vectors [rows, d] of ascending row numbers."""
-        parts, start = [np.zeros((0, self.dim), np.float32)], 0
-        for segment in self.segments:
-            stop = start + len(segment.keys)
-            first, last = np.searchsorted(rows, (start, stop))
-            if last > first:
-                parts.append(segment.load(rows[first:last] - start))
-            start = stop
-        return np.concatenate(parts)
+        Args:
+            queries: [q, d].
+            k: How many.
+            allowed: By key: which may be found; None: all.
+
+        Returns:
+            Scores and keys [q, ≤ k]; −1: nothing more was found.
+        """
+        mask = None if allowed is None else allowed if self.keys is None else allowed[self.keys]
+        count = self.count if mask is None else min(int(mask.sum()), self.count)
+        k = min(k, count)
+        if not k or not len(queries):
+            return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
+        if count == self.count and self.keys is not None:
+            mask = None
+        if mask is None:
+            scores, found = self.inner.search(queries, k)
+        elif self.is_flat and len(queries) >= _TOGETHER:
+            scores, found = self._compared(queries, k, np.flatnonzero(mask))
+        else:
+            scores, found = self._among(queries, k, mask, count / self.count)
+        if (short := (found < 0).any(axis=1)).any():
+            # The others are in lists that were not looked at, or where no link of a graph leads.
+            if self.keys is None:
+                scores[short], found[short] = self._among(queries[short], k, mask, 0)
+            else:
+                rows = None if mask is None else np.flatnonzero(mask)
+                scores[short], found[short] = self._compared(queries[short], k, rows)
+        if self.keys is not None:
+            found = np.where(found < 0, -1, self.keys[found])
+        if self.is_flat:
+            scores = rescored(queries, found, self.vectors)
+        return best(scores, found, k)
+
+    def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None, share: float) -> tuple[Matrix, Keys]:
+        """Search among rows (or keys) that are allowed; the smaller their share, the further it looks."""
+        faiss = import_faiss()
+        graph = any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner))
+        if mask is not None and self.keys is not None and graph and share < _GRAPH_SHARE:
+            return self._compared(queries, k, np.flatnonzero(mask))
+        bits = None if mask is None else np.packbits(mask, bitorder="little")
+        selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
+        try:
+            found: tuple[Matrix, Keys] = self.inner.search(queries, k, params=_narrowed(self.inner, selector, share))
+            return found
+        except RuntimeError:  # some indexes, as PQ alone, know no selectors
+            if mask is None or self.keys is None:
+                raise
+            return self._compared(queries, k, np.flatnonzero(mask))
+
+    def _compared(self, queries: Matrix, k: int, rows: Keys | None) -> tuple[Matrix, Keys]:
+        """Exact search among some rows, or all, by products of matrices."""
+        if len(queries) > _MOST_TOGETHER:
+            halves = [self._compared(some, k, rows) for some in np.array_split(queries, 2)]
+            return np.concatenate([halves[0][0], halves[1][0]]), np.concatenate([halves[0][1], halves[1][1]])
+        scores, found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
+        for start in range(0, self.count if rows is None else len(rows), _BLOCK):
+            some = np.arange(start, min(start + _BLOCK, self.count)) if rows is None else rows[start : start + _BLOCK]
+            products = queries @ self._at(some).T
+            # Those that are better than the worst that is kept, at the beginning of each row.
+            which, column = np.nonzero(products > scores.min(axis=1)[:, None])
+            counts = np.bincount(which, minlength=len(queries))
+            place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+            more = np.full((len(queries), counts.max()), -np.inf, np.float32)
+            its = np.full(more.shape, -1, np.int64)
+            more[which, place], its[which, place] = products[which, column], some[column]
+            scores, its = np.concatenate([scores, more], axis=1), np.concatenate([found, its], axis=1)
+            kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+            scores, found = np.take_along_axis(scores, kept, axis=1), np.take_along_axis(its, kept, axis=1)
+        return scores, found
+
+    def _at(self, rows: Keys) -> Matrix:
+        """Vectors [rows, d] of row numbers, ascending."""
+        if not self.is_flat:
+            return np.asarray(self.inner.reconstruct_batch(rows), np.float32)
+        vectors: Matrix = import_faiss().rev_swig_ptr(self.inner.get_xb(), self.count * self.whole.d)
+        vectors = vectors.reshape(self.count, self.whole.d)
+        # A copy, for numbers in the file are not aligned, which makes products slow.
+        return vectors[rows[0] : rows[-1] + 1].copy() if rows[-1] - rows[0] == len(rows) - 1 else vectors[rows]
+
+    def vectors(self, keys: Keys) -> Matrix:
+        """Vectors [keys, d] of ascending keys; of a quantized index, approximations.
+
+        Raises:
+            ValueError: FAISS cannot give back vectors of such an index.
+        """
+        faiss = import_faiss()
+        if not len(keys):
+            return np.zeros((0, self.whole.d), np.float32)
+        try:
+            if self.keys is not None:
+                return self._at(np.searchsorted(self.keys, keys))
+            inverted = faiss.downcast_index(faiss.try_extract_index_ivf(self.whole))
+            if isinstance(inverted, faiss.IndexIVFFastScan):  # reading a row of these ends the process
+                raise ValueError("inverted lists with fast scan do not give their vectors back")
+            with self._lock:  # FAISS makes this table once, and not for several threads
+                if not self._reads_by_key:
+                    inverted.set_direct_map_type(faiss.DirectMap.Hashtable)
+                    self._reads_by_key = True
+            return np.asarray(self.whole.reconstruct_batch(keys), np.float32)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"an index of this kind does not give its vectors back ({error})") from error
+
+    def without(self, dead: Keys, alive: Keys) -> tuple[Any, Keys]:
+        """The index, read into memory, without dead keys; and those that FAISS cannot take out.
+
+        Args:
+            dead: Keys to be taken out, ascending.
+            alive: All other keys, ascending.
+        """
+        if not len(dead):
+            return self.whole, dead
+        try:
+            # Codes are moved, not made again: a vector made of its own code may get another.
+            if self.whole.remove_ids(import_faiss().IDSelectorBatch(dead)) == len(dead):
+                return self.whole, dead[:0]
+        except RuntimeError:
+            pass
+        try:
+            vectors = self.vectors(alive)
+        except ValueError:
+            logger.warning("an index of this kind cannot lose vectors, so deleted ones stay in it")
+            return self.whole, dead
+        self.whole.reset()
+        return add(self.whole, [(alive, lambda: vectors)]), dead[:0]
+
+
+def _read(path: Path, *, mmap: bool) -> Any:
+    faiss = import_faiss()
+    try:
+        if mmap:
+            try:
+                return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+            except RuntimeError:
+                logger.debug("%s: not mapped", path, exc_info=True)
+        with path.open("rb") as stream:
+            return faiss.read_index(faiss.PyCallbackIOReader(stream.read, 2**24))
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(damaged(path, error)) from None
+
+
+def _narrowed(index: Any, selector: Any, share: float) -> Any:
+    """Search parameters that select rows; the fewer may be found, the further an approximate index looks."""
+    faiss = import_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return faiss.SearchParametersPreTransform(index_params=_narrowed(index.index, selector, share))
+    if isinstance(index, faiss.IndexRefine):
+        inner = _narrowed(index.base_index, selector, share)
+        return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inner)
+    if isinstance(index, faiss.IndexIVF):
+        probed = index.nlist if not share else min(index.nlist, ceil(index.nprobe / share))
+        return faiss.SearchParametersIVF(sel=selector, nprobe=probed)
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(sel=selector, efSearch=min(4096, ceil(index.hnsw.efSearch / (share or 1))))
+    return faiss.SearchParameters(sel=selector)
+
+
+# Scores
 
 
 def scaled(vectors: NDArray[Any], metric: str) -> Matrix:
-    """Vectors [n, d] of any floats as FAISS takes them: float32, and for cosines of length one.
-
-    A vector that is zero or not finite stays as it is.
+    """Vectors [n, d] as FAISS takes them: float32, and for cosines of length one; zero and not finite ones stay.
 
     Example:
         >>> scaled(np.array([[3.0, 4.0], [0.0, 0.0]]), "cosine").tolist()
@@ -81,10 +233,13 @@ def scaled(vectors: NDArray[Any], metric: str) -> Matrix:
         single = np.ascontiguousarray(vectors, dtype=np.float32)
     if metric != "cosine":
         return single
-    # float64, so that the squares of large and of small values neither overflow nor vanish.
-    lengths: NDArray[np.float64] = np.linalg.norm(single.astype(np.float64), axis=1)
-    lengths[~np.isfinite(lengths) | (lengths == 0)] = 1
-    return (single / lengths[:, None]).astype(np.float32)
+    found = np.empty_like(single)
+    # Blocks stay in the processor's cache; float64, so that squares neither overflow nor vanish.
+    for start in range(0, len(single), size := max(1, 2**20 // single.shape[1])):
+        lengths = np.linalg.norm(single[start : start + size].astype(np.float64), axis=1)
+        lengths[~np.isfinite(lengths) | (lengths == 0)] = 1
+        found[start : start + size] = single[start : start + size] / lengths[:, None]
+    return found
 
 
 def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:
@@ -93,22 +248,20 @@ def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:
     Raises:
         ValueError: They are no floats, have another dimension, or one is NaN, infinite, or zero for cosines.
     """
-    if vectors.dtype.kind != "f":
-        raise ValueError(f"the query vectors are {vectors.dtype}; give floats, as model.encode_query does")
-    if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise ValueError(f"the query vectors have the shape {vectors.shape}; the index needs [queries, {dim}]")
+    if vectors.dtype.kind != "f" or vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise ValueError(
+            f"the query vectors are {vectors.dtype} {vectors.shape}; the index needs floats [queries, {dim}]"
+        )
     found = scaled(vectors, metric)
-    for wrong, what in (
-        (~np.isfinite(found).all(axis=1), "NaN or infinite"),
-        (~found.any(axis=1) if metric == "cosine" else np.zeros(len(found), bool), "zero"),
-    ):
-        if wrong.any():
-            raise ValueError(f"query {int(np.flatnonzero(wrong)[0])}: its vector is {what}; leave it out")
+    if (wrong := ~np.isfinite(found).all(axis=1)).any():
+        raise ValueError(f"query {int(np.flatnonzero(wrong)[0])}: its vector is NaN or infinite; leave it out")
+    if metric == "cosine" and (zero := ~found.any(axis=1)).any():
+        raise ValueError(f"query {int(np.flatnonzero(zero)[0])}: its vector is zero; leave it out")
     return found
 
 
-def exact(queries: Matrix, keys: Keys, load: Callable[[Keys], Matrix]) -> Matrix:
-    """The products of queries [q, d] with single vectors, the same bit for bit whatever else is asked.
+def rescored(queries: Matrix, keys: Keys, load: Callable[[Keys], Matrix]) -> Matrix:
+    """Products of queries [q, d] with single vectors, the same bit for bit whatever else is asked.
 
     Args:
         queries: The queries.
@@ -130,9 +283,9 @@ def best(scores: Matrix, keys: Keys, k: int) -> tuple[Matrix, Keys]:
     if scores.shape[1] > 8 * k:
         # Sorting all of many takes long: what is worse than the k-th is left out.
         least = -np.partition(-scores, k - 1, axis=1)[:, k - 1]
-        some = [np.flatnonzero(row >= cut) for row, cut in zip(scores, least, strict=True)]
         order = np.zeros((len(scores), k), np.int64)
-        for chosen, one, row, own in zip(order, some, scores, keys, strict=True):
+        for chosen, row, own, cut in zip(order, scores, keys, least, strict=True):
+            one = np.flatnonzero(row >= cut)
             chosen[:] = one[np.lexsort((own[one], -row[one]))[:k]]
     else:
         order = np.lexsort((keys, -scores))[:, :k]
