@@ -1,34 +1,25 @@
-"""Measure methods on labelled items or on mteb's tasks, compare them, and search for the best combination.
+"""Evaluation: methods compared on labelled tables, models scored on tasks, a base tuned to texts.
 
-Needs the extra ``evaluation``; mteb's own tasks need ``mteb``.
+>>> from st_reba.evaluation import compare, evaluate
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Each name, and the module that has it: an import of one must not wait for all.
-_MODULES = {
-    "Base": "methods",
-    "Limit": "methods",
-    "Method": "methods",
-    "Result": "results",
-    "Results": "results",
-    "Space": "space",
-    "Task": "data",
-    "compose": "search",
-    "evaluate": "run",
-    "make_report": "report",
-    "make_task": "data",
-    "read_methods": "methods",
-    "read_task": "data",
-    "read_tasks": "data",
-}
-__all__ = sorted(_MODULES)
+if TYPE_CHECKING:
+    from .run import compare as compare
+    from .run import curve as curve
+    from .run import evaluate as evaluate
+    from .tasks import Task as Task
+    from .tasks import read_task as read_task
+
+_NAMES = {"compare": "run", "curve": "run", "evaluate": "run", "Task": "tasks", "read_task": "tasks"}
+__all__ = list(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(import_module(f".{_NAMES[name]}", __name__), name)

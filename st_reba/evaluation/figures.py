@@ -1,77 +1,36 @@
-"""What all figures share: the surface, the colours, and fonts that have Chinese."""
+"""Figures of scores: bars by method, lines over a value."""
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
-from contextlib import suppress
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..files import whole_file
-from ..optional import required
+if TYPE_CHECKING:
+    import pandas as pd
 
-logger = logging.getLogger(__name__)
+    from .run import Result
 
-# Colours that people with any colour vision tell apart (Okabe and Ito's, yellow replaced), each with its own marker.
-STYLES = (
-    ("#D55E00", "o"),
-    ("#0072B2", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "v"),
-    ("#E69F00", "D"),
-    ("#56B4E9", "P"),
-    ("#000000", "X"),
-    ("#882255", "*"),
-)
-# matplotlib takes each glyph from the first of these that has it.
+# Chinese is shown by the first of these that is installed.
 FONTS = (
-    "DejaVu Sans",
-    "Noto Sans CJK SC",
-    # What matplotlib before 3.11 calls the same file.
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "SimHei",
-    "Arial Unicode MS",
-)
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "Microsoft YaHei",
+    "PingFang SC", "SimHei", "Arial Unicode MS",
+)  # fmt: skip
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure with a drawing surface of its own: no window system, and no state that other figures share.
+    """A matplotlib ``Figure`` in inches without global state, and its axes, an array of [rows, columns]."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Args:
-        width: In inches.
-        height: In inches.
-        rows: Panels below each other.
-        columns: Panels beside each other.
-
-    Returns:
-        A matplotlib ``Figure``, and its axes, an array of [rows, columns].
-
-    Raises:
-        ImportError: matplotlib is not installed.
-
-    Example:
-        >>> figure, axes = new_figure(4, 3, columns=2)
-        >>> axes.shape
-        (1, 2)
-    """
-    figure = required("matplotlib.figure", "evaluation").Figure(figsize=(width, height), dpi=120, layout="constrained")
-    required("matplotlib.backends.backend_agg", "evaluation").FigureCanvasAgg(figure)
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG, whole or not at all; Chinese is shown where one of ``FONTS`` that has it is installed.
-
-    Args:
-        figure: A matplotlib ``Figure``.
-        path: The file to write or replace.
+    """Write a figure as PNG or SVG, by the suffix.
 
     Example:
         >>> figure, axes = new_figure(4, 3)
@@ -80,39 +39,42 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
         >>> open("one.png", "rb").read(4)
         b'\\x89PNG'
     """
-    fonts = _fonts()
-    # Some texts, such as those of ticks, are made only when a figure is drawn.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        figure.draw_without_rendering()
-    for text in figure.findobj(required("matplotlib.text", "evaluation").Text):
-        text.set_fontfamily(fonts)
-    with whole_file(path) as stream, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        figure.savefig(stream, format="png")
-    for each in caught:
-        if "missing from font" not in str(each.message):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    if missing := sum("missing from font" in str(each.message) for each in caught):
-        # One line in place of one a character.
-        logger.warning("%s: %d characters have no font here; install Noto Sans CJK", path, missing)
+    from matplotlib import font_manager, rc_context
+
+    there = set(font_manager.get_font_names())
+    # Titles and names are texts of their users: a dollar sign begins no formula.
+    settings = {"font.sans-serif": [name for name in FONTS if name in there], "text.parse_math": False}
+    with rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*missing from font.*")
+        figure.savefig(path)
 
 
-def _fonts() -> list[str]:
-    """Those of ``FONTS`` that are installed, also since matplotlib made the list that it keeps between runs."""
-    manager = required("matplotlib.font_manager", "evaluation")
-    there = set(manager.get_font_names())
-    if not there & set(FONTS[1:]):
-        for path in _new_font_files():
-            # A font that matplotlib cannot read is none.
-            with suppress(Exception):
-                manager.fontManager.addfont(path)
-        there = set(manager.get_font_names())
-    return [name for name in FONTS if name in there]
+def draw_results(results: Sequence[Result]) -> Any:
+    """Bars of the methods' scores with their 95 % intervals, a panel a task."""
+    tasks = list(dict.fromkeys(each.task for each in results))
+    most = max(sum(each.task == task for each in results) for task in tasks)
+    figure, panels = new_figure(3.2 + 2.8 * len(tasks), 1.0 + 0.32 * most, 1, len(tasks))
+    for axes, task in zip(panels.flat, tasks, strict=True):
+        shown = [each for each in results if each.task == task][::-1]
+        axes.barh([each.method or each.model for each in shown], [each.score for each in shown], color="#0072B2")
+        for row, each in enumerate(shown):
+            if each.interval is not None:
+                axes.plot(each.interval, [row, row], color="black", linewidth=1)
+        axes.set_title(task, fontsize=9)
+        axes.set_xlabel(shown[0].metric, fontsize=8)
+        axes.tick_params(labelsize=7)
+    return figure
 
 
-@cache
-def _new_font_files() -> frozenset[str]:
-    """The system's font files that matplotlib does not know."""
-    manager = required("matplotlib.font_manager", "evaluation")
-    return frozenset(manager.findSystemFonts()) - {each.fname for each in manager.fontManager.ttflist}
+def draw_curve(frame: pd.DataFrame, name: str, metric: str) -> Any:
+    """Lines of scores, a row of the table each, over the values of its columns."""
+    figure, panels = new_figure(6.0, 3.6)
+    axes = panels[0, 0]
+    places = range(len(frame.columns))
+    for label, scores in frame.iterrows():
+        axes.plot(places, scores, marker="o", markersize=3, label=str(label))
+    axes.set_xticks(places, [str(value)[:20] for value in frame.columns], fontsize=7)
+    axes.set_xlabel(name, fontsize=8)
+    axes.set_ylabel(metric, fontsize=8)
+    axes.legend(fontsize=7, frameon=False)
+    return figure

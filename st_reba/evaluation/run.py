@@ -1,441 +1,354 @@
-"""Score methods on tasks: a result a method and task, kept as soon as it is known, so that a run can be stopped."""
+"""Methods side by side on one task (`compare`), over an option's values (`curve`); a model on tasks (`evaluate`)."""
 
 from __future__ import annotations
 
-import errno
-import gc
-import logging
-import re
+import json
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from os import PathLike
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from sentence_transformers import SentenceTransformer
-from tqdm.auto import tqdm
+from ..encode import DEFAULT_BATCH_TOKENS
+from ..methods import Method, method_of
+from . import mteb_tasks, readouts
+from .encoding import model_vectors, name_of, shared_vectors, usable
+from .figures import draw_curve, draw_results, save_figure
+from .instructions import read_instructions
+from .scores import SCORINGS, Scoring
+from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
+from .tasks import KINDS, Task, read_task, read_tasks
+from .toy import toy_tasks_named
 
-from ..batches import check_sizes
-from ..encode import Task as Role
-from ..fingerprint import PROBES, encoding_rate
-from ..layers import Layers, layer_numbers
-from .data import Task, read_tasks
-from .encoding import Prompts, encoded
-from .instructions import NONE, Instructions, read_instructions
-from .items import Ranking, Vectors
-from .methods import Base, Limit, Method, methods_for
-from .mteb_tasks import Encoder, MtebTask, NoData, find_tasks, model_meta, suites
-from .results import Result, Results, identity, one_line
-from .statistics import Evidence, interval
-from .templates import drawn_templates
-from .toy import LANGUAGES, STRUCTURES, toy_tasks
-from .words import Questions
+if TYPE_CHECKING:
+    import pandas as pd
 
-logger = logging.getLogger(__name__)
-
-# mteb's own, so that scores can be set beside published ones.
-MTEB_SEED = 42
-UNSEEN = "not seen whole by the method: counted as wrong"
-# Seconds: of work that takes longer, it is said how long it will take.
-SAID_FROM = 30
-
-
-class TasksFailed(ValueError):
-    """Some tasks could not be scored; the others were, and are kept.
-
-    Args:
-        failures: What failed, and why: a line each.
-        results: The others.
-    """
-
-    def __init__(self, failures: Sequence[str], results: Sequence[Result]) -> None:
-        self.failures, self.results = list(failures), list(results)
-        super().__init__(
-            f"{len(self.failures)} of {len(self.failures) + len(self.results)} failed; the rest is kept, and the same "
-            f"command continues from there. {'; '.join(self.failures)}"
-        )
-
-
-def tasks_of(words: Sequence[Any], **options: Any) -> list[Task | MtebTask]:
-    """Tasks as people name them.
-
-    Args:
-        words: Files of one's own (see :func:`~st_reba.evaluation.data.read_tasks`), "toy" (or of it "toy:S1", "toy:en",
-            "toy:S3,early"), names of the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), of mteb's tasks or
-            benchmarks; or tasks.
-        **options: Of :func:`~st_reba.evaluation.data.read_task`, for files.
-
-    Raises:
-        ValueError: A name is not known, or two tasks share one.
-    """
-    named: list[Task | MtebTask] = []
-    for word in words:
-        if isinstance(word, (Task, MtebTask)):
-            named.append(word)
-        elif str(word).partition(":")[0] == "toy":
-            named += _toy(str(word), limit=options.get("limit"), seed=options.get("seed", 0))
-        elif isinstance(word, (str, PathLike)) and _is_file(str(word)):
-            named += read_tasks([str(word)], **options)
-        else:
-            named += find_tasks([word])
-    if not named:
-        raise ValueError("tasks: name one at least, as pairs.tsv, STS=pairs.tsv, toy, C-MTEB or STSB.")
-    if options.get("limit") is not None and all(isinstance(each, MtebTask) for each in named):
-        raise ValueError(f"limit={options['limit']} (--limit): mteb's own tasks are scored whole. Drop the option.")
-    found: dict[tuple[str, str | None], Task | MtebTask] = {}
-    for each in named:
-        if found.setdefault((each.name, each.prompts), each).fingerprint != each.fingerprint:
-            raise ValueError(
-                f"two tasks are called {each.name!r}, with other data, splits or subsets, so that tables could not "
-                "tell them apart. Rename a file, or run them one after the other, each with an --out of its own."
-            )
-    return list(found.values())
-
-
-def _toy(word: str, **options: Any) -> list[Task]:
-    """The toy structures, or those of them that are named behind the colon."""
-    named = [each for each in word.partition(":")[2].split(",") if each]
-    part = [each for each in named if each not in (*STRUCTURES, *LANGUAGES)]
-    if len(part) > 1:
-        raise ValueError(f"{word!r}: name structures {list(STRUCTURES)}, languages {list(LANGUAGES)} and one part.")
-    return toy_tasks(
-        [each for each in named if each in STRUCTURES] or list(STRUCTURES),
-        [each for each in named if each in LANGUAGES] or list(LANGUAGES),
-        part[0] if part else "whole",  # type: ignore[arg-type]
-        **options,
-    )
-
-
-def _is_file(word: str) -> bool:
-    # A folder of results may be called C-MTEB, and mteb's names end in .v2.
-    if word.lower() in (name.lower() for name in suites()):
-        return False
-    return "=" in word or "/" in word or Path(word).exists() or re.search(r"\.(?!v?\d)\w+$", word) is not None
+    Path_ = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """A method on a base, how much it reads of a text, and what tells it from other variants of the method."""
+class Result:
+    """The scores of one method, or model, on one task.
 
-    base: Base
-    method: Method
-    limit: Limit
-    settings: Mapping[str, Any]
+    Args:
+        task: The task's name.
+        kind: The task's kind.
+        model: The base, or the model.
+        method: What it computes, in the short form; empty: a model of another package.
+        metric: The metric that ``score`` is; more is better.
+        score: Its value.
+        interval: The score's 95 % interval; None: not known.
+        scores: All metrics.
+        items: How many were scored; None: mteb's.
+        seconds: Of the vectors; methods that share a pass are measured together.
+        prompts: Name of the instructions before the texts.
+    """
+
+    task: str
+    kind: str
+    model: str
+    method: str
+    metric: str
+    score: float
+    interval: tuple[float, float] | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    items: int | None = None
+    seconds: float | None = None
+    prompts: str = "none"
+
+    def write(self, path: Path_) -> None:
+        """Append one JSON line to a file."""
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(self), ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together."""
+
+    results: Sequence[Result]
+    differences: Sequence[Difference]
+
+    def table(self) -> pd.DataFrame:
+        """A row a method: score, 95 % interval, and how many of the others it is significantly above and below."""
+        import pandas as pd
+
+        certain = [each for each in self.differences if each.significant]
+        winners = [each.first if each.value > 0 else each.second for each in certain]
+        losers = [each.second if each.value > 0 else each.first for each in certain]
+        rows = {}
+        for each in self.results:
+            low, high = each.interval or (None, None)
+            counts = {"above": winners.count(each.method), "below": losers.count(each.method)}
+            rows[each.method] = {each.metric: each.score, "low": low, "high": high, **counts}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def __str__(self) -> str:
+        first = self.results[0]
+        about = f"{first.model}, {first.task}: {first.kind}, {first.items} items, {first.seconds:.1f} seconds"
+        return (
+            f"{about}\n\n{markdown(self.table())}\n\nabove, below: methods, significantly (95 % for all pairs together)"
+        )
+
+
+def compare(
+    base: Any,
+    table: Any,
+    methods: Sequence[str | Method],
+    *,
+    metric: str | None = None,
+    prompts: Any = None,
+    out: Path_ | None = None,
+    figure: Path_ | None = None,
+    batch_tokens: int = DEFAULT_BATCH_TOKENS,
+    draws: int = DRAWS,
+    seed: int = 0,
+    show_progress_bar: bool | None = None,
+    loading: Mapping[str, Any] | None = None,
+    **reading: Any,
+) -> Comparison:
+    """Compare methods on a labelled table; methods with the same input and masks share their forward passes.
+
+    Args:
+        base: What ``build`` takes, or a model of ``readouts.opened``.
+        table: A task, or what :func:`~st_reba.evaluation.tasks.read_task` reads.
+        methods: ``Method`` objects or their short form, such as ``"echo:pooling=mean"``. A word's vector is the mean
+            over its tokens, whatever the pooling.
+        metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
+        prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
+        out: Append a JSON line a method to this file.
+        figure: Draw the scores to this file.
+        batch_tokens: Positions a forward pass.
+        draws: Of the bootstrap; 0: no intervals.
+        seed: Of the bootstrap, and of a draw of items.
+        show_progress_bar: Show one, with the time that is left; None: on a terminal.
+        loading: Arguments of ``build`` for the base, such as ``{"dtype": "bfloat16"}``.
+        **reading: Arguments of ``read_task``.
+
+    Returns:
+        Scores with 95 % intervals, and the differences of all pairs.
+
+    Raises:
+        ValueError: A table or a method that cannot be used.
+
+    Example:
+        >>> import pandas as pd
+        >>> words = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog"]
+        >>> pairs = pd.DataFrame({"text1": words, "text2": words[::-1], "score": range(11)})
+        >>> found = compare("mini", pairs, ["classical:pooling=mean", "echo:pooling=mean"])
+        >>> [each.method for each in found.results], len(found.differences)
+        (['classical:pooling=mean', 'echo:pooling=mean'], 1)
+    """
+    task = read_task(table, seed=seed, **reading)
+    chosen = list(dict.fromkeys(_method(each) for each in methods))
+    if not chosen:
+        raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
+    scoring = SCORINGS[task.kind]
+    name = (scoring.paper or scoring.main) if metric == "paper" else metric or scoring.main
+    if name not in scoring.metrics:
+        raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
+    model, instructions = _opened(base, loading), read_instructions(prompts)
+    began = time.perf_counter()
+    vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
+    seconds = time.perf_counter() - began
+    evidences = {str(each): scoring.evidence(task, usable(vectors[each], task, str(each))) for each in chosen}
+    intervals, differences = _bootstrapped(task, scoring, name, evidences, draws, seed)
+    label = str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)
+    results = []
+    for method, evidence in evidences.items():
+        scores = {each: score(evidence) for each, score in scoring.metrics.items()}
+        shown = (task.name, task.kind, label, method, name, scores[name], intervals.get(method), scores)
+        results.append(Result(*shown, len(task.items), seconds, instructions.name))
+        if out is not None:
+            results[-1].write(out)
+    if figure is not None:
+        save_figure(draw_results(results), figure)
+    return Comparison(results, differences)
+
+
+def curve(
+    base: Any,
+    table: Any,
+    methods: Sequence[str | Method],
+    option: str,
+    values: Sequence[Any],
+    *,
+    figure: Path_ | None = None,
+    loading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> pd.DataFrame:
+    """Scores of methods over the values of one of their options.
+
+    Args:
+        base: As for `compare`.
+        table: As for `compare`.
+        methods: As for `compare`.
+        option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``, ``"layer"``, …
+        values: Its values.
+        figure: Draw a line a method to this file.
+        loading: As for `compare`.
+        **options: Of `compare`.
+
+    Returns:
+        A row a method, a column a value; NaN where a method cannot have it, as a budget smaller than its template.
+
+    Source:
+        Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
+    """
+    import pandas as pd
+
+    model = _opened(base, loading)
+    varied: dict[tuple[str, str], Method] = {}
+    for method in map(_method, methods):
+        for value in values:
+            try:
+                one = replace(method, **{option: value})
+                readouts.of_base(model, one, check=False)[0].budget()
+            except ValueError:
+                continue
+            varied[str(method), str(value)] = one
+    if not varied:
+        raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
+    results = compare(model, table, list(varied.values()), draws=0, **options).results
+    found = {each.method: each.score for each in results}
+    frame = pd.DataFrame(
+        index=[str(_method(each)) for each in methods], columns=[str(value) for value in values], dtype=float
+    )
+    for (method, value), one in varied.items():
+        frame.loc[method, value] = found[str(one)]
+    if figure is not None:
+        save_figure(draw_curve(frame, option, results[0].metric), figure)
+    return frame
 
 
 def evaluate(
-    models: str | Base | Sequence[str | Base],
+    model: Any,
     tasks: Any,
-    methods: str | Sequence[Any] | None = None,
-    out: str | PathLike[str] | Results = "results",
     *,
-    max_tokens: int | Sequence[int] | None = None,
-    budget: Literal["total", "content"] = "total",
-    templates: int | None = None,
-    language: Literal["en", "zh"] = "en",
-    prompts: str | Instructions | None = None,
-    layers: Layers = "last",
-    batch_size: int | None = None,
+    prompts: Any = None,
+    out: Path_ | None = None,
+    figure: Path_ | None = None,
     batch_tokens: int | None = None,
-    seed: int = MTEB_SEED,
-    stop: bool = False,
-    command: str = "",
+    seed: int = 0,
     show_progress_bar: bool | None = None,
-    say: Callable[[str], object] = logger.info,
+    **reading: Any,
 ) -> list[Result]:
-    """Score methods on tasks.
-
-    A result that is in the folder already is taken from there, and a model with no task left is not built.
+    """Score a model on tasks.
 
     Args:
-        models: Base models, or saved embedders, which have a method of their own.
-        tasks: See :func:`tasks_of`: one, or several.
-        methods: As ``"classical,echo-3,reba:pooling=mean"``, or :class:`Method` objects; None: classical, echo, reba.
-        out: The folder of results; mteb keeps its own files in its ``mteb``.
-        max_tokens: How much of a text is read; several: each in turn; None: what the model takes.
-        budget: What ``max_tokens`` counts: see :class:`Limit`.
-        templates: Score each method with so many drawn templates in place of its own.
-        language: Of these.
-        prompts: A name or file of instructions before the texts, see
-            :func:`~st_reba.evaluation.instructions.read_instructions`; None: those of the paper's set.
-        layers: Of WordSense: "last", "all", or numbers of layers.
-        batch_size: Texts a forward pass, in place of the next.
-        batch_tokens: Positions a forward pass.
-        seed: Of all that mteb draws.
-        stop: Stop at the first task that fails; else the others are run first.
-        command: What runs it again.
-        show_progress_bar: Show one; None: on a terminal.
-        say: Gets a line where there is something to tell, such as how long it will take.
+        model: A SentenceTransformer, or the folder or Hub id of one.
+        tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``, or a YAML list of tasks);
+            ``"toy"`` (the toy structures); names of the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), of mteb's
+            tasks or benchmarks; mteb's task objects.
+        prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
+        out: Append a JSON line a task to this file, as soon as it is scored.
+        figure: Draw the scores to this file.
+        batch_tokens: Positions a forward pass, of one's own tasks.
+        seed: Of the bootstrap, and of a draw of items.
+        show_progress_bar: Show one, with the time that is left; None: on a terminal.
+        **reading: Arguments of ``read_task``, for files.
 
     Returns:
-        A result a model, method and task, in this order; of WordSense one a layer.
-
-    Raises:
-        ValueError: A task, method or instruction is not known.
-        OSError: A model is not there.
-        BlockingIOError: Another process writes to the folder.
-        TasksFailed: Tasks could not be scored.
+        A result a task.
 
     Example:
-        >>> from st_reba.evaluation import make_task
-        >>> rows = [(f"{n} cats sleep", f"{n % 5} ships sail", n % 3) for n in range(20)]
-        >>> found = evaluate("mini", make_task("STS", rows, "cats"), "classical,echo", "out")
-        >>> [(result.task, result.method, result.items) for result in found]
-        [('cats', 'classical last', 20), ('cats', 'echo-2 last', 20)]
+        >>> import st_reba
+        >>> model = st_reba.build("mini", "echo", pooling="mean")
+        >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en")]
+        [('S1 en', 120)]
     """
-    check_sizes(batch_size, batch_tokens)
-    jobs = tasks_of(list(tasks) if isinstance(tasks, Iterable) and not isinstance(tasks, str) else [tasks])
-    given = read_instructions(prompts) if isinstance(prompts, str) else prompts
-    if given is not None:
-        # A task that two sets bring with instructions of their own now stands there twice.
-        jobs = list({each.name: each for each in jobs}.values())
-        names = [name for each in jobs for name in each.names]
-        if given.tasks and not {*names, "*"} & set(given.tasks):
-            raise ValueError(
-                f"prompts: {given.name!r} has none of the tasks {names[:20]}, but {sorted(given.tasks)[:20]}."
+    if isinstance(model, (str, os.PathLike)):
+        from ..safety import load
+
+        model = load(model)
+    label, method = name_of(model), str(method_of(model) or "")
+    results = []
+    for task, named in _tasks(tasks, seed, reading):
+        instructions = read_instructions(prompts if prompts is not None else named)
+        began = time.perf_counter()
+        if isinstance(task, Task):
+            vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
+            seconds, scoring = time.perf_counter() - began, SCORINGS[task.kind]
+            evidence = scoring.evidence(task, usable(vectors, task, label))
+            intervals, _ = _bootstrapped(task, scoring, scoring.main, {"": evidence}, DRAWS, seed)
+            scores = {each: score(evidence) for each, score in scoring.metrics.items()}
+            name, kind, main, interval, items = task.name, task.kind, scoring.main, intervals[""], len(task.items)
+            shown: tuple[Any, ...] = (name, kind, label, method, main, scores[main], interval, scores, items)
+        else:
+            scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
+            seconds, about = time.perf_counter() - began, task.metadata
+            shown = (
+                about.name,
+                about.type,
+                label,
+                method,
+                about.main_score,
+                scores[about.main_score],
+                None,
+                scores,
+                None,
             )
-    named = [models] if isinstance(models, (str, PathLike, Base)) else list(models)
-    bases = [each if isinstance(each, Base) else Base(str(each)) for each in named]
-    for base in bases:
-        base.identity  # noqa: B018  # what is not there, is told before work begins
-    # Beside base models, a saved embedder stands as it is.
-    mixed = not all(base.saved for base in bases)
-    budgets = [max_tokens] if max_tokens is None or isinstance(max_tokens, int) else list(max_tokens)
-    variants = [
-        _Variant(base, each, Limit(tokens, budget), settings)
-        for tokens in budgets
-        for base in bases
-        for method in methods_for(base, None if base.saved and mixed else methods)
-        for each, settings in _with_templates(method, templates, language)
-    ]
-    results = out if isinstance(out, Results) else Results(out)
-    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    disable = None if show_progress_bar is None else not show_progress_bar
-    with results.writing(), tqdm(total=len(variants) * len(jobs), unit=" tasks", disable=disable) as bar:
-        run = _Run(results, jobs, variants, given, layers, sizes, seed, command, stop, bar, say)
-        for variant in variants:
-            run.variant(variant)
-    if run.failures:
-        raise TasksFailed(run.failures, run.found)
-    return run.found
+        results.append(Result(*shown, seconds, instructions.name))
+        if out is not None:
+            results[-1].write(out)
+    if figure is not None and results:
+        save_figure(draw_results(results), figure)
+    return results
 
 
-class _Meter:
-    """Counts what was encoded: texts, and positions, all copies included; None: these are not counted."""
+def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
+    """A table in Markdown, numbers to so many digits.
 
-    def __init__(self, bar: Any) -> None:
-        self.texts = 0
-        self.positions: int | None = 0
-        self._bar = bar
+    Example:
+        >>> import pandas as pd
+        >>> print(markdown(pd.DataFrame({"score": {"echo": 0.5}})))
+        |  | score |
+        | --- | --- |
+        | echo | 0.500 |
+    """
 
-    def __call__(self, texts: int, positions: int | None = None) -> None:
-        self.texts += texts
-        if texts:
-            self.positions = None if self.positions is None or positions is None else self.positions + positions
-        self._bar.set_postfix_str(f"{self.texts:,} texts", refresh=False)
-        self._bar.update(0)
+    def shown(value: Any) -> str:
+        if isinstance(value, float):
+            return "" if value != value else f"{value:.{digits}f}"
+        return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+
+    rows = [["", *map(shown, frame.columns)], ["---"] * (len(frame.columns) + 1)]
+    rows += [[shown(name), *map(shown, values)] for name, *values in frame.itertuples(name=None)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-@dataclass
-class _Run:
-    """All methods on all tasks; see :func:`evaluate`."""
+def _method(method: str | Method) -> Method:
+    return Method.parse(method) if isinstance(method, str) else method
 
-    results: Results
-    jobs: Sequence[Task | MtebTask]
-    variants: Sequence[_Variant]
-    instructions: Instructions | None
-    layers: Layers
-    sizes: Mapping[str, int | None]
-    seed: int
-    command: str
-    stop: bool
-    bar: Any
-    say: Callable[[str], object]
-    found: list[Result] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    # Data that one method could not load, no other can.
-    missing: set[str] = field(default_factory=set)
-    told: bool = False
 
-    def variant(self, variant: _Variant) -> None:
-        """Score a method on all tasks; its model is built for the first that is not there yet."""
-        method = variant.method
-        built: list[SentenceTransformer] = []
+def _opened(base: Any, loading: Mapping[str, Any] | None) -> Any:
+    from sentence_transformers import SentenceTransformer
 
-        def model() -> SentenceTransformer:
-            if not built:
-                # A limit of content is set for each instruction.
-                limit = variant.limit if variant.limit.of == "total" else Limit()
-                built.append(limit.build(method, variant.base))
-                self._estimate(built[0])
-            return built[0]
+    return base if isinstance(base, SentenceTransformer) else readouts.opened(base, **(loading or {}))
 
-        for job in self.jobs:
-            self.bar.set_description_str(f"{method.name}, {job.name}")
-            if job.name not in self.missing:
-                try:
-                    self.found += self._results(variant, job, model)
-                except NoData as error:
-                    self.missing.add(job.name)
-                    self._fail(f"{job.name}: {error}", error)
-                except Exception as error:
-                    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                        raise  # nothing that comes after it could be kept
-                    if not built:
-                        # It could not be built: no other task will do better.
-                        self._fail(f"{method.name}: {one_line(error)}", error)
-                        break
-                    self._fail(f"{job.name}, {method.name}: {one_line(error)}", error)
-            self.bar.update()
-        if built:
-            built.clear()
-            gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
-    def _results(
-        self, variant: _Variant, job: Task | MtebTask, model: Callable[[], SentenceTransformer]
-    ) -> list[Result]:
-        """A method's results on a task, one a layer: those that are there, or all of them made now."""
-        keys = self._keys(variant, job, self._layers(job, model))
-        known = [each for key in keys if (each := self.results.find(key)) is not None]
-        if len(known) == len(keys):
-            return known
-        meter = _Meter(self.bar)
-        began = time.monotonic()
-        if isinstance(job, MtebTask):
-            made: list[Any] = [(self._of_mteb(job, model(), variant, meter), None, None)]
+def _bootstrapped(
+    task: Task, scoring: Scoring, metric: str, evidences: Mapping[str, Evidence], draws: int, seed: int
+) -> tuple[dict[str, tuple[float, float]], list[Difference]]:
+    if not draws:
+        return {}, []
+    options: dict[str, Any] = {"groups": task.groups, "recentred": scoring.recentred, "draws": draws, "seed": seed}
+    return paired_bootstrap(evidences, scoring.metrics[metric], **options)
+
+
+def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:
+    """Tasks, each with the name of the instructions that belong to its set."""
+    for each in tasks if isinstance(tasks, (list, tuple)) else [tasks]:
+        word = str(each) if isinstance(each, (str, os.PathLike)) else ""
+        kind, equals, rest = word.partition("=")
+        if word.partition(":")[0] == "toy":
+            yield from ((task, None) for task in toy_tasks_named(word, reading.get("limit"), seed))
+        elif equals and kind.casefold() in map(str.casefold, KINDS):
+            yield read_task(rest, **{**reading, "kind": kind, "seed": seed}), None
+        elif word.endswith((".yaml", ".yml")):
+            yield from ((task, None) for task in read_tasks(word))
+        elif hasattr(each, "metadata") or (word and not Path(word).exists() and "/" not in word and "\\" not in word):
+            yield from mteb_tasks.find_tasks(each)
         else:
-            layers = [settings.get("layer", -1) for settings in keys.values()]
-            made = [_of_items(job, vectors) for vectors in self._vectors(job, model(), variant, meter, layers)]
-        about: dict[str, Any] = {"kind": job.kind, "task": job.name, "base": variant.base.label}
-        about |= {"method": variant.method.name, "arguments": dict(variant.method.arguments), "command": self.command}
-        about |= {"texts": meter.texts, "tokens": meter.positions, "seconds": round(time.monotonic() - began, 3)}
-        for (key, settings), (scores, evidence, draws) in zip(keys.items(), made, strict=True):
-            self.results.add(Result(identity=key, settings=settings, **about, **scores), evidence, draws)
-        return [each for key in keys if (each := self.results.find(key)) is not None]
-
-    def _keys(
-        self, variant: _Variant, job: Task | MtebTask, layers: Sequence[Mapping[str, Any]]
-    ) -> dict[str, dict[str, Any]]:
-        """The settings of each layer's result, by its identity."""
-        instructions = self._instructions(job)
-        shared = {**variant.settings, **variant.limit.settings}
-        whole: dict[str, Any] = {"data": job.fingerprint, "prompts": instructions.concerning(job.names)}
-        if whole["prompts"]:
-            shared["prompts"] = instructions.name
-        if isinstance(job, MtebTask):
-            whole["seed"] = self.seed
-            if self.seed != MTEB_SEED:
-                shared["seed"] = self.seed
-        wanted = [{**shared, **layer} for layer in layers]
-        return {identity(variant.base, variant.method, **whole, settings=each): each for each in wanted}
-
-    def _instructions(self, job: Task | MtebTask) -> Instructions:
-        return self.instructions or read_instructions(job.prompts or NONE)
-
-    def _layers(self, job: Task | MtebTask, model: Callable[[], SentenceTransformer]) -> list[dict[str, Any]]:
-        """What the layers add to the settings; the last one adds nothing."""
-        if not (isinstance(job, Task) and isinstance(job.items, Questions)) or self.layers == "last":
-            return [{}]
-        transformer: Any = model()[0]
-        numbers = layer_numbers(self.layers, transformer.depth)
-        return [{} if number == transformer.depth else {"layer": number} for number in numbers]
-
-    def _vectors(
-        self, job: Task, model: SentenceTransformer, variant: _Variant, meter: _Meter, layers: Sequence[int]
-    ) -> Iterator[Vectors]:
-        """The vectors of a task's texts, by each of the layers; only WordSense has several."""
-        instructions, limit, items = self._instructions(job), variant.limit, job.whole
-        roles: tuple[Role | None, Role] = ("query" if isinstance(items, Ranking) else None, "document")
-        prompts = Prompts(*(instructions.before(job.name, role, model) for role in roles))
-        options: dict[str, Any] = {"progress": meter, "prompts": prompts, **self.sizes}
-        limit.fit(model, prompts.query)
-        if isinstance(items, Questions):
-            yield from items.layers(model, "last" if layers == [-1] else layers, **options)
-        elif isinstance(items, Ranking) and limit.of == "content":
-            # Queries and documents have templates and prompts of their own, which leave them unlike room.
-            parts = []
-            for role, texts in zip(roles, (items.texts[: items.queries], items.texts[items.queries :]), strict=True):
-                limit.fit(model, prompts.of(role), role)
-                parts.append(encoded(model, texts, role, **options))
-            yield np.concatenate(parts)
-        else:
-            yield items.vectors(model, **options)
-
-    def _of_mteb(self, job: MtebTask, model: SentenceTransformer, variant: _Variant, meter: _Meter) -> dict[str, Any]:
-        """What a result has of a task of mteb."""
-        base, method, limit, instructions = variant.base, variant.method, variant.limit, self._instructions(job)
-        # mteb keeps what it finds by name and revision: both hold all but the task.
-        whole = instructions.concerning(list(instructions.tasks))
-        revision = identity(base, method, prompts=whole, seed=self.seed, limit=limit.settings)
-        label = f"{base.label}--{method.name}" + (f"--{instructions.name}" if whole else "")
-        meta = model_meta(label, revision, model)
-        encoder = Encoder(model, meta, instructions, limit=limit, progress=meter, **self.sizes)
-        scores = job.scores(encoder, self.results.folder / "mteb", self.seed)
-        items = encoder.scored // 2 if job.kind in ("STS", "PairClassification") else encoder.scored
-        main = job.task.metadata.main_score
-        return {"scores": scores, "main": main, "paper": job.paper(scores), "items": items}
-
-    def _estimate(self, model: SentenceTransformer) -> None:
-        """Say once how long it will take, as far as short texts tell."""
-        if self.told:
-            return
-        self.told = True
-        characters = sum(self._left(variant, job) for variant in self.variants for job in self.jobs)
-        seconds = characters / (sum(map(len, PROBES)) / len(PROBES)) / encoding_rate(model) if characters else 0.0
-        if seconds > SAID_FROM:
-            shown = f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-            self.say(f"{characters:,} characters are to be encoded, copies not counted: about {shown}")
-
-    def _left(self, variant: _Variant, job: Task | MtebTask) -> int:
-        """How many characters of one's own texts are still to be encoded; how many mteb has, nobody knows yet."""
-        if isinstance(job, MtebTask):
-            return 0
-        with suppress(Exception):  # of another base, which will fail in its turn
-            if all(self.results.find(key) for key in self._keys(variant, job, [{}])):
-                return 0
-        return sum(len(text) for part in (job.items, job.train) if part is not None for text in part.texts)
-
-    def _fail(self, line: str, error: BaseException) -> None:
-        if self.stop:
-            raise TasksFailed([line], self.found) from error
-        self.failures.append(line)
-        logger.warning(f"{line} (the other tasks are run)", exc_info=logger.isEnabledFor(logging.DEBUG))
-
-
-def _of_items(job: Task, vectors: Vectors) -> tuple[dict[str, Any], Evidence, Any]:
-    """What a result has of a task of one's own, its evidence, and its metrics' draws."""
-    items, judge, evidence = job.items, job.whole, job.evidence(vectors)
-    draws = {name: judge.draws(evidence, name) for name in (items.main, items.paper) if name is not None}
-    unseen = items.unseen(vectors)
-    found = {
-        "scores": {name: metric(evidence) for name, metric in judge.metrics.items()},
-        "main": items.main,
-        "paper": items.paper,
-        "data": job.fingerprint,
-        "intervals": {name: interval(values) for name, values in draws.items()},
-        "items": len(items),
-        "left_out": {**job.left_out, **({UNSEEN: unseen} if unseen else {})},
-    }
-    return found, evidence, draws
-
-
-def _with_templates(method: Method, count: int | None, language: str) -> list[tuple[Method, dict[str, Any]]]:
-    """The method; or as many of it as templates are drawn, each with its number."""
-    if count is None:
-        return [(method, {})]
-    arguments = dict(method.arguments)
-    if not arguments:
-        raise ValueError("templates (--templates): a saved embedder has a template of its own. Drop the option.")
-    # The template says how often the text stands in it.
-    repeats = arguments.pop("repeats", None) or 2
-    drawn = drawn_templates(arguments["method"], count, language=language, repeats=repeats)
-    return [
-        (Method({**arguments, "template": template}, label=method.name), {"template": number, "language": language})
-        for number, template in enumerate(drawn, 1)
-    ]
+            yield read_task(each, **{**reading, "seed": seed}), None

@@ -1,0 +1,402 @@
+"""Labelled tasks: pairs, classes, clusters, rankings, word senses and entities, read from files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..tables import read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Names of columns by what they hold, the first that is there counts.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "text1": ("text1", "sentence1", "sentence_1", "sent1", "s1", "premise"),
+    "text2": ("text2", "sentence2", "sentence_2", "sent2", "s2", "hypothesis"),
+    "score": ("score", "similarity", "similarity_score", "gold"),
+    "text": ("text", "sentence", "review", "content", "title", "body"),
+    "label": ("label", "labels", "class", "category"),
+    "query": ("query", "question"),
+    "document": ("document", "passage", "title", "text", "answer"),
+    "relevance": ("relevance", "grade", "score", "label"),
+    "anchor": ("anchor",),
+    "positive": ("positive", "pos"),
+    "negative": ("negative", "neg"),
+}
+# What a row of each kind holds. Where no kind is given, the first whose columns are there.
+ROLES: dict[str, tuple[str, ...]] = {
+    "Triples": ("anchor", "positive", "negative"),
+    "Reranking": ("query", "document", "relevance"),
+    "STS": ("text1", "text2", "score"),
+    "PairClassification": ("text1", "text2", "label"),
+    "Classification": ("text", "label"),
+    "Clustering": ("text", "label"),
+    "Retrieval": ("query", "document", "relevance"),
+}
+KINDS = (*ROLES, "WordSense", "NER")
+_FEWEST = 10
+_TRUE = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Labelled items over a list of texts.
+
+    Args:
+        name: What tables call it.
+        kind: One of ``KINDS``.
+        texts: Each once; the queries of a ranking stand in front. Vectors are a row a text.
+        items: What is scored: places of texts first, then what is known: a score, a label, (documents, grades), …
+        train: What a classifier learns from, over the same texts; empty: the items are scored in five folds.
+        queries: How many of the texts are queries.
+        spans: For words: the characters (start, end) of each text that its vector stands for; empty: whole texts.
+        groups: A group an item; items of one group are alike, and are drawn together in a bootstrap.
+        dropped: Rows that could not be used, counted by reason.
+
+    Raises:
+        ValueError: Too few items, or a label that there is nothing to learn from.
+    """
+
+    name: str
+    kind: str
+    texts: tuple[str, ...]
+    items: tuple[tuple[Any, ...], ...]
+    train: tuple[tuple[Any, ...], ...] = ()
+    queries: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
+    groups: tuple[str, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = 1 if self.kind == "WordSense" else _FEWEST
+        if len(self.items) < least:
+            left = "".join(f"; {number} rows dropped: {reason}" for reason, number in self.dropped.items())
+            raise ValueError(f"{self.name}: {len(self.items)} items, but {least} are needed{left}.")
+        if self.train and self.kind not in ("Classification", "NER"):
+            raise ValueError(f"{self.name}: nothing is learnt for {self.kind}. Drop train=….")
+        if self.kind in ("Classification", "Clustering", "PairClassification", "STS"):
+            values = {item[-1] for item in self.items}
+            if len(values) < 2:
+                raise ValueError(f"{self.name}: all {len(self.items)} items have the value {values.pop()!r}.")
+        known = {item[-1] for item in self.train}
+        if known and self.kind == "Classification" and (missing := {item[-1] for item in self.items} - known):
+            raise ValueError(f"{self.name}: no text of train has the label {min(missing)!r}.")
+
+    def __str__(self) -> str:
+        dropped = "".join(f", {number} dropped ({reason})" for reason, number in self.dropped.items())
+        train = f", {len(self.train)} to learn from" if self.train else ""
+        return f"{self.name}: {self.kind}, {len(self.items)} items{train}{dropped}"
+
+
+def read_task(
+    source: Any,
+    kind: str | None = None,
+    *,
+    name: str | None = None,
+    train: Any = None,
+    columns: Mapping[str, str] | None = None,
+    labels: Mapping[Any, Any] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """Read a labelled task.
+
+    ==================  ==========================================  ===================================================
+    kind                columns                                     main score
+    ==================  ==========================================  ===================================================
+    STS                 text1, text2, score                         Spearman's correlation of cosine and score
+    PairClassification  text1, text2, label (0 or 1)                average precision
+    Triples             anchor, positive, negative                  how often the positive is nearer
+    Classification      text, label                                 accuracy of a logistic regression
+    Clustering          text, label                                 v-measure of k-means
+    Reranking           query, document, relevance (0, 1, 2, …)     MAP over the documents judged for a query
+    Retrieval           query, document, relevance; a BEIR folder   nDCG@10 over all documents
+    WordSense           word, sentence1 to sentence4, answer        how often the odd one out is found
+    NER                 CoNLL lines: a word first, its tag          entity F1 of a logistic regression
+    ==================  ==========================================  ===================================================
+
+    Args:
+        source: A DataFrame; a file or folder of named columns that :func:`st_reba.tables.read_table` reads;
+            STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
+            BEIR folder; SLPWC's columns or ``{word: {sense: [sentences]}}`` (kind WordSense); CoNLL lines (kind NER);
+            or ``{"text": file, "label": file}``, line n of both belonging together.
+        kind: None: the columns tell (of kinds with the same columns the first in the table above counts).
+        name: None: the file's name.
+        train: What a classifier learns from, read alike.
+        columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than usual.
+        labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows are dropped.
+        limit: Use so many items, drawn by the seed; of a ranking so many queries.
+        seed: Of that draw, and of the questions that are drawn from senses.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: Columns or values that the kind cannot use.
+
+    Example:
+        >>> import pandas as pd
+        >>> pairs = pd.DataFrame({"text1": list("abcdefghijk"), "text2": list("kjihgfedcba"), "score": range(11)})
+        >>> print(read_task(pairs, name="letters"))
+        letters: STS, 11 items
+    """
+    if isinstance(source, Task):
+        return source
+    if kind is not None:
+        named = {each.casefold(): each for each in KINDS}
+        if kind.casefold() not in named:
+            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(KINDS)}.")
+        kind = named[kind.casefold()]
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} must be 1 at least.")
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    name = name or ("table" if path is None else path.name.partition(".")[0] if path.is_file() else path.name)
+    if kind == "NER" or (path is not None and path.suffix == ".conll"):
+        return _entities(name, source, train, limit, seed)
+    if path is not None and path.is_dir() and (path / "corpus.jsonl").is_file():
+        return _ranking(name, kind or "Retrieval", *_beir(path), limit, seed)
+    if kind == "WordSense" or _is_questions(path):
+        from .words import word_sense_task
+
+        return word_sense_task(source, name=name, limit=limit, seed=seed)
+    kind, rows, dropped = labelled_rows(source, kind, columns, labels)
+    if kind in ("Reranking", "Retrieval"):
+        judged: dict[str, dict[str, float]] = {}
+        for query, document, grade in rows:
+            grades = judged.setdefault(query, {})
+            grades[document] = max(grade, grades.get(document, grade))
+        return _ranking(name, kind, judged, [text for _, text, _ in rows], limit, seed, dropped)
+    known = [] if train is None else labelled_rows(train, kind, columns, labels)[1]
+    rows = drawn(rows, limit, seed)
+    width = 1 if kind in ("Classification", "Clustering") else 3 if kind == "Triples" else 2
+    place: dict[str, int] = {}
+    items, learnt = (
+        tuple((*(place.setdefault(text, len(place)) for text in row[:width]), *row[width:]) for row in part)
+        for part in (rows, known)
+    )
+    return Task(name, kind, tuple(place), items, learnt, dropped=dropped)
+
+
+def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
+    """Read the tasks that a YAML file lists, each a mapping of ``read_task``'s arguments with ``file`` (or ``files``).
+
+    Files are relative to the list's folder.
+    """
+    import yaml
+
+    folder, tasks = Path(path).parent, []
+    listed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    for each in listed if isinstance(listed, list) else [listed]:
+        if not isinstance(each, dict) or not {"file", "files"} & set(each):
+            raise ValueError(f"{path}: {each!r:.80} must be a mapping with file: or files:.")
+        given = dict(each)
+        source = given.pop("file", None) or given.pop("files")
+        source = {role: folder / one for role, one in source.items()} if isinstance(source, dict) else folder / source
+        if isinstance(given.get("train"), str):
+            given["train"] = folder / given["train"]
+        tasks.append(read_task(source, given.pop("kind", None), **given))
+    return tasks
+
+
+def drawn(rows: Sequence[Any], limit: int | None, seed: int) -> list[Any]:
+    """So many of the rows, in their order; the draw depends on the seed and their number."""
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return [rows[place] for place in sorted(random.Random(seed).sample(range(len(rows)), limit))]
+
+
+def frame_of(source: Any) -> pd.DataFrame:
+    """A source's rows with named columns; the field's files without a header get names."""
+    import pandas as pd
+
+    if isinstance(source, pd.DataFrame):
+        return source
+    if isinstance(source, Mapping):
+        lines = {role: Path(file).read_text(encoding="utf-8").splitlines() for role, file in source.items()}
+        if len(set(map(len, lines.values()))) > 1:
+            counts = ", ".join(f"{source[role]}: {len(each)}" for role, each in lines.items())
+            raise ValueError(f"The files have unlike numbers of lines ({counts}), but line n belongs to line n.")
+        return pd.DataFrame(lines)
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is None or not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
+        return read_table(source)
+    with open(path, encoding="utf-8") as stream:
+        first = stream.readline().rstrip("\n")
+    cells = first.split("\t")
+    bare: Any = {"quoting": csv.QUOTE_NONE, "header": None, "encoding": "utf-8", "keep_default_na": False}
+    if "||" in first:
+        rows = [line.split("||") for line in path.read_text(encoding="utf-8").splitlines() if line]
+        if wrong := [number for number, row in enumerate(rows, 1) if len(row) != 4]:
+            raise ValueError(f"{path}, line {wrong[0]}: not id||text1||text2||score.")
+        return pd.DataFrame(rows, columns=["id", "text1", "text2", "score"])
+    if len(cells) >= 7 and _is_number(cells[4]):
+        # STSBenchmark; some of its rows have further columns.
+        rows = [line.split("\t")[4:7] for line in path.read_text(encoding="utf-8").splitlines() if line]
+        return pd.DataFrame(rows, columns=["score", "text1", "text2"])
+    if len(cells) == 3 and _is_number(cells[0]):
+        return pd.read_csv(path, sep="\t", names=["score", "text1", "text2"], **bare)
+    return read_table(source)
+
+
+def labelled_rows(
+    source: Any, kind: str | None = None, columns: Mapping[str, str] | None = None, labels: Any = None
+) -> tuple[str, list[tuple[Any, ...]], dict[str, int]]:
+    """Read a table; arguments as for `read_task`.
+
+    Returns:
+        The kind, each row's values in the order of ``ROLES``, and counts of what was dropped.
+    """
+    columns = columns or {}
+    frame = frame_of(source)
+    there = list(map(str, frame.columns))
+    if missing := [column for column in columns.values() if column not in there]:
+        raise ValueError(f"columns: there is no {missing[0]!r}. The columns are {', '.join(there[:20])}.")
+
+    def column(role: str) -> str | None:
+        return columns.get(role) or next((name for name in COLUMNS[role] if name in there), None)
+
+    for each, roles in ROLES.items():
+        names = [column(role) or (column("label") if role == "score" and kind else None) for role in roles]
+        if None not in names and len(set(names)) == len(names) and kind in (None, each):
+            kind = each
+            break
+    else:
+        wanted = ROLES.get(kind or "", ("text1", "text2", "score"))
+        raise ValueError(
+            f"The columns {', '.join(there[:20])} are not {', '.join(wanted)}: name them, columns={{{wanted[0]!r}: …}}."
+        )
+    rows, dropped = [], dict[str, int]()
+    values = {str(label): value for label, value in (labels or {}).items()}
+    for number, row in enumerate(frame[names].itertuples(index=False, name=None), 1):
+        *texts, last = row
+        if labels is not None:
+            if str(last) not in values:
+                dropped["its label"] = dropped.get("its label", 0) + 1
+                continue
+            last = values[str(last)]
+        try:
+            rows.append((*map(_text, texts), _value(kind, last)))
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from None
+    return kind, rows, dropped
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{value!r:.60} is no text.")
+    return value
+
+
+def _value(kind: str, value: Any) -> Any:
+    if kind == "Triples":
+        return _text(value)
+    if value is None or value != value or not str(value).strip():
+        raise ValueError("the label or score is missing.")
+    if kind in ("STS", "Reranking", "Retrieval"):
+        if not _is_number(value):
+            raise ValueError(
+                f"{value!r} is no number. For classes of pairs take kind='PairClassification' and labels=…."
+            )
+        return float(value)
+    if kind == "PairClassification":
+        if str(value).lower() not in _TRUE:
+            raise ValueError(f"the label {value!r} is not 0 or 1: say what it stands for, labels={{{value!r}: 1, …}}.")
+        return _TRUE[str(value).lower()]
+    return str(value)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return float(value) - float(value) == 0
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_questions(path: Path | None) -> bool:
+    if path is None or path.suffix not in (".csv", ".tsv") or not path.is_file():
+        return False
+    with open(path, encoding="utf-8-sig") as stream:
+        header = stream.readline().strip().split("\t" if path.suffix == ".tsv" else ",")
+    return {"问题", "答案"} <= set(header) or {"word", "sentence4", "answer"} <= set(header)
+
+
+def _beir(folder: Path) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """The grades of each query, and all documents, of a BEIR folder; judgements of test where there are several."""
+
+    def records(name: str) -> dict[str, str]:
+        texts = {}
+        for line in (folder / name).read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            texts[str(record["_id"])] = " ".join(filter(None, (record.get("title"), record["text"]))).strip()
+        return texts
+
+    documents, queries = records("corpus.jsonl"), records("queries.jsonl")
+    files = {file.stem: file for file in sorted((folder / "qrels").glob("*.tsv"))}
+    if not files:
+        raise ValueError(f"{folder}: there is no qrels/*.tsv.")
+    judged: dict[str, dict[str, float]] = {}
+    judgements = read_table(files.get("test", next(iter(files.values()))))
+    for query, document, grade in judgements.itertuples(index=False, name=None):
+        if str(query) not in queries or str(document) not in documents:
+            raise ValueError(f"{folder}: qrels name {query!r}, {document!r}, which are not both there.")
+        judged.setdefault(queries[str(query)], {})[documents[str(document)]] = float(grade)
+    return judged, list(documents.values())
+
+
+def _ranking(
+    name: str,
+    kind: str,
+    judged: Mapping[str, Mapping[str, float]],
+    documents: Iterable[str],
+    limit: int | None,
+    seed: int,
+    dropped: Mapping[str, int] | None = None,
+) -> Task:
+    """A ranking: of reranking only the judged documents are ranked, of retrieval all."""
+    usable = [
+        query
+        for query, grades in judged.items()
+        if any(grades.values()) and (kind == "Retrieval" or not all(grades.values()))
+    ]
+    what = "a relevant document" if kind == "Retrieval" else "both relevant and irrelevant documents"
+    without = {f"queries without {what}": len(judged) - len(usable)} if len(usable) < len(judged) else {}
+    chosen = drawn(usable, limit, seed)
+    ranked = list(dict.fromkeys(documents if kind == "Retrieval" else (text for one in chosen for text in judged[one])))
+    place = {text: len(chosen) + number for number, text in enumerate(ranked)}
+    items = tuple(
+        (number, tuple(place[text] for text in judged[query]), tuple(map(float, judged[query].values())))
+        for number, query in enumerate(chosen)
+    )
+    return Task(name, kind, (*chosen, *ranked), items, queries=len(chosen), dropped={**(dropped or {}), **without})
+
+
+def _entities(name: str, source: Any, train: Any, limit: int | None, seed: int) -> Task:
+    """Sentences of CoNLL lines: a word first, and the last column that holds IOB tags."""
+
+    def sentences(path: Any) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        blocks = Path(path).read_text(encoding="utf-8").replace("\r", "").split("\n\n")
+        rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
+        rows = [each for each in rows if each and each[0][0] != "-DOCSTART-"]
+        lines = [line for each in rows for line in each]
+        width = min(map(len, lines), default=0)
+        tagged = [n for n in range(1, width) if all(line[n] == "O" or line[n][1:2] == "-" for line in lines)]
+        if not tagged:
+            raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
+        return [(tuple(line[0] for line in each), tuple(line[tagged[-1]] for line in each)) for each in rows]
+
+    place: dict[str, int] = {}
+    parts = [
+        tuple(
+            (place.setdefault(" ".join(words), len(place)), words, tags)
+            for words, tags in drawn(sentences(path), limit, seed)
+        )
+        for path in ([source] if train is None else [source, train])
+    ]
+    return Task(name, "NER", tuple(place), *parts)
