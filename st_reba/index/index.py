@@ -111,8 +111,8 @@ class Index:
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
-            **options: As ``encode_corpus`` takes them: text_column, id_column, workers, settings, show_progress_bar; and
-                of a model that is loaded: device, dtype, trust_remote_code.
+            **options: As ``encode_corpus`` takes them: text_column, id_column, workers, settings, show_progress_bar;
+                and of a model that is loaded: device, dtype, trust_remote_code.
 
         Returns:
             The index.
