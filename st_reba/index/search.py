@@ -1,0 +1,117 @@
+"""One generation of an index in memory, and the search for the nearest documents."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .changes import open_file
+from .store import Keys, Matrix, State, Store, owners, read_dead, read_pending, vector_keys
+from .vectors import VectorFile, best, rescored
+from .where import Where, conditions
+
+# Fetched beyond k, so that equal scores at the cut are told apart by their order.
+_TIES = 32
+_KEPT_CONDITIONS = 8
+
+
+class Found(NamedTuple):
+    """A document that was found: its key, the key of its vector, and the score."""
+
+    document: int
+    vector: int
+    score: float
+
+
+@dataclass
+class Snapshot:
+    """One generation in memory.
+
+    Args:
+        state: The state.
+        file: The FAISS file; None: there is none.
+        alive: By key: which vectors may be documents' (dead ones are not).
+        keys: Keys of pending vectors.
+        pending: Those vectors.
+        conditions: By condition: which vectors meet it.
+    """
+
+    state: State
+    file: VectorFile | None
+    alive: NDArray[np.bool_]
+    keys: Keys
+    pending: Matrix
+    conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
+        """The snapshot of a state; the FAISS file of an old one is kept if it is the same."""
+        same = old is not None and old.state.file == state.file and old.state.parameters == state.parameters
+        file = old.file if old is not None and same else open_file(store.folder, state)
+        keys, pending = read_pending(tx, state, store.path)
+        alive = np.zeros(state.next_key, bool)
+        alive[: state.stop] = True
+        alive[keys] = True
+        alive[read_dead(tx)] = False
+        return cls(state, file, alive, keys, pending)
+
+    def allowed(self, tx: sqlite3.Connection, where: Where) -> NDArray[np.bool_]:
+        """By key: which vectors belong to documents that meet conditions."""
+        sql, parameters = conditions(where)
+        name = repr((sql, parameters))
+        if name not in self.conditions:
+            found = np.zeros(len(self.alive), bool)
+            found[vector_keys(tx.execute(f"SELECT key, spans FROM documents WHERE {sql}", parameters))] = True
+            if len(self.conditions) >= _KEPT_CONDITIONS:
+                self.conditions.clear()
+            self.conditions[name] = found
+        return self.conditions[name] & self.alive
+
+    def nearest(
+        self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None
+    ) -> list[list[Found]]:
+        """The k nearest documents of each query, best first, equal scores in the order of their keys.
+
+        Args:
+            tx: The transaction that the snapshot was read in.
+            queries: [q, d], scaled as the index's vectors are.
+            k: How many documents.
+            allowed: By key: which vectors may be found; None: all.
+        """
+        keys, vectors = self.keys, self.pending
+        if allowed is not None:
+            keys, vectors = keys[allowed[keys]], vectors[allowed[keys]]
+        elif self.state.dead:
+            allowed = self.alive
+        cut, total = self.state.passages is not None, len(self.alive) if allowed is None else int(allowed.sum())
+        products = queries @ vectors.T
+        fetch = k + _TIES
+        while True:
+            scores, found = best(products, np.broadcast_to(keys, products.shape), fetch)
+            scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
+            if self.file is not None:
+                mask = None if allowed is None else allowed[: self.state.stop]
+                more, filed = self.file.search(queries, fetch, mask)
+                scores, found = np.concatenate([more, scores], axis=1), np.concatenate([filed, found], axis=1)
+            scores, found = best(scores, found, fetch)
+            owner = owners(tx, {int(key) for key in found.ravel() if key >= 0}) if cut else {}
+            results = [_documents(*row, owner, k) for row in zip(found.tolist(), scores.tolist(), strict=True)]
+            if not cut or fetch >= total or all(len(one) >= k for one in results):
+                return results
+            # Several passages of one document are one result.
+            fetch = min(4 * fetch, total)
+
+
+def _documents(keys: list[int], scores: list[float], owner: Mapping[int, int], k: int) -> list[Found]:
+    """The k best documents of vectors in order."""
+    found: dict[int, Found] = {}
+    for key, score in zip(keys, scores, strict=True):
+        if key >= 0 and len(found) < k:
+            document = owner.get(key, key)
+            found.setdefault(document, Found(document, key, score))
+    return list(found.values())
