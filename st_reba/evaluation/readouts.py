@@ -219,7 +219,9 @@ def read(
     transformer: Any = model[0]
     layers = sorted({each.layer for each in readouts})
     if not layers or layers[0] < 0 or layers[-1] > transformer.depth or {p for _, p in readouts} - set(POOLINGS):
-        raise ValueError(f"readouts={list(readouts)!r}: give layers up to {transformer.depth} and {', '.join(POOLINGS)}.")
+        raise ValueError(
+            f"readouts={list(readouts)!r}: give layers up to {transformer.depth} and {', '.join(POOLINGS)}."
+        )
     reba = {each.pooling for each in readouts if each.pooling.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
     lengths = positions(transformer, texts, task=task, prompt=prompt)
@@ -244,7 +246,9 @@ def read(
             progress(len(batch), sum(lengths[row] for row in batch))
 
 
-def positions(transformer: Any, texts: Sequence[str], *, task: str | None = None, prompt: str | None = None) -> list[int]:
+def positions(
+    transformer: Any, texts: Sequence[str], *, task: str | None = None, prompt: str | None = None
+) -> list[int]:
     """Positions that each text takes: all copies as cut to the budget, template and special tokens."""
     (frame,), budget = transformer.frames(prompt, task), transformer.budget(prompt, task)
     counts = (max(1, len(ids)) for ids in transformer.content(list(texts))["input_ids"])

@@ -205,7 +205,9 @@ def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
         if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES:
             by_script.setdefault(script_of(text), []).append(text)
     if (found := sum(map(len, by_script.values()))) < FEWEST_TEXTS:
-        raise ValueError(f"texts: {found} different texts of four words or more are too few. Give {FEWEST_TEXTS} or more.")
+        raise ValueError(
+            f"texts: {found} different texts of four words or more are too few. Give {FEWEST_TEXTS} or more."
+        )
     chosen: list[str] = []
     for number, each in enumerate(sorted(by_script.values(), key=len)):
         share = (count - len(chosen)) // (len(by_script) - number)
