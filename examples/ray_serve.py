@@ -18,17 +18,22 @@ from typing import Any
 import ray
 from ray import serve
 
-from st_reba.serve.run import KEYS, keys_of, name_of, open_model
+KEYS = "ST_REBA_API_KEY"
 
 
-def application(model: str, index: str | None, threads: int) -> Any:
+def application(model: str, name: str, index: str | None, threads: int) -> Any:
     """The application, made in each replica, whose model no other shares."""
 
     def make() -> Any:
-        from st_reba.serve.app import make_app
+        import torch
 
-        loaded, opened = open_model(model, index, threads, device=None)
-        return make_app(loaded, name_of(model), index=opened, keys=keys_of(os.environ))
+        import st_reba
+        from st_reba.serve.app import EmbeddingServer
+
+        torch.set_num_threads(threads)
+        loaded = st_reba.load(model)
+        opened = None if index is None else st_reba.Index.open(index, loaded)
+        return EmbeddingServer(loaded, name, index=opened, keys=os.environ.get(KEYS, "").replace(",", " ").split())
 
     return make
 
@@ -42,6 +47,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     model = os.path.abspath(options.model) if os.path.isdir(options.model) else options.model
+    name = os.path.basename(model) if os.path.isdir(model) else model
     index = None if options.index is None else os.path.abspath(options.index)
     environment = {KEYS: os.environ.get(KEYS, ""), "TOKENIZERS_PARALLELISM": "false"}
     ray.init(include_dashboard=False, runtime_env={"env_vars": environment})
@@ -56,12 +62,12 @@ def main() -> None:
         ray_actor_options={"num_cpus": options.threads},
         graceful_shutdown_timeout_s=120,
     )
-    @serve.ingress(application(model, index, options.threads))
+    @serve.ingress(application(model, name, index, options.threads))
     class Embeddings:
         pass
 
     serve.run(Embeddings.bind())
-    print(f"Serving {name_of(model)!r} at http://127.0.0.1:{options.port}/v1  (Ctrl+C ends it)", flush=True)
+    print(f"Serving {name!r} at http://127.0.0.1:{options.port}/v1  (Ctrl+C ends it)", flush=True)
     try:
         while True:
             time.sleep(3600)

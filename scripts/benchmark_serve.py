@@ -36,9 +36,8 @@ Row = tuple[float, float, float, float, float]
 
 def texts() -> list[str]:
     """Short ones, and one in eight of some hundred tokens."""
-    from st_reba.demo import sentences
-
-    short = [one.text for one in sentences()]
+    lines = (ROOT / "examples" / "sentences.jsonl").read_text(encoding="utf-8").splitlines()
+    short = [json.loads(line)["text"] for line in lines]
     long = [" ".join(short[start : start + 5]) for start in range(0, len(short) - 5, 8)]
     return random.Random(0).sample([*short, *long], len(short) + len(long))
 

@@ -25,7 +25,6 @@ def serve(
     threads: Annotated[int | None, Option(metavar="N", help="Threads of torch.")] = None,
     batch_size: Annotated[int, Option(metavar="N", help="Texts of waiting requests that run together.")] = 32,
     delay: Annotated[float, Option(metavar="MS", help="Milliseconds that an incomplete batch waits.")] = 2.0,
-    batch_tokens: Annotated[int | None, Option(metavar="N", help="Token positions of a forward pass.")] = None,
     max_body: Annotated[int, Option(metavar="MIB", help="MiB of a request (413).")] = 4,
     max_texts: Annotated[int, Option(metavar="N", help="Texts of a request (422).")] = 2048,
     max_tokens: Annotated[int, Option(metavar="N", help="Token positions of a request (422).")] = 300_000,
@@ -48,7 +47,6 @@ def serve(
     settings = Settings(
         batch_size=batch_size,
         delay=delay,
-        batch_tokens=batch_tokens,
         max_body=max_body,
         max_texts=max_texts,
         max_tokens=max_tokens,
@@ -65,7 +63,6 @@ def serve(
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
-        ready=lambda url: print(f"{url}  (Ctrl+C ends it)", flush=True),
     )
 
 
@@ -80,7 +77,6 @@ def explore(
         ),
     ] = None,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,
-    language: Annotated[str | None, Option(metavar="en|zh", help="[default: the browser's]")] = None,
     host: Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")] = 7860,
     open_browser: Annotated[bool, Option("--open", help="Open the page.")] = False,
@@ -97,12 +93,10 @@ def explore(
     launch(
         models or DEFAULT,
         index=index,
-        language=language,
         host=host,
         port=port,
         open_browser=open_browser,
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
-        ready=lambda url: print(f"{url}  (Ctrl+C ends it)", flush=True),
     )

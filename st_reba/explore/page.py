@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 import yaml
 
 from . import compute, draw
 from .serve import LANGUAGES
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from ..index import Index
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +26,7 @@ def words() -> dict[str, dict[str, str]]:
 class Answers:
     """Computations that are kept, so that a slider or a language does not run a model again."""
 
-    def __init__(self, models: Mapping[str, SentenceTransformer]) -> None:
+    def __init__(self, models: Mapping[str, Any]) -> None:
         self.models = models
         self.similar = lru_cache(64)(lambda name, texts: compute.similarities(models[name], texts))
         # All layers' attention is large.
@@ -42,7 +37,7 @@ class Answers:
 class Page:
     """The page with its three tabs, in a language of words.yaml."""
 
-    def __init__(self, answers: Answers, index: Index | None, language: str) -> None:
+    def __init__(self, answers: Answers, index: Any, language: str) -> None:
         self.answers, self.index, self.words = answers, index, words()[language]
         links = "".join(
             f'<b lang="{code}">{name}</b>' if code == language else f'<a href="../{code}/" lang="{code}">{name}</a>'

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..methods import Method
-from ..serve.run import bound, require, run, url
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-    from ..index import Index
+from ..serve.run import bound, require, run
 
 DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -31,9 +26,7 @@ def launch(
     host: str = "127.0.0.1",
     port: int = 7860,
     index: str | os.PathLike[str] | None = None,
-    language: str | None = None,
     open_browser: bool = False,
-    ready: Callable[[str], object] = print,
     **options: Any,
 ) -> None:
     """Serve the page until it is interrupted. Nothing is fetched from elsewhere, except models on the Hub.
@@ -44,32 +37,27 @@ def launch(
         host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
         port: Port; 0 takes a free one.
         index: Folder of an index to search in.
-        language: ``"en"`` or ``"zh"``; None: the browser's.
         open_browser: Open the page.
-        ready: Called with the address; prints it by default.
         **options: ``device``, ``dtype`` and ``trust_remote_code``, as for :func:`st_reba.build`.
 
     Raises:
         ImportError: gradio is not installed.
-        ValueError: A model or the language is unknown, or the index belongs to another model.
+        ValueError: A model is unknown.
         OSError: The port is taken, or a model or the index is not found.
 
     Example:
         >>> launch(["mini", "mini echo:pooling=mean"])  # doctest: +SKIP
     """
     named = read_names(models)
-    if language not in (None, *LANGUAGES):
-        raise ValueError(f"language={language!r} is not known: choose from {', '.join(LANGUAGES)}.")
     require("explore", "gradio", "fastapi", "uvicorn")
     with bound(host, port) as taken:
         from . import compute
 
         opened = {name: compute.open_model(base, method, **options) for name, (base, method) in named.items()}
         searched = None if index is None else compute.Index.open(index, **options)
-        app, address = make_app(opened, searched, language), url(host, taken)
-        ready(address)
+        app = make_app(opened, searched)
         if open_browser:
-            threading.Timer(1.0, webbrowser.open, [address]).start()
+            threading.Timer(1.0, webbrowser.open, [f"http://localhost:{taken.getsockname()[1]}"]).start()
         run(app, taken)
 
 
@@ -91,10 +79,10 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
     return found
 
 
-def make_app(models: Mapping[str, SentenceTransformer], index: Index | None, language: str | None) -> Any:
+def make_app(models: Mapping[str, Any], index: Any) -> Any:
     """The page in each language, below ``/en`` and ``/zh``, as an ASGI application."""
     import gradio as gr
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
     from fastapi.responses import RedirectResponse
 
     from .page import Answers, Page
@@ -104,11 +92,11 @@ def make_app(models: Mapping[str, SentenceTransformer], index: Index | None, lan
     looks: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css")}
     quiet: dict[str, Any] = {"footer_links": [], "ssr_mode": False, "enable_monitoring": False}
 
-    def start(request: Request) -> RedirectResponse:
+    def start(request: Any) -> Any:
         chinese = request.headers.get("accept-language", "").startswith("zh")
-        return RedirectResponse(f"{language or ('zh' if chinese else 'en')}/")
+        return RedirectResponse("zh/" if chinese else "en/")
 
-    served.add_api_route("/", start, include_in_schema=False)
+    served.add_route("/", start)
     for each in LANGUAGES:
         gr.mount_gradio_app(served, Page(answers, index, each).blocks, path=f"/{each}", **looks, **quiet)
 

@@ -28,40 +28,32 @@ from .run import Settings
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
 _MIB = 2**20
+# Seconds within which a body must arrive.
+_SECONDS = 30.0
 
 
-def make_app(model: Any, name: str, **options: Any) -> Starlette:
-    """Make the application, for any ASGI server.
+class EmbeddingServer(Starlette):
+    """Application for any ASGI server.
 
     Args:
         model: The SentenceTransformer.
         name: Name of the model for clients.
-        **options: ``index``, an Index of this model, for ``/v1/search``; ``settings``, a :class:`Settings`; ``keys``,
-            API keys, one of which must be sent; ``hosts``, the only host names that are answered.
+        index: Index of this model, for ``/v1/search``.
+        settings: Batches and limits.
+        keys: API keys, one of which must be sent.
+        hosts: The only host names that are answered: a web page can give a name of its own this machine's address.
 
     Example:
         >>> import st_reba
-        >>> [route.path for route in make_app(st_reba.build("mini"), "mini").routes][:2]
+        >>> [route.path for route in EmbeddingServer(st_reba.build("mini"), "mini").routes][:2]
         ['/health', '/metrics']
     """
-    server = _Server(model, name, **options)
-    handlers: dict[str, tuple[str, _Handler]] = {
-        "/metrics": ("GET", server.metrics),
-        "/v1/models": ("GET", server.models),
-        "/v1/models/{name:path}": ("GET", server.models),
-        "/v1/embeddings": ("POST", server.embed),
-    }
-    if server.index is not None:
-        handlers["/v1/search"] = ("POST", server.search)
-    routes = [Route(path, server.guarded(path, each), methods=[method]) for path, (method, each) in handlers.items()]
-    return Starlette(routes=[Route("/health", server.health), *routes], exception_handlers={HTTPException: _http_error})
 
-
-class _Server:
     def __init__(
         self,
         model: Any,
         name: str,
+        *,
         index: Any = None,
         settings: Settings | None = None,
         keys: Sequence[str] = (),
@@ -83,6 +75,12 @@ class _Server:
         self.joining = Joining(model, self.settings, batch.observe)
         waiting = prometheus.Gauge("st_reba_waiting_texts", "Texts accepted and not answered.", registry=to)
         waiting.set_function(lambda: self.joining.waiting)
+        gets = {"/metrics": self.metrics, "/v1/models": self.models, "/v1/models/{name:path}": self.models}
+        posts = {"/v1/embeddings": self.embed, **({} if index is None else {"/v1/search": self.search})}
+        routes = [Route("/health", self.health)]
+        routes += [Route(path, self.guarded(path, each)) for path, each in gets.items()]
+        routes += [Route(path, self.guarded(path, each), methods=["POST"]) for path, each in posts.items()]
+        super().__init__(routes=routes, exception_handlers={HTTPException: _http_error})
 
     def guarded(self, path: str, handler: _Handler) -> _Handler:
         """Check the caller, count the answer, and turn exceptions into errors of OpenAI's form."""
@@ -117,10 +115,10 @@ class _Server:
         if not request.headers.get("content-type", "").partition(";")[0].strip().endswith("json"):
             # A web page can send other types from a reader's browser without asking this server first.
             raise Refusal(415, "Send Content-Type: application/json.")
-        limit, seconds, body = self.settings.max_body * _MIB, self.settings.read_seconds, bytearray()
+        limit, body = self.settings.max_body * _MIB, bytearray()
         length = int(request.headers.get("content-length", 0))
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_SECONDS):
                 async for chunk in request.stream():
                     self.held += len(chunk)
                     body += chunk
@@ -129,7 +127,7 @@ class _Server:
                     if self.held > max(64 * _MIB, 4 * limit):
                         raise Refusal(429, "Too much is being received: send this again later.")
         except TimeoutError:
-            raise Refusal(408, f"The body did not arrive within {seconds:.0f} s.") from None
+            raise Refusal(408, f"The body did not arrive within {_SECONDS:.0f} s.") from None
         finally:
             self.held -= len(body)
         return bytes(body)

@@ -74,6 +74,6 @@ class Joining:
     def _vectors(self, texts: list[str], task: Task | None) -> list[Any]:
         """A vector for each text, or the exception it raised: a text never fails another caller's request."""
         try:
-            return list(encode_texts(self.model, texts, task=task, batch_tokens=self.settings.batch_tokens))
+            return list(encode_texts(self.model, texts, task=task))
         except Exception as error:
             return [error] if len(texts) == 1 else [one for text in texts for one in self._vectors([text], task)]

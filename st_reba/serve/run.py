@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -18,39 +17,30 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """Batches and limits of a server; requests beyond a limit are refused with 408, 413, 422 or 429.
+    """Batches and limits of a server; requests beyond a limit are refused with 413, 422 or 429.
 
     Args:
         batch_size: Texts of waiting requests that are joined.
         delay: Milliseconds that an incomplete batch waits for more texts.
-        batch_tokens: Token positions of a forward pass; None: as for ``encode_texts``.
         max_body: MiB of a request.
         max_texts: Texts of a request.
         max_tokens: Token positions of a request, with all copies, template and prompt.
         queue: Texts that may wait, over all requests.
-        read_seconds: Seconds within which a body must arrive.
 
     Raises:
         ValueError: A number is below 1.
-
-    Example:
-        >>> Settings(batch_size=64).delay
-        2.0
     """
 
     batch_size: int = 32
     delay: float = 2.0
-    batch_tokens: int | None = None
     max_body: int = 4
     max_texts: int = 2048
     max_tokens: int = 300_000
     queue: int = 8192
-    read_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            number = getattr(self, field.name)
-            if number is not None and not number >= 1:
+            if not (number := getattr(self, field.name)) >= 1:
                 raise ValueError(f"{field.name}={number!r}: give a number from 1 on.")
 
 
@@ -63,7 +53,6 @@ def serve(
     name: str | None = None,
     threads: int | None = None,
     settings: Settings | None = None,
-    ready: Callable[[str], object] = print,
     **options: Any,
 ) -> None:
     """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C answer the accepted requests, then end it.
@@ -78,7 +67,6 @@ def serve(
         name: Name of the model for clients; None: the name of its folder, or its Hub id.
         threads: Threads of torch; None: OMP_NUM_THREADS, or all processors but one, which reads and answers.
         settings: Batches and limits.
-        ready: Called with the address, such as ``"http://127.0.0.1:8080/v1"``; prints it by default.
         **options: ``device``, ``dtype`` and ``trust_remote_code``, as for :func:`st_reba.load`.
 
     Raises:
@@ -98,7 +86,7 @@ def serve(
         import torch
 
         from .. import Index, load
-        from .app import make_app
+        from .app import EmbeddingServer
 
         # torch's threads wait actively: one for each processor slows down the thread that reads and answers.
         if threads is not None or "OMP_NUM_THREADS" not in os.environ:
@@ -108,9 +96,8 @@ def serve(
         hosts = _LOOPBACK if local and not keys else ()
         if name is None:
             name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
-        app = make_app(loaded, name, index=opened, settings=settings, keys=keys, hosts=hosts)
-        ready(f"{url(host, taken)}/v1")
-        run(app, taken)
+        app = EmbeddingServer(loaded, name, index=opened, settings=settings, keys=keys, hosts=hosts)
+        run(app, taken, path="/v1")
 
 
 def require(extra: str, *modules: str) -> None:
@@ -131,15 +118,12 @@ def bound(host: str, port: int) -> socket.socket:
     return taken
 
 
-def url(host: str, taken: socket.socket) -> str:
-    """Address of a server."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
-
-
-def run(app: Any, taken: socket.socket) -> None:
-    """Run an ASGI application until SIGTERM or Ctrl+C; accepted requests get two minutes."""
+def run(app: Any, taken: socket.socket, path: str = "") -> None:
+    """Print the address and run an ASGI application until SIGTERM or Ctrl+C; accepted requests get two minutes."""
     import uvicorn
 
+    host, port = taken.getsockname()[:2]
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}  (Ctrl+C ends it)", flush=True)
     config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=120)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[taken])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import st_reba
-from st_reba.demo import QUERIES, sentences
 
 ROOT = Path(st_reba.__file__).parents[1]
 # More of each kind than the page has, of both languages, and short and long ones in turn.
-TEXTS = [document.text for document in sentences()[::5]]
-QUESTIONS = list(QUERIES)
+SENTENCES = ROOT / "examples" / "sentences.jsonl"
+TEXTS = [json.loads(line)["text"] for line in SENTENCES.read_text(encoding="utf-8").splitlines()[::5]]
+QUESTIONS = [
+    "出国证件快到期了还能过关吗？",
+    "苹果公司发布新电脑",
+    "股票为什么下跌",
+    "Should I chill an onion before chopping it?",
+    "Will it rain tomorrow?",
+]
 GIVEN: dict[str, Any] = {
     "texts": TEXTS,
     "questions": QUESTIONS,

@@ -97,22 +97,6 @@ def test_llama_index(found: dict[str, Any], vectors: dict[str, Any], close: Any)
     close([found["queries"].get_query_embedding(one) for one in QUESTIONS], vectors["query"])
 
 
-@pytest.mark.parametrize("found", ["Qdrant"], indirect=True)
-def test_qdrant(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    scores = vectors["document"] @ vectors["query"][0]
-    hits = found["hits"]
-    assert [one.id for one in hits] == np.argsort(-scores)[: len(hits)].tolist()
-    close([one.score for one in hits], np.sort(scores)[::-1][: len(hits)])
-
-
-@pytest.mark.parametrize("found", ["LanceDB"], indirect=True)
-def test_lancedb(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    scores = vectors["document"] @ vectors["query"][0]
-    hits = found["hits"]
-    assert [one["text"] for one in hits] == [TEXTS[row] for row in np.argsort(-scores)[: len(hits)]]
-    close(found["table"].to_arrow()["vector"].to_pylist(), vectors["document"])
-
-
 @pytest.mark.parametrize("found", ["Search"], indirect=True)
 def test_search(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
     scores = vectors["document"] @ vectors["query"][0]

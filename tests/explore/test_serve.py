@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,19 +20,18 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "options"),
+    "names",
     [
-        ([], {}),
-        ([f"mini echo:repeats={number}" for number in range(1, 8)], {}),
-        (["mini echo", "mini  echo"], {}),
-        (["mini ehco"], {}),
-        (["mini echo:poling=mean"], {}),
-        (["mini"], {"language": "de"}),
+        [],
+        [f"mini echo:repeats={number}" for number in range(1, 8)],
+        ["mini echo", "mini  echo"],
+        ["mini ehco"],
+        ["mini echo:poling=mean"],
     ],
 )
-def test_refusals(names: list[str], options: dict[str, Any]) -> None:
+def test_refusals(names: list[str]) -> None:
     with pytest.raises(ValueError):
-        launch(names, **options)
+        launch(names)
 
 
 def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import st_reba
-from st_reba.serve.app import make_app
+from st_reba.serve.app import EmbeddingServer
 
 # Each request is (path, JSON or bytes or None for GET), with headers or not.
 Ask = Callable[..., list[httpx.Response]]
@@ -40,7 +40,7 @@ def ask(model: Any, client: Any) -> Ask:
             return await to.post(path, headers={"Content-Type": "application/json", **(headers or {})}, **content)
 
         async def run() -> list[httpx.Response]:
-            async with client(app or make_app(model, "m", **options)) as to:
+            async with client(app or EmbeddingServer(model, "m", **options)) as to:
                 return await asyncio.gather(*(one(to, *request) for request in requests))
 
         return asyncio.run(run())

@@ -14,7 +14,7 @@ import pytest
 
 import st_reba
 from st_reba.serve import Settings
-from st_reba.serve.app import make_app
+from st_reba.serve.app import EmbeddingServer
 
 PATH = "/v1/embeddings"
 TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
@@ -106,7 +106,7 @@ def test_models_and_health(ask: Any) -> None:
 
 
 def test_metrics_of_each_application(ask: Any, model: Any) -> None:
-    app, other = make_app(model, "m"), make_app(model, "other")
+    app, other = EmbeddingServer(model, "m"), EmbeddingServer(model, "other")
     ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
     (page,) = ask(("/metrics", None), app=app)
     lines = page.text.splitlines()
@@ -147,14 +147,16 @@ def shown(found: Any) -> list[dict[str, Any]]:
     return [{**asdict(one), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
 
 
-def test_a_body_that_does_not_arrive(model: Any, client: Any) -> None:
+def test_a_body_that_does_not_arrive(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.serve.app._SECONDS", 0.5)
+
     async def slow() -> AsyncIterator[bytes]:
         yield b'{"input": "'
-        await asyncio.sleep(3)
+        await asyncio.sleep(2)
         yield b'cat"}'
 
     async def run() -> None:
-        async with client(make_app(model, "m", settings=Settings(read_seconds=1))) as to:
+        async with client(EmbeddingServer(model, "m")) as to:
             headers = {"Content-Type": "application/json"}
             assert (await to.post(PATH, content=slow(), headers=headers)).status_code == 408
             assert (await to.post(PATH, json={"input": "cat"})).status_code == 200
@@ -172,7 +174,7 @@ def test_bodies_together_are_bounded(model: Any, client: Any) -> None:
         yield b"no JSON"
 
     async def run() -> list[int]:
-        async with client(make_app(model, "m", settings=Settings(max_body=1))) as to:
+        async with client(EmbeddingServer(model, "m", settings=Settings(max_body=1))) as to:
             go, headers = asyncio.Event(), {"Content-Type": "application/json"}
             sent = [asyncio.create_task(to.post(PATH, content=held(go), headers=headers)) for _ in range(66)]
             await asyncio.wait(sent, timeout=9, return_when=asyncio.FIRST_COMPLETED)

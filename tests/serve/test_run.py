@@ -59,19 +59,6 @@ def test_refusals() -> None:
         run.require("serve", "json", "a_module_that_nobody_has")
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As asked for; else OMP_NUM_THREADS; else one processor is left to read and answer."""
-    found: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", found.append)
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(st_reba, "load", lambda *given, **more: 1 / 0)
-    for threads, variable in ((None, "3"), (2, "3"), (None, None)):
-        monkeypatch.setenv("OMP_NUM_THREADS", variable) if variable else monkeypatch.delenv("OMP_NUM_THREADS")
-        with pytest.raises(ZeroDivisionError):
-            st_reba.serve.serve("organization/model", port=0, threads=threads)
-    assert found == [2, 7]
-
-
 @pytest.fixture(scope="module")
 def plain() -> Any:
     return st_reba.build("mini", "classical", pooling="mean", device="cpu")
