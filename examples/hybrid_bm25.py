@@ -5,7 +5,7 @@
 
 BM25 finds the rare word that is in the text itself, vectors find what is said in other words. Their scores cannot be
 compared, so only ranks count: a document gets the sum of 1 / (60 + rank) over the rankings that found it. TEXTS is any
-file that `st-reba index build` reads; without one, the sentences shipped with the package.
+file that `st-reba index build` reads; without one, the sentences beside this script.
 """
 
 import argparse
@@ -13,15 +13,16 @@ import re
 import tempfile
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import bm25s
 from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.corpus import read_documents
-from st_reba.demo import SENTENCES
 from st_reba.index import Index
 
+SENTENCES = Path(__file__).with_name("sentences.jsonl")
 RRF_K = 60
 # One Chinese, Japanese or Korean character, or a run of other letters and digits.
 TOKEN = re.compile(

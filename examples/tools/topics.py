@@ -1,6 +1,8 @@
-"""BERTopic: topics of the package's English sentences, with words for each: topics.py my_model."""
+"""BERTopic: topics of the English sentences in examples/, with words for each: topics.py my_model."""
 
+import json
 import sys
+from pathlib import Path
 
 from bertopic import BERTopic
 from sentence_transformers import SentenceTransformer
@@ -8,9 +10,8 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import CountVectorizer
 
-from st_reba.demo import sentences
-
-texts = [one.text for one in sentences() if one.metadata["lang"] == "en"]
+lines = Path(__file__).parents[1].joinpath("sentences.jsonl").read_text(encoding="utf-8").splitlines()
+texts = [one["text"] for one in map(json.loads, lines) if one["lang"] == "en"]
 model = SentenceTransformer(sys.argv[1], trust_remote_code=True)
 # For thousands of texts leave the first two out: UMAP and HDBSCAN are BERTopic's own choice.
 parts = {"umap_model": PCA(10), "hdbscan_model": KMeans(8, random_state=0)}

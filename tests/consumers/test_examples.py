@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from given import SENTENCES
 
 import st_reba
-from st_reba.demo import SENTENCES
 from st_reba.index import Index
 
 ROOT = Path(st_reba.__file__).parents[1]

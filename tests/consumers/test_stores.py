@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from given import SENTENCES
 from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.corpus import Corpus, encode_corpus
-from st_reba.demo import SENTENCES
 from st_reba.index import Document, Index
 
 STORES = Path(st_reba.__file__).parents[1] / "examples" / "stores"
