@@ -42,6 +42,8 @@ def check_masks(transformer: Any) -> None:
     """
     if not transformer.changed:
         return
+    if any("indexer" in type(module).__name__.lower() for module in transformer.model.modules()):
+        raise ValueError("setting: layers choose their keys by an indexer, so their masks cannot be changed.")
     length = min(transformer.m + _BEYOND_SINKS, _TOKENS)
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)

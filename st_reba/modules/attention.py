@@ -1,7 +1,7 @@
 """Attention function that transformers calls for every layer, registered under a name of ours.
 
-It computes what the model's own attention computes (grouped keys, masks, soft caps, attention sinks, position biases), with
-the masks of the running forward pass, and shows the probabilities to what the pass captures.
+It computes what the model's own attention does (grouped keys, masks, soft caps, sinks, position biases), with the masks of
+the running pass, and shows the probabilities to what the pass captures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ForwardPass:
 
     Args:
         transformer: The RepeatTransformer that runs.
-        features: Its features. Their ``spans`` are on the host, so that nothing in a pass waits for the device.
+        features: Its features, with ``spans`` on the host: nothing in a pass waits for the device.
     """
 
     def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
@@ -44,8 +44,6 @@ class ForwardPass:
         self.capture: Any = None
         # Called behind every layer: index, states that entered, states, a further run of the layer; gives the states.
         self.after_layer: list[Callable[..., Tensor]] = []
-        # Conditions on the device that must hold, with the error otherwise; the host reads them after the pass.
-        self.checks: list[tuple[Tensor, str]] = []
         # What parts of the pass keep until its end, and what they add to the features.
         self.kept: dict[Any, Any] = {}
         self.features: dict[str, Any] = {}
@@ -97,8 +95,7 @@ def show_attention(model: Any) -> None:
     if decoder.config._attn_implementation != ATTENTION_NAME:
         if "eager" not in PARTS:
             raise ValueError(
-                f"{type(decoder).__name__} does not call transformers' attention interface, so this needs the package: "
-                "pip install st-reba, and import st_reba."
+                f"{type(decoder).__name__} has an attention of its own: pip install st-reba, and import it."
             )
         PARTS["eager"](decoder)
 
@@ -219,9 +216,9 @@ def _own_mask(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor 
 def _mask_without_sync(*arguments: Any, **keywords: Any) -> Tensor | None:
     """transformers' boolean mask; the host does not read padding that it knows not to matter."""
     state, padding = _current.get(), keywords.get("attention_mask")
-    if state is not None and (state.transformer.causal or not state.padded):
-        if getattr(padding, "shape", None) == state.real.shape:
-            keywords["attention_mask"] = None
+    known = state is not None and (state.transformer.causal or not state.padded)
+    if state is not None and known and getattr(padding, "shape", None) == state.real.shape:
+        keywords["attention_mask"] = None
     mask: Tensor | None = sdpa_mask(*arguments, **keywords)
     return mask
 

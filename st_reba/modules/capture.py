@@ -1,14 +1,14 @@
 """Rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2, of which ReBA needs a few.
 
-Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal and max A[r, r] on it, so that columns suffice. Where
-it looks ahead, A[r, t] + A[t, r] is taken within the head. Maxima are kept without the factor ½, which is applied at the end.
+Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, max A[r, r] on it, and ½ · max A[r, t] left of it.
+Where it looks ahead, A[r, t] + A[t, r] is taken within the head. The factor ½ is applied at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
@@ -44,41 +44,26 @@ class Capture:
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
-        config = state.transformer.config.get_text_config()
-        types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
-        attends = [each for each in types if "attention" in each and "linear" not in each]
-        expected = len(attends) if types else config.num_hidden_layers
-        if state.masks is not None:
-            expected += len(state.masks.second)
-        if state.capture.layers < max(1, expected):
-            raise ValueError(
-                f"{type(state.transformer.model).__name__} showed the attention of {state.capture.layers} of {expected} "
-                "layers, and ReBA needs all. Use Echo or classical."
-            )
+        config, seen = state.transformer.config.get_text_config(), state.capture.layers
+        types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+        expected = sum("attention" in each and "linear" not in each for each in types) or config.num_hidden_layers
+        if seen < expected + (0 if state.masks is None else len(state.masks.second)):
+            raise ValueError(f"ReBA needs the attention of {expected} layers, but {seen} showed theirs. Use Echo.")
         state.features["backward_attention"] = state.capture.rows()
         return hidden
 
     def anchors(self, span: Span) -> tuple[int, int]:
         """First anchor and number of anchors of a text."""
-        return {
-            "last": (span.start + span.length - 1, 1),
-            "copy": (span.start, span.length),
-            "end": (span.total - 1, 1),
-            "half": (0, max(1, span.total // 2)),
-        }[self.rows]
+        copy, half = (span.start, span.length), max(1, span.total // 2)
+        last, end = (span.start + span.length - 1, 1), (span.total - 1, 1)
+        return {"last": last, "copy": copy, "end": end, "half": (0, half)}[self.rows]
 
 
 class BackwardAttention:
-    """Accumulates the rows of A^new while the layers of one forward pass run.
-
-    Args:
-        capture: Which rows.
-        spans: Where the texts stand.
-        real: [B, T] bool, True at real positions.
-    """
+    """The rows of A^new that a capture keeps of texts at ``spans``, raised while the layers of a pass run."""
 
     def __init__(self, capture: Capture, spans: Sequence[Span], real: Tensor) -> None:
-        self.both, self.real = capture.both, real
+        self.both, self.real = capture.both, real  # real: [B, T] bool
         runs = [capture.anchors(span) for span in spans]
         self.firsts, self.counts = [first for first, _ in runs], [count for _, count in runs]
         first, count = torch.tensor(runs).to(real.device, non_blocking=True)[:, :, None].unbind(dim=1)
@@ -92,40 +77,30 @@ class BackwardAttention:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, looks_ahead: bool) -> Tensor:
         """Attention of one layer, [B, T, H, D'], whose rows raise the maxima."""
         if not (looks_ahead or self.both):
-            fused = PARTS["fused"](query, key, value, scores, self) if "fused" in PARTS else None
-            if fused is not None:
-                output, layer = fused
-            else:
+            found = PARTS["fused"](query, key, value, scores, self) if "fused" in PARTS else None
+            if found is None:
                 columns: list[Tensor] = []
-                output = blocked_attention(
-                    query, key, value, scores, lambda block, start: columns.append(self.columns(block, start))
-                )
-                layer = torch.cat(columns, dim=2)
-            self.add(layer)
-            return output
+                see = lambda block, start: columns.append(self.columns(block, start))  # noqa: E731
+                output = blocked_attention(query, key, value, scores, see)
+                found = output, torch.cat(columns, dim=2)
+            self.add(found[1])
+            return found[0]
         # Head by head, for rows and columns of one head at once; one head's [B, T, T] is held at a time.
         outputs, size, length = [], query.shape[1] // key.shape[1], query.shape[2]
         for head in range(query.shape[1]):
             one, group = slice(head, head + 1), slice(head // size, head // size + 1)
-            mask, sinks, bias = scores.mask, scores.sinks, scores.bias
-            mine = scores._replace(
-                mask=mask if mask is None or mask.shape[1] == 1 else mask[:, one],
-                sinks=None if sinks is None else sinks[one],
-                bias=None if bias is None else bias[:, one],
-            )
+            # Masks are mostly shared by all heads.
+            own = {name: getattr(scores, name) for name in ("mask", "bias")}
+            own = {name: each if each is None or each.shape[1] == 1 else each[:, one] for name, each in own.items()}
+            mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[one])
             blocks: list[Tensor] = []
-            keep = blocks.append
-            outputs.append(
-                blocked_attention(
-                    query[:, one], key[:, group], value[:, group], mine, lambda block, _, keep=keep: keep(block)
-                )
-            )
-            whole = torch.cat([nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks], dim=2)
-            self.add(self.sums(whole[:, 0]), first=head == 0)
+            pad = partial(_keep, blocks, length)
+            outputs.append(blocked_attention(query[:, one], key[:, group], value[:, group], mine, pad))
+            self.add(self.sums(torch.cat(blocks, dim=2)[:, 0]), first=head == 0)
         return torch.cat(outputs, dim=2)
 
     def columns(self, probabilities: Tensor, start: int) -> Tensor:
-        """Columns of the anchors, [B, R, Q], the maximum over heads, of probabilities [B, H, Q, K] from query ``start`` on."""
+        """Columns of the anchors, [B, R, Q], the maximum over heads, of probabilities [B, H, Q, K]."""
         keys = probabilities.shape[3]
         index = self.anchors.clamp(max=keys - 1)[:, None]  # [B, 1, R]
         if index.shape[2] == 1:
@@ -164,3 +139,7 @@ class BackwardAttention:
 
     def _here(self) -> Tensor:
         return torch.arange(self.real.shape[1], device=self.real.device) == self.anchors[:, :, None]
+
+
+def _keep(blocks: list[Tensor], length: int, block: Tensor, start: int) -> None:
+    blocks.append(nn.functional.pad(block, (0, length - block.shape[3])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ _SECTIONS = (
     "pieces",
     "ensemble",
 )
+_EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # What a class needs, beside what every model does.
 _NEEDS = {
     "NoSinkTransformer": {"attention", "masks"},
@@ -69,6 +71,8 @@ def joined(sections: Collection[str]) -> str:
                 named = {each.name + (f" as {each.asname}" if each.asname else "") for each in node.names}
                 modules.setdefault(str(node.module), set()).update(named)
         body = "\n".join(text.splitlines()[imports[-1].end_lineno :]).strip()
+        # Examples build with the package, which a repository does not need.
+        body = _EXAMPLE.sub("", body)
         about = str(ast.get_docstring(tree)).splitlines()
         bodies.append(
             "\n".join([f"# {'-' * 118}", f"# {name}", "#", *(f"# {line}".rstrip() for line in about), "", body])

@@ -48,26 +48,16 @@ def parse_template(template: str) -> Template:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
-    for _, name, spec, conversion in parsed:
-        if name is not None and (not name.isidentifier() or spec or conversion):
-            raise ValueError(
-                f"template={template!r}: only plain fields such as {{text}} or {{instruction}} are allowed."
-            )
+    if any(name is not None and (not name.isidentifier() or spec or how) for _, name, spec, how in parsed):
+        raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
     pieces = tuple((literal, name) for literal, name, _, _ in parsed)
     if not copies_of(pieces):
-        names = f"the name of a template ({', '.join(TEMPLATES)}) or a text with a {{text}} slot for each copy"
-        raise ValueError(f"template={template!r} has no {{text}} slot. Give {names}.")
+        raise ValueError(f"template={template!r} has no {{text}} slot, and is none of {', '.join(TEMPLATES)}.")
     return pieces
 
 
 def parse_templates(template: Any, repeats: int) -> list[dict[str, Template]]:
-    """The template of each task, for every row that a text makes.
-
-    Args:
-        template: A text, a name of ``TEMPLATES``, a mapping with ``query`` and ``document``, or a list of these (one row
-            each); None: the bare text, ``repeats`` times.
-        repeats: Number of copies where there is no template.
-    """
+    """The template of each task, for every row that a text makes; arguments as for RepeatTransformer."""
     if template is None:
         return [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
     if isinstance(template, Sequence) and not isinstance(template, str):
@@ -145,11 +135,7 @@ def spans_of(features: Mapping[str, Any]) -> list[Span]:
 def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, offsets: bool = False) -> dict[str, Any]:
     """Token ids of texts, without the tokenizer's own special tokens.
 
-    Args:
-        tokenizer: A tokenizer of transformers.
-        texts: The texts.
-        special: Names of special tokens in a text become these tokens; else they are ordinary text.
-        offsets: Also give each token's characters, as ``offset_mapping``.
+    Names of special tokens in a text are ordinary text unless ``special``; ``offsets``: give each token's characters too.
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean = [_SURROGATES.sub("\ufffd", text) for text in texts]

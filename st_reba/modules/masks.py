@@ -6,7 +6,7 @@ Every mask follows from the layer's own, which transformers made and which holds
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,43 +16,22 @@ from .layout import PARTS, spans_of
 from .transformer import RepeatTransformer, published
 
 
-class Mask(NamedTuple):
-    """What token i sees, in words (``{m}``: number of sink tokens); the rule; and whether it may be a later token.
-
-    The rule takes the layer's own mask [B or 1, 1, T, T] (row: query, column: key), the positions 0 … T − 1, the position
-    of each text's last token [B or 1, 1, 1, 1], and m.
-    """
-
-    about: str
-    rule: Callable[[Tensor, Tensor, Tensor, int], Tensor]
-    looks_ahead: bool
-
-
 def _sink(place: Tensor, m: int) -> Tensor:
     """Where the key is one of the first m tokens, and the query is not."""
     return (place < m) & (place[:, None] >= m)
 
 
-MASKS: dict[str, Mask] = {
-    "forward": Mask("the tokens up to i, as in the base.", lambda own, place, last, m: own, False),
-    "backward": Mask("the tokens from i on.", lambda own, place, last, m: own.mT, True),
-    "bidirectional": Mask("all tokens.", lambda own, place, last, m: own | own.mT, True),
-    "nosink-forward": Mask(
-        "the tokens up to i, but not the first {m} (the sink), which later tokens do not see.",
-        lambda own, place, last, m: own & ~_sink(place, m),
-        False,
-    ),
-    "nosink-bidirectional": Mask(
-        "all tokens, but not the first {m} (the sink), which later tokens do not see.",
-        lambda own, place, last, m: (own | own.mT) & ~_sink(place, m),
-        True,
-    ),
-    # KV-Embedding: the last token's key and value in front of all.
-    "rerouted": Mask(
-        "the tokens up to i and the very last one, past any window.",
-        lambda own, place, last, m: own | (place == last),
-        True,
-    ),
+# The layer's own mask [B or 1, 1, T, T] (row: query, column: key), the positions 0 … T − 1, that of each text's last token
+# [B or 1, 1, 1, 1], and the number of sink tokens m → what is visible.
+Rule = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+MASKS: dict[str, Rule] = {
+    "forward": lambda own, place, last, m: own,
+    "backward": lambda own, place, last, m: own.mT,
+    "bidirectional": lambda own, place, last, m: own | own.mT,
+    "nosink-forward": lambda own, place, last, m: own & ~_sink(place, m),
+    "nosink-bidirectional": lambda own, place, last, m: (own | own.mT) & ~_sink(place, m),
+    # KV-Embedding: the last token's key and value in front of all, past any window.
+    "rerouted": lambda own, place, last, m: own | (place == last),
 }
 
 
@@ -73,16 +52,15 @@ class LayerMasks:
         self.made: dict[Any, tuple[Tensor | None, Tensor]] = {}
 
     def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
-        """Mask of the attention module that runs now.
+        """Mask of the attention module that runs now, which knows its layer by its ``layer_idx``.
 
         Args:
-            module: It says which layer it is, by its ``layer_idx``.
+            module: The attention module.
             own: Its own mask, [B or 1, 1, T, T], boolean or additive; None: causal, or all.
             causal: Whether it is causal by itself.
 
         Returns:
-            The mask, boolean [B or 1, 1, T, T], or None: as the second value says, causal or all; and whether a token
-            may see a later one.
+            The mask, boolean, or None: causal or all, as the second value says; and whether a token may see a later one.
         """
         name = self.further
         if name is None:
@@ -91,7 +69,7 @@ class LayerMasks:
                 raise ValueError(f"{type(module).__name__} says layer_idx={layer!r}, so its mask cannot be changed.")
             name = self.names[layer]
         self.last = (module, name)
-        looks_ahead = MASKS[name].looks_ahead or not causal
+        looks_ahead = name not in ("forward", "nosink-forward") or not causal
         if name == "forward":
             return own, causal, looks_ahead
         if name == "bidirectional" and own is None and not self.state.padded:
@@ -115,13 +93,7 @@ class LayerMasks:
             raise ValueError(
                 f"A layer's mask has the shape {tuple(own.shape)} for {length} tokens: it cannot be changed."
             )
-        seen = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
-        if own is not seen:
-            biased = "The model adds position biases to its masks, so these cannot be changed. Use 'baseline'."
-            self.state.checks.append(((own.masked_fill(~seen, 0) == 0).all(), biased))
-        indexed = "A layer of the model chooses its keys by an indexer, so its mask cannot be changed. Use 'baseline'."
-        self.state.checks.append(((seen.diagonal(dim1=-2, dim2=-1) | ~real[:, None]).all(), indexed))
-        return seen
+        return own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
 
 
 def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tensor:
@@ -146,7 +118,7 @@ def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tenso
     """
     place = torch.arange(own.shape[-1], device=own.device)
     last = place[-1:] if real is None else real.sum(dim=1) - 1
-    seen = MASKS[name].rule(own, place, last[:, None, None, None], m)
+    seen = MASKS[name](own, place, last[:, None, None, None], m)
     return seen if real is None else seen & real.to(own.device)[:, None, None, :] | (place[:, None] == place)
 
 

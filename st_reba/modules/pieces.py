@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .capture import Capture
 from .layout import Frame, pad
-from .pooling import ReBAPooling, _normalized, published
+from .pooling import ReBAPooling
+from .transformer import published
 
 # Positions of a forward pass over pieces, so that memory does not grow with the text.
 _POSITIONS = 1 << 14
@@ -142,8 +143,7 @@ class ChunkedReBAPooling(ReBAPooling):
         precision = torch.promote_types(hidden.dtype, torch.float32)
         result = hidden.new_zeros(len(hidden) * (longest if share is None else 1), hidden.shape[-1], dtype=precision)
         for batch, output in features["pieces"]:
-            weights = output["backward_attention"] * self._summed(output)[:, None]
-            weights = _normalized(weights) if normalize or self.normalize_weights else weights
+            weights = self._weights(output, normalize)
             row, start, size = torch.tensor(batch).to(device, non_blocking=True)[:, :, None].unbind(dim=1)
             first = torch.tensor([[features["spans"][row].start] for row, _, _ in batch]).to(device, non_blocking=True)
             # The captured rows are those of the piece's tokens in copy 1, or of the last one alone.

@@ -77,11 +77,7 @@ class ReBAPooling(Module):
         model[0].capture = self.capture
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Pool.
-
-        Args:
-            features: What RepeatTransformer gives; not changed.
-            **kwargs: Ignored.
+        """Pool what RepeatTransformer gives.
 
         Returns:
             ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B, n, d] are the e_i;
@@ -90,7 +86,7 @@ class ReBAPooling(Module):
         if "backward_attention" not in features:
             raise ValueError("ReBAPooling found no attention: give SentenceTransformer all modules together.")
         if self.authors:
-            weights = _normalized(features["backward_attention"].sum(dim=1) * self._summed(features))
+            weights = _normalized(self._weights(features, False).sum(dim=1))
             return {**features, "sentence_embedding": _weighted_sum(weights[:, None], features)[:, 0]}
         vectors = self.token_vectors(features)  # [B, R, d]
         if self.pooling == "last":
@@ -104,10 +100,7 @@ class ReBAPooling(Module):
 
     def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
         """The e_i of the captured rows, [B, R, d]; ``normalize``: divide the weights of each by their sum."""
-        rows = features["backward_attention"] * self._summed(features)[:, None]
-        if normalize or self.normalize_weights or self.authors:
-            rows = _normalized(rows)
-        return _weighted_sum(rows, features)
+        return _weighted_sum(self._weights(features, normalize or self.authors), features)
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans.
@@ -119,15 +112,10 @@ class ReBAPooling(Module):
 
         Returns:
             [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, divided to 1.
-
-        Source:
-            ReBA, section 3.3 (word embedding).
         """
         spans = spans.to(features["copy_ids"].device)
-        rows = features["backward_attention"] * self._summed(features)[:, None]
-        if (normalize or self.normalize_weights) and not self.authors:
-            rows = _normalized(rows)
-        weights = (rows[:, : spans.shape[1]] * spans[:, :, None]).sum(dim=1)
+        rows = self._weights(features, normalize and not self.authors)[:, : spans.shape[1]]
+        weights = (rows * spans[:, :, None]).sum(dim=1)
         weights = _normalized(weights) if self.authors else weights / spans.sum(dim=1, keepdim=True)
         return _weighted_sum(weights[:, None], features)[:, 0]
 
@@ -138,11 +126,12 @@ class ReBAPooling(Module):
         """Save the configuration; there are no weights."""
         self.save_config(output_path)
 
-    def _summed(self, features: dict[str, Any]) -> Tensor:
-        """The positions that are summed over, [B, T] bool."""
-        if self.include_special or self.authors:
-            return features["real_mask"].bool()  # type: ignore[no-any-return]
-        return features["copy_ids"] > 0  # type: ignore[no-any-return]
+    def _weights(self, features: dict[str, Any], normalize: bool) -> Tensor:
+        """The captured rows, [B, R, T], zero at positions that are not summed over."""
+        everywhere = self.include_special or self.authors
+        summed = features["real_mask"] > 0 if everywhere else features["copy_ids"] > 0
+        rows: Tensor = features["backward_attention"] * summed[:, None]
+        return _normalized(rows) if normalize or (self.normalize_weights and not self.authors) else rows
 
 
 def token_counts(features: dict[str, Any], device: torch.device) -> Tensor:

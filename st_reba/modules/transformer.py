@@ -75,25 +75,19 @@ class RepeatTransformer(Transformer):
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
         template: Text with a ``{text}`` slot for each copy, a name of ``TEMPLATES``, a mapping with ``query`` and
-            ``document``, or a list of templates, each of which gives a row of the batch (see PromptEnsemble). None: the
-            bare text, ``repeats`` times.
+            ``document``, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
-        pooled: What ``attention_mask`` covers after the forward pass, for a following ``Pooling``: the content of the
-            last copy, of copies 2 to k (``"repeats"``), of the last copy with the special tokens behind it, the very
-            last position (``"end"``), or all.
+        pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
+            (``"repeats"``), of the last copy and the special tokens behind it, the very last (``"end"``), or all.
         compute_matched: Halve the budget, so that two copies cost what one did.
-        layers: First and last of several layers whose hidden states are joined; 0 is the embeddings, and the highest layer
-            of the model is the last. None: the last layer alone.
+        layers: First and last of several layers whose states are joined; 0 is the embeddings, the last is the highest.
         join: Of several layers: ``"mean"`` of the unit vectors, or ``"concat"``.
         final_norm: Read layers behind the model's final norm, each by itself.
-        causal: Whether no hidden state depends on a later token, so that padding need not be hidden; None: as the
-            model's modules say.
-        recipe: How the pipeline was built, for the record.
-        base_model: Name of the base model, for the record.
-        base_revision: Its revision, for the record.
-        **kwargs: Arguments of sentence-transformers' ``Transformer``. Unless ``model_kwargs`` has a ``dtype``, weights
-            are float32 on a machine without a GPU, and as stored on one with.
+        causal: Whether no hidden state depends on a later token; None: as the model's modules say.
+        recipe, base_model, base_revision: How the pipeline was built, for the record.
+        **kwargs: Arguments of sentence-transformers' ``Transformer``. Weights are float32 on a machine without a GPU,
+            and as stored on one with, unless ``model_kwargs`` has a ``dtype``.
 
     Source:
         ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
@@ -201,8 +195,7 @@ class RepeatTransformer(Transformer):
 
         Args:
             prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of it.
-            task: ``"query"`` or ``"document"``; None: ``"document"``, unless only the query's template has a place for
-                the prompt or a field.
+            task: ``"query"`` or ``"document"``; None: the one whose template has a place for the prompt and the fields.
             **fields: Values of the templates' fields.
         """
         if task is None:
@@ -220,9 +213,7 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"task={task!r} is not known. Choose from {', '.join(TASKS)}.")
         known = self.fields(task)
         if unknown := sorted(set(fields) - known):
-            raise ValueError(
-                f"{unknown[0]}={fields[unknown[0]]!r}: the template has no such field, only {sorted(known)}."
-            )
+            raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has only {sorted(known)}.")
         values = {"instruction": prompt or self.instruction, **fields}
         if missing := sorted(name for name in known if not values.get(name)):
             raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
@@ -250,10 +241,7 @@ class RepeatTransformer(Transformer):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         room = min((limit - frame.overhead) // frame.copies for frame in self.frames(prompt, task, **fields))
         if room < 1:
-            raise ValueError(
-                f"max_seq_length={limit} leaves no room for {self.copies} copies of a text beside the template, the prompt "
-                "and special tokens. Raise it, or shorten them."
-            )
+            raise ValueError(f"max_seq_length={limit} leaves no room for {self.copies} copies of a text. Raise it.")
         return max(1, room // 2) if self.compute_matched else int(room)
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, Any]:
@@ -266,11 +254,7 @@ class RepeatTransformer(Transformer):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Tokenize each text once and place its copies.
-
-        Args:
-            inputs: The texts.
-            prompt, task, **fields: See `frames`.
+        """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `frames`.
 
         Returns:
             ``input_ids``, ``attention_mask`` and ``copy_ids``, [B, T] int64, padded on the right, and ``spans``, a list of
@@ -295,7 +279,6 @@ class RepeatTransformer(Transformer):
         Args:
             features: What `preprocess` gives; not changed.
             capture: Rows of attention to keep (a Capture), in place of those that the pooling asks for.
-            **kwargs: Ignored.
 
         Returns:
             The features with ``token_embeddings`` [B, T, d], zero at padding; ``real_mask``, all real positions;
@@ -313,11 +296,6 @@ class RepeatTransformer(Transformer):
         """What acts in a pass: each has ``begin(state)`` and ``finish(state, hidden)``."""
         return [part for part in (capture, self.reader) if part is not None]
 
-    def _inputs(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        mask = features["attention_mask"]
-        # Where nothing looks ahead, padding behind a text concerns nobody, and attention without a mask is fastest.
-        return {"input_ids": features["input_ids"], "attention_mask": torch.ones_like(mask) if self.causal else mask}
-
     def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
         mask, parts = features["attention_mask"], self._parts(capture)
         if self.training and "training" in PARTS:
@@ -325,37 +303,32 @@ class RepeatTransformer(Transformer):
         state = PARTS["pass"](self, features) if parts else None
         for part in parts:
             part.begin(state)
+        # Where nothing looks ahead, padding behind a text concerns nobody, and attention without a mask is fastest.
+        shown = torch.ones_like(mask) if self.causal else mask
         with PARTS["running"](state) if parts else nullcontext():
-            hidden: Tensor = super().forward(self._inputs(features))["token_embeddings"]
+            hidden: Tensor = super().forward({"input_ids": features["input_ids"], "attention_mask": shown})[
+                "token_embeddings"
+            ]
         for part in reversed(parts):
             hidden = part.finish(state, hidden)
         if any(span.total < mask.shape[1] for span in features["spans"]):
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
         result = {**features, **(state.features if state else {}), "real_mask": mask, "token_embeddings": hidden}
+        result["attention_mask"] = self._pooled(features)
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
-        checks = [*state.checks] if state else []
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
                 result[name] = result[name].masked_fill(~finite[:, None, None], 0.0)
-        else:
-            checks.append((finite.all(), ""))
-        if checks and not wait_for(torch.stack([flag.to(hidden.device) for flag, _ in checks]).all()):
-            self._raise(checks, hidden, features)
-        result["attention_mask"] = self._pooled(features)
+        elif not wait_for(finite.all()):
+            self._check_finite(hidden, features)
         return result
 
-    def _raise(self, checks: Sequence[tuple[Tensor, str]], hidden: Tensor, features: Mapping[str, Any]) -> None:
-        for flag, message in checks:
-            if message and not bool(flag):
-                raise ValueError(message)
+    def _check_finite(self, hidden: Tensor, features: Mapping[str, Any]) -> None:
         rows = (~hidden.isfinite().flatten(1).all(dim=1)).nonzero()
         if len(rows):  # else the sum alone was too large
-            start, length, _ = features["spans"][int(rows[0])]
-            ids = features["input_ids"][int(rows[0]), start : start + length].tolist()
-            raise ValueError(
-                f"The model gave NaN or infinity ({hidden.dtype}) for the text {self.tokenizer.decode(ids)[:80]!r}. "  # type: ignore[union-attr]
-                "Load it in float32, or bfloat16, whose range is wider than float16's."
-            )
+            ids = features["input_ids"][int(rows[0])][features["copy_ids"][int(rows[0])] == 1].tolist()
+            text = self.tokenizer.decode(ids)[:80]  # type: ignore[union-attr]
+            raise ValueError(f"The model gave NaN or infinity for the text {text!r}. Load it in float32 or bfloat16.")
 
     def _pooled(self, features: Mapping[str, Any]) -> Tensor:
         """The positions that are pooled, [B, T]."""
@@ -396,9 +369,7 @@ class RepeatTransformer(Transformer):
         """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
         if missing := sorted({"template", "repeats", "pooled"} - set(config)):
-            raise ValueError(
-                f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files of the model."
-            )
+            raise ValueError(f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files.")
         return config
 
     @classmethod
@@ -434,14 +405,10 @@ class RepeatTransformer(Transformer):
         elif (root / "st_reba.py").resolve() != Path(__file__).resolve():
             shutil.copyfile(__file__, root / "st_reba.py")
         if settings.is_file():
-            quantization: Any = getattr(self.config, "quantization_config", None) or {}
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
-            more = {"bitsandbytes": ">=0.45"} if "bitsandbytes" in str(getattr(method, "value", method)) else {}
+            quantized = "bitsandbytes" in str(getattr(self.config, "quantization_config", ""))
+            more = {"bitsandbytes": ">=0.45"} if quantized else {}
             value = {**json.loads(settings.read_text(encoding="utf-8")), "requirements": {**REQUIREMENTS, **more}}
             settings.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.get_config_dict()})"
 
 
 def decoder_of(model: Any) -> Any:
