@@ -1,8 +1,9 @@
 """``st-reba serve`` beside other servers of the same model and ``encode`` itself, in turns, on the loopback.
 
-    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--rival infinity=PYTHON] …
+    python scripts/benchmark_serve.py MODEL [--rival litserve-budget=PYTHON] [--checkout FOLDER] …
 
-PYTHON is an interpreter of an environment that has the rival and this package. 1, 8 and 32 clients send short and long
+PYTHON is an interpreter of an environment that has the rival and this package; FOLDER another version of this package,
+which must be able to read MODEL (or FOLDER=MODEL says its own). 1, 8 and 32 clients send short and long
 texts, three in ten requests a list of two to six. Of each: texts a second, texts a second of the server's processor
 time (which a busy machine changes little), the median and the 99th percentile of the seconds an answer took, and the
 largest difference from ``encode``. All run in turns; the figures are medians over the rounds.
@@ -45,13 +46,13 @@ def texts() -> list[str]:
 class Server:
     """A process that serves, in a session of its own, so that its processor time can be told."""
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, root: Path = ROOT) -> None:
         self.name = name
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         command = [part.replace("PORT", str(self.port)) for part in command]
-        settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        settings = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
         with log.open("w", encoding="utf-8") as stream:
             self.process = subprocess.Popen(command, env=settings, stdout=stream, stderr=stream, start_new_session=True)
@@ -159,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--checkout", action="append", default=[], metavar="FOLDER[=MODEL]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
     parser.add_argument("--logs", type=Path, default=Path("."), help="where the servers' output goes")
@@ -184,6 +186,10 @@ def main() -> None:
             name, _, python = rival.partition("=")
             command = [python, str(RIVALS), name, folder, "PORT"]
             servers.append(Server(name, command, options.logs / f"{name}.log"))
+        for checkout in options.checkout:
+            root, _, other = checkout.partition("=")
+            command = [part.replace(folder, other or folder) for part in ours]
+            servers.append(Server(Path(root).name, command, options.logs / "checkout.log", Path(root)))
         for server in servers:
             server.wait()
         for _ in range(options.rounds):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from ..build import build
 from ..evaluation.attention import Maps, attention_maps, sink_table
@@ -21,7 +21,7 @@ from ..methods import Method, method_of
 from ..modules import RepeatTransformer
 from ..modules.capture import Capture
 from ..safety import load
-from ..splitting import words_of
+from ..words import words_of
 
 Weighting = Literal["last", "mean", "word"]
 
@@ -103,8 +103,9 @@ def can_look(model: SentenceTransformer) -> bool:
 
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
     """Number of copies, and whether it can be changed: a template fixes it."""
+    first: Any = model[0]
     method = method_of(model)
-    return int(model[0].copies), method is not None and method.template is None
+    return int(first.copies), method is not None and method.template is None
 
 
 def passes_of(model: SentenceTransformer) -> int:

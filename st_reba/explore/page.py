@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any
 
-import gradio as gr
 import yaml
 
 from . import compute, draw
 from .serve import LANGUAGES
 
+gr: Any = import_module("gradio")
 logger = logging.getLogger(__name__)
 
 

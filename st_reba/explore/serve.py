@@ -6,6 +6,7 @@ import os
 import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ def launch(
     named = read_names(models)
     require("explore", "gradio", "fastapi", "uvicorn")
     with bound(host, port) as taken:
-        from . import compute
+        from ..index import Index
+        from .compute import open_model
 
-        opened = {name: compute.open_model(base, method, **options) for name, (base, method) in named.items()}
-        searched = None if index is None else compute.Index.open(index, **options)
+        opened = {name: open_model(base, method, **options) for name, (base, method) in named.items()}
+        searched = None if index is None else Index.open(index, **options)
         app = make_app(opened, searched)
         if open_browser:
             threading.Timer(1.0, webbrowser.open, [f"http://localhost:{taken.getsockname()[1]}"]).start()
@@ -81,20 +83,17 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
 
 def make_app(models: Mapping[str, Any], index: Any) -> Any:
     """The page in each language, below ``/en`` and ``/zh``, as an ASGI application."""
-    import gradio as gr
-    from fastapi import FastAPI
-    from fastapi.responses import RedirectResponse
+    from .page import Answers, Page, gr
 
-    from .page import Answers, Page
-
-    served, answers = FastAPI(openapi_url=None), Answers(models)
+    fastapi: Any = import_module("fastapi")
+    served, answers = fastapi.FastAPI(openapi_url=None), Answers(models)
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=_FONTS, font_mono=("monospace",))
     looks: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css")}
     quiet: dict[str, Any] = {"footer_links": [], "ssr_mode": False, "enable_monitoring": False}
 
     def start(request: Any) -> Any:
         chinese = request.headers.get("accept-language", "").startswith("zh")
-        return RedirectResponse("zh/" if chinese else "en/")
+        return fastapi.responses.RedirectResponse("zh/" if chinese else "en/")
 
     served.add_route("/", start)
     for each in LANGUAGES:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from batched.aio import AsyncBatchProcessor
 from numpy.typing import NDArray
 
 from ..encode import Task, encode_texts, in_order, planned_batches
@@ -26,7 +26,8 @@ class Joining:
         self.waiting = 0  # texts that were accepted and not answered
         # A thread of its own never waits for those that tokenize and write answers.
         self._thread = ThreadPoolExecutor(1, "st_reba")
-        self._queue: Any = AsyncBatchProcessor(self._run, batch_size=settings.batch_size, timeout_ms=settings.delay)
+        processor = import_module("batched.aio").AsyncBatchProcessor
+        self._queue = processor(self._run, batch_size=settings.batch_size, timeout_ms=settings.delay)
 
     async def encode(
         self, texts: list[str], task: Task | None, gone: Callable[[], Awaitable[bool]]
