@@ -1,18 +1,16 @@
-"""Encode texts by token budget, as arrays and into a NumPy file on disk."""
+"""Encoding by token budget: batches of bounded size and padding, as arrays and into a NumPy file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
-from .batches import DEFAULT_BATCH_TOKENS, check_sizes, position_counts, sized_batches, token_batches
 from .files import whole_file
 
 if TYPE_CHECKING:
@@ -22,6 +20,12 @@ Task = Literal["query", "document"]
 
 # Where encode_query and encode_document look for their prompt.
 PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+# Positions a forward pass: on a CPU more make nothing faster, only the activations larger (docs/results/speed.md).
+DEFAULT_BATCH_TOKENS = 4096
+# Share of a batch that may be padding, and positions of it that may be in any case: a further pass costs more.
+MAX_PADDING, FREE_PADDING = 0.05, 64
+# Texts that are tokenized together only to count their positions.
+_COUNTED_TOGETHER = 64
 # Texts a forward pass where several processes share them out: sentence-transformers' own default.
 _SHARED_BATCH_SIZE = 32
 
@@ -30,31 +34,25 @@ def encode_stream(
     model: SentenceTransformer,
     texts: Iterable[str],
     *,
-    task: Task | None = None,
-    batch_size: int | None = None,
-    batch_tokens: int | None = None,
     chunk_size: int = 1024,
     show_progress_bar: bool | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
     """Encode texts a chunk at a time, in order.
 
     Args:
         model: Any SentenceTransformer.
         texts: The texts; a generator is read once.
-        task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
-        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
-            5 % of them or 64. None: ``DEFAULT_BATCH_TOKENS``, unless ``batch_size`` is given.
         chunk_size: Texts that are sorted by length and encoded together.
         show_progress_bar: Show one; None: on a terminal.
-        **kwargs: Passed on to the model's method, as ``prompt``.
+        **options: As for :func:`encode_texts`.
 
     Yields:
         The texts of a chunk and their vectors, [texts, d] float32.
 
     Raises:
-        ValueError: As :func:`encode_texts`, or another option that is not allowed.
+        ValueError: As for :func:`encode_texts`.
+        TypeError: The texts are one str.
 
     Example:
         >>> import st_reba
@@ -63,17 +61,15 @@ def encode_stream(
         ['你好', 'Hello'] (2, 192)
         ['再见'] (1, 192)
     """
+    from tqdm.auto import tqdm
+
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    if task not in (None, "query", "document"):
-        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size!r} must be a whole number from 1 on.")
-    options: dict[str, Any] = {**kwargs, "task": task, "batch_size": batch_size, "batch_tokens": batch_tokens}
-    stream = iter(texts)
-    total = len(texts) if isinstance(texts, list) else None
+    stream, total = iter(texts), len(texts) if isinstance(texts, list) else None
     disable = None if show_progress_bar is None else not show_progress_bar
-    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
+    with tqdm(total=total, desc="Texts", unit=" texts", disable=disable) as bar:
         while chunk := list(islice(stream, chunk_size)):
             yield chunk, encode_texts(model, chunk, progress=bar.update, **options)
 
@@ -86,20 +82,26 @@ def encode_texts(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
     progress: Callable[[int], object] | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> NDArray[np.float32]:
-    """Encode one chunk of texts, those of like length together.
+    """Encode texts, those of similar length together.
 
     Args:
-        model: Any SentenceTransformer; what is not named here is as for :func:`encode_stream`.
+        model: Any SentenceTransformer.
         texts: One text or more.
+        task: ``"query"`` or ``"document"``: encode_query or encode_document; None: encode.
+        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
+        batch_tokens: Positions a forward pass: of all copies, templates, special tokens, and padding, which is at most
+            5 % of them or 64. None: 4,096, unless ``batch_size`` is given.
         progress: Called with the number of texts that have just been encoded.
+        **options: Passed on to the model's method, as ``prompt``.
 
     Returns:
         [texts, d] float32, in the order of the texts.
 
     Raises:
-        ValueError: Both sizes are given, several processes with ``batch_tokens``, or ``output_value``.
+        ValueError: Both sizes are given, several processes with ``batch_tokens``, or an option that gives no array of
+            floats a text.
 
     Example:
         >>> import st_reba
@@ -107,39 +109,28 @@ def encode_texts(
         (3, 192)
     """
     check_sizes(batch_size, batch_tokens)
-    done = progress or (lambda count: None)
-    if kwargs.get("output_value", "sentence_embedding") != "sentence_embedding":
-        raise ValueError(
-            f"output_value={kwargs['output_value']!r}: one vector a text is all that fits an array. Call the model's "
-            "encode for others."
-        )
-    if kwargs.get("pool") is not None or isinstance(kwargs.get("device"), list):
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
+    for name, allowed in (("output_value", "sentence_embedding"), ("precision", "float32")):
+        if options.get(name, allowed) != allowed:
+            raise ValueError(f"{name}={options[name]!r}: vectors of float32 are given here. Call model.encode.")
+    if options.get("pool") is not None or isinstance(options.get("device"), list):
         # One call a batch would give the processes nothing to share.
         if batch_tokens is not None:
-            raise ValueError(
-                f"batch_tokens={batch_tokens} does not go with several processes (pool=…, or a list as device=…), "
-                "which share out batches of a fixed number of texts. Give batch_size."
-            )
-        batch_size = batch_size or _SHARED_BATCH_SIZE
-    if batch_size is not None:
-        vectors = _encoded(model, texts, task, batch_size, kwargs)
-        done(len(texts))
-        return vectors
-    # These precisions cut up the range of values that they are shown: batches would each get a scale of their own.
-    ranged = kwargs["precision"] if kwargs.get("precision") in ("int8", "uint8") else None
-    if ranged is not None:
-        kwargs["precision"] = "float32"
-    batches, _ = planned_batches(model, texts, task=task, batch_tokens=batch_tokens, **kwargs)
+            raise ValueError(f"batch_tokens={batch_tokens} does not go with several processes. Give batch_size.")
+        batches = [list(range(len(texts)))]
+        sizes = {"batch_size": batch_size or _SHARED_BATCH_SIZE}
+    else:
+        sizes = {}
+        batches, _ = planned_batches(
+            model, texts, task=task, batch_size=batch_size, batch_tokens=batch_tokens, **options
+        )
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
-        rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **kwargs))
-        done(len(batch))
-    vectors = in_order(rows, batches)
-    if ranged is None:
-        return vectors
-    from sentence_transformers import quantize_embeddings
-
-    return _float32(quantize_embeddings(vectors, precision=ranged))
+        rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **sizes, **options))
+        if progress is not None:
+            progress(len(batch))
+    return in_order(rows, batches)
 
 
 def planned_batches(
@@ -149,57 +140,62 @@ def planned_batches(
     task: Task | None = None,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[list[list[int]], list[int] | None]:
-    """Which texts run together, the longest first, and how many positions each takes; for :func:`encode_texts`.
+    """Plan batches of similar length, the longest first; arguments as for `encode_texts`.
 
     Returns:
-        Indices into the texts, a list a batch; and the positions, or None of a model that pads nothing.
+        Indices into the texts, a list a batch; and the positions of each text, or None of a model that pads nothing
+        (bags of words, sequences laid end to end).
 
     Example:
         >>> import st_reba
         >>> planned_batches(st_reba.build("mini", repeats=3), ["你好", "", "Hello"], batch_size=2)
         ([[2, 0], [1]], [7, 4, 10])
     """
-    prompt, name = kwargs.get("prompt"), kwargs.get("prompt_name")
+    prompt, name = options.get("prompt"), options.get("prompt_name")
     if prompt is None:
         if name is not None and name not in model.prompts:
             raise ValueError(f"prompt_name={name!r} is not one of the model's prompts: {sorted(model.prompts)}.")
         prompt = saved_prompt(model, task) if name is None else model.prompts[name]
-    # Anything else does not concern the input's layout, or is refused by the model's method.
-    known = {*model.get_model_kwargs(), "processing_kwargs"}
-    fields = {key: value for key, value in kwargs.items() if key in known}
-    counts = position_counts(model, texts, prompt=prompt, task=task, **fields)
-    if counts is None and batch_size is None:
-        # Without padding, characters measure the work as well as any, and short texts may run with long ones.
-        budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-        return token_batches([len(text) for text in texts], budget, max_padding=1), None
+    # Other options do not concern the input's layout, or are refused by the model's method.
+    fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
+    layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
+    first: Any = model[0]
+    ours = hasattr(first, "budget")
+    counts = copied_positions(first, texts, layout) if ours else _padded_positions(model, texts, layout)
     return sized_batches(counts or [len(text) for text in texts], batch_size, batch_tokens), counts
 
 
 def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
-    """The prompt that a model by itself puts in front of a task's texts; None: it has none."""
+    """The prompt that a model puts in front of a task's texts; None: it has none."""
     names = (*PROMPT_NAMES.get(task or "", ()), model.default_prompt_name)
     return next((model.prompts[name] for name in names if name in model.prompts), None)
 
 
 def encode_batch(
-    model: SentenceTransformer, texts: list[str], *, task: Task | None = None, **kwargs: Any
+    model: SentenceTransformer, texts: list[str], *, task: Task | None = None, **options: Any
 ) -> NDArray[np.float32]:
-    """Encode texts in one forward pass, [texts, d] float32; arguments as for :func:`encode_stream`."""
-    # One call a batch costs a millisecond more than one for all, and every option stays the model's own.
-    return _encoded(model, texts, task, len(texts), kwargs)
+    """Encode texts in one forward pass, [texts, d] float32; arguments as for :func:`encode_texts`."""
+    method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
+    given = {"batch_size": len(texts), "show_progress_bar": False, **options}
+    vectors: Any = method(texts, **given, convert_to_numpy=False, convert_to_tensor=False)
+    import torch  # here, as much that needs no model imports this file
+
+    vectors = torch.stack(vectors) if isinstance(vectors, list) else torch.as_tensor(vectors)
+    found: NDArray[np.float32] = vectors.float().cpu().numpy()
+    return found
 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """The vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
+    """Vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
     places = np.argsort([index for batch in batches for index in batch])
     vectors: NDArray[np.float32] = np.concatenate(rows)[places]
     return vectors
 
 
 def encode_file(
-    model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **kwargs: Any
+    model: SentenceTransformer, texts: Iterable[str], out: str | os.PathLike[str], **options: Any
 ) -> tuple[int, int]:
     """Encode texts and write their vectors as ``.npy``, whole or not at all; arguments as for :func:`encode_stream`.
 
@@ -210,32 +206,97 @@ def encode_file(
         ValueError: There is no text, or nowhere to write.
     """
     target = Path(out)
-    if not target.parent.is_dir():
-        raise ValueError(f"--out {str(out)!r}: the folder {str(target.parent)!r} does not exist. Make it first.")
-    if target.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a folder: name the file to write.")
-    chunks = [vectors for _, vectors in encode_stream(model, texts, **kwargs)]
+    if target.is_dir() or not target.parent.is_dir():
+        raise ValueError(f"out={str(out)!r} must be a file, in a folder that exists.")
+    chunks = [vectors for _, vectors in encode_stream(model, texts, **options)]
     if not chunks:
-        raise ValueError("There are no texts to encode: the input is empty.")
+        raise ValueError("There are no texts to encode.")
     vectors = np.concatenate(chunks)
     with whole_file(target) as stream:
         np.save(stream, vectors)
     return vectors.shape[0], vectors.shape[1]
 
 
-def _encoded(
-    model: SentenceTransformer, texts: Sequence[str], task: Task | None, batch_size: int, kwargs: dict[str, Any]
-) -> NDArray[np.float32]:
-    method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
-    return _float32(method(texts, batch_size=batch_size, show_progress_bar=False, **kwargs))
+# Batches.
 
 
-def _float32(vectors: Any) -> NDArray[np.float32]:
-    """Vectors in any of the forms that the model's methods return."""
-    import torch  # here, as much that needs no model imports this file
+def token_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group texts of similar length into batches of bounded size and padding, the longest first.
 
-    if isinstance(vectors, list):
-        vectors = torch.stack(vectors)
-    if isinstance(vectors, torch.Tensor):
-        vectors = vectors.float().cpu().numpy()
-    return np.asarray(vectors, dtype=np.float32)
+    A budget alone would put the longest and the shortest of a few hundred texts together, at 15 to 25 % of padding.
+
+    Args:
+        lengths: Positions of each text.
+        budget: Positions a batch, padding included. A text that is longer makes a batch of its own.
+
+    Returns:
+        Indices into ``lengths``, each once, a list a batch.
+
+    Example:
+        >>> token_batches([5, 300, 6, 410, 90], budget=1000)
+        [[3], [1], [4], [2, 0]]
+    """
+    check_sizes(None, budget)
+    batches: list[list[int]] = []
+    longest = real = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        # A text without a position would fill no budget.
+        length = max(1, lengths[index])
+        padded = longest * (len(batches[-1]) + 1) if batches else budget + 1
+        if padded <= budget and padded - real - length <= max(FREE_PADDING, MAX_PADDING * padded):
+            batches[-1].append(index)
+            real += length
+        else:
+            batches.append([index])
+            longest = real = length
+    return batches
+
+
+def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> list[list[int]]:
+    """Group texts by texts a batch, or else by positions, the longest first."""
+    check_sizes(batch_size, batch_tokens)
+    if batch_size is None:
+        return token_batches(lengths, batch_tokens or DEFAULT_BATCH_TOKENS)
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
+    """Raise a ValueError for a size that is no whole number from 1 on, and for two at once."""
+    for name, number in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+        if number is not None and (type(number) is not int or number < 1):
+            raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
+    if batch_size is not None and batch_tokens is not None:
+        raise ValueError(f"batch_size={batch_size} and batch_tokens={batch_tokens} exclude each other. Give one.")
+
+
+def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
+    """Positions that each text takes: all copies as cut to the budget, template, prompt and special tokens.
+
+    The rows of an ensemble of templates are padded to one length: the longest row's positions times the rows.
+
+    Args:
+        transformer: A RepeatTransformer.
+        texts: The texts.
+        layout: ``prompt``, ``task`` and the template's fields, as its ``preprocess`` takes them.
+    """
+    frames, budget = transformer.frames(**layout), transformer.budget(**layout)
+    overhead, copies = max(each.overhead for each in frames), frames[0].copies
+    pieces = (texts[start : start + _COUNTED_TOGETHER] for start in range(0, len(texts), _COUNTED_TOGETHER))
+    # A text without a token is represented by one.
+    counts = (max(1, len(ids)) for piece in pieces for ids in transformer.content(piece)["input_ids"])
+    return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]
+
+
+def _padded_positions(model: SentenceTransformer, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int] | None:
+    counts = [0] * len(texts)
+    # By characters, so that one long text does not pad many short ones.
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    for start in range(0, len(order), _COUNTED_TOGETHER):
+        piece = order[start : start + _COUNTED_TOGETHER]
+        mask: Any = model.preprocess([texts[index] for index in piece], **layout).get("attention_mask")
+        if getattr(mask, "ndim", None) != 2 or len(mask) != len(piece):
+            return None
+        for index, count in zip(piece, mask.sum(dim=1).tolist(), strict=True):
+            counts[index] = int(count)
+    return counts
