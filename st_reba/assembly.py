@@ -144,6 +144,8 @@ class Assembly:
         base = self._loaded() if self.loaded is None else self._sharing()
         model: Any = base.model
         bases.check_decoder(model, self.name)
+        if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
+            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         bases.check_quantized(model, self.name)
         if self.adapted is not None:
             bases.merge_adapter(model, self.path, self.name, self.hub)
@@ -172,9 +174,8 @@ class Assembly:
         if not own:
             once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
             pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
-            template = method.templates or method.template or ("prompteol" if method.name == "prompteol" else None)
             options |= {
-                "template": template,
+                "template": method.layout,
                 "repeats": 1 if once else method.repeats or 2,
                 "instruction": method.instruction,
                 "pooled": method.pooled or pooled,
@@ -236,8 +237,6 @@ class Assembly:
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
-        if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
-            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             base.model.to(torch.float32 if dtype == torch.float32 else torch.bfloat16)

@@ -59,6 +59,19 @@ SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     # KV-Embedding (2026): every token also sees the last one.
     "rerouted": ("inplace", "rerouted", "forward", 0),
 }
+# Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
+TEMPLATES: dict[str, str | dict[str, str]] = {
+    # Echo, section 4.2: zero-shot, and its classical counterpart.
+    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
+    "echo-classical": "Write a paragraph: {text}",
+    # Echo, section 4.4: fine-tuned with instructions.
+    "echo-instruct": {
+        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
+        "document": "Document: {text}\nDocument again: {text}",
+    },
+    # PromptEOL, as in Echo, section 4.2 and appendix D.
+    "prompteol": 'This sentence: "{text}" means in one word:"',
+}
 # What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
 MASKS = {
     "forward": "the tokens up to i, as in the base",
@@ -162,6 +175,7 @@ class Method:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
         if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
             raise ValueError(f"chunk={self.chunk} goes with neither compute_matched nor implementation='authors'.")
+        self.layout  # noqa: B018 - refuses an unknown name
         if self.setting is not None:
             masks_of(self.setting, 64, k=self.k, k0=self.k0, m=self.m, check_depth=False)
         elif (self.k, self.k0, self.m) != (None, None, 1):
@@ -202,6 +216,16 @@ class Method:
         if isinstance(self.template, str):
             return ENSEMBLES.get(self.template)
         return self.template if isinstance(self.template, tuple) else None
+
+    @property
+    def layout(self) -> Any:
+        """The template as RepeatTransformer takes it: a text, a mapping, a list, or None."""
+        if self.templates is not None:
+            return [TEMPLATES.get(each, each) if isinstance(each, str) else each for each in self.templates]
+        named = "prompteol" if self.template is None and self.name == "prompteol" else self.template
+        if isinstance(named, str) and "{" not in named and named not in TEMPLATES:
+            raise ValueError(f"template={named!r} is no text with a {{text}} slot, and none of {_named()}.")
+        return TEMPLATES.get(named, named) if isinstance(named, str) else named
 
     @property
     def template_weights(self) -> tuple[float, ...]:
@@ -361,6 +385,10 @@ def read_value(text: str) -> Any:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:
         return text
+
+
+def _named() -> str:
+    return ", ".join([*TEMPLATES, *ENSEMBLES])
 
 
 def _written(value: Any) -> str:

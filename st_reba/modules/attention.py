@@ -1,7 +1,7 @@
 """Attention function that transformers calls for every layer, registered under a name of ours.
 
-It computes what the model's own attention does (grouped keys, masks, soft caps, sinks, position biases), with the masks of
-the running pass, and shows the probabilities to what the pass captures.
+It computes what the model's own attention does (grouped keys, masks, soft caps, sinks, position biases), with the masks
+of the running pass, and shows the probabilities to what the pass captures.
 """
 
 from __future__ import annotations
@@ -21,22 +21,14 @@ from .layout import PARTS
 
 # A copy of this code, in a repository, has a name of its own: each knows its own forward passes only.
 ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
-# Numbers in a block of probabilities, by device type.
-_BLOCK = {"cpu": 1 << 20}
-_LARGE_BLOCK = 1 << 24
 _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 
 
 class ForwardPass:
-    """State of one forward pass. It lives in a context variable, so that threads and models never meet.
-
-    Args:
-        transformer: The RepeatTransformer that runs.
-        features: Its features, with ``spans`` on the host: nothing in a pass waits for the device.
-    """
+    """State of one forward pass; in a context variable, so that threads and models never meet."""
 
     def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
-        self.transformer, self.spans = transformer, features["spans"]
+        self.transformer, self.spans = transformer, features["spans"]  # on the host: a pass never waits for its device
         self.real: Tensor = features["attention_mask"].bool()  # [B, T]
         self.padded = any(span.total < self.real.shape[1] for span in self.spans)
         # Masks of the layers (LayerMasks), and rows of attention that are kept (BackwardAttention).
@@ -44,8 +36,9 @@ class ForwardPass:
         self.capture: Any = None
         # Called behind every layer: index, states that entered, states, a further run of the layer; gives the states.
         self.after_layer: list[Callable[..., Tensor]] = []
-        # What parts of the pass keep until its end, and what they add to the features.
+        # What parts of the pass keep until its end, what they give the model, and what they add to the features.
         self.kept: dict[Any, Any] = {}
+        self.arguments: dict[str, Any] = {}
         self.features: dict[str, Any] = {}
 
 
@@ -68,23 +61,23 @@ def running(state: ForwardPass | None) -> Iterator[None]:
 
 
 class Scores(NamedTuple):
-    """What a layer's softmax is taken of, beside query and key; see :func:`attention`."""
+    """What a layer's softmax is taken of, beside query · key; query [B, H, T, D], key [B, G, S, D], G dividing H."""
 
-    mask: Tensor | None = None
-    causal: bool = False
+    mask: Tensor | None = None  # [B or 1, 1 or H, T, S], boolean (True: visible) or additive
+    causal: bool = False  # without a mask: a query sees no later key
     scaling: float = 1.0
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    bias: Tensor | None = None
+    softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    sinks: Tensor | None = None  # [H], one more logit in every softmax, without a value
+    bias: Tensor | None = None  # [B or 1, H, T, S], added
     dropout: float = 0.0
 
 
-def show_attention(model: Any) -> None:
-    """Make a model's decoder call :func:`attention`."""
+def show_attention(model: Any) -> bool:
+    """Make a model's decoder call :func:`attention`; False: it cannot, and its eager attention is observed by hooks."""
     body = model.get_decoder()
     decoder = body if hasattr(body, "set_attn_implementation") else model
     if decoder.config._attn_implementation == ATTENTION_NAME:
-        return
+        return True
     # transformers only warns where an architecture ignores the interface.
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -98,6 +91,8 @@ def show_attention(model: Any) -> None:
                 f"{type(decoder).__name__} has an attention of its own: pip install st-reba, and import it."
             )
         PARTS["eager"](decoder)
+        return False
+    return True
 
 
 def attention(
@@ -116,22 +111,9 @@ def attention(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, as transformers calls it.
+    """Attention of one layer, [B, T, H, D'], as transformers calls it; what else an architecture passes is refused.
 
-    Args:
-        module: The attention module that calls.
-        query, key, value: [B, H, T, D], [B, G, S, D] and [B, G, S, D'], G dividing H.
-        attention_mask: [B, 1 or H, T, S], boolean (True: visible) or additive; None: causal where the module is.
-        scaling: Factor on query · key; None: 1 / sqrt(D).
-        dropout, is_causal: Rate of dropout; overrides the module's own ``is_causal``.
-        softcap: Scores become softcap · tanh(score / softcap).
-        s_aux: [H], attention sinks: one more logit in every softmax, without a value.
-        position_bias: [1 or B, H, T, S], added to the scores.
-        indices: [B, T, n], the keys that an indexer chose for each query.
-        **kwargs: What else an architecture passes; refused where it would change the result.
-
-    Returns:
-        The output [B, T, H, D'], and None.
+    ``attention_mask`` None: causal where the module is. ``indices`` [B, T, n]: the keys chosen for each query.
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
@@ -167,7 +149,8 @@ def blocked_attention(
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
     precision = torch.promote_types(query.dtype, torch.float32)
-    size = max(16, _BLOCK.get(query.device.type, _LARGE_BLOCK) // (batch * heads * keys))
+    numbers = 1 << (20 if query.device.type == "cpu" else 24)  # in a block of probabilities
+    size = max(16, numbers // (batch * heads * keys))
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)

@@ -1,14 +1,14 @@
 """Rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2, of which ReBA needs a few.
 
-Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, max A[r, r] on it, and ½ · max A[r, t] left of it.
-Where it looks ahead, A[r, t] + A[t, r] is taken within the head. The factor ½ is applied at the end.
+Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, and max A[r, r] on it. Where it looks ahead,
+A[r, t] + A[t, r] is taken within the head. The factor ½ is applied at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -39,7 +39,8 @@ class Capture:
 
     def begin(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
-        show_attention(state.transformer.model)
+        if not show_attention(state.transformer.model):
+            state.arguments["output_attentions"] = True
         state.capture = BackwardAttention(self, state.spans, state.real)
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
@@ -94,9 +95,11 @@ class BackwardAttention:
             own = {name: each if each is None or each.shape[1] == 1 else each[:, one] for name, each in own.items()}
             mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[one])
             blocks: list[Tensor] = []
-            pad = partial(_keep, blocks, length)
-            outputs.append(blocked_attention(query[:, one], key[:, group], value[:, group], mine, pad))
-            self.add(self.sums(torch.cat(blocks, dim=2)[:, 0]), first=head == 0)
+            keep = blocks.append
+            see = lambda block, start, keep=keep: keep(block)  # noqa: E731
+            outputs.append(blocked_attention(query[:, one], key[:, group], value[:, group], mine, see))
+            padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
+            self.add(self.sums(torch.cat(padded, dim=2)[:, 0]), first=head == 0)
         return torch.cat(outputs, dim=2)
 
     def columns(self, probabilities: Tensor, start: int) -> Tensor:
@@ -139,7 +142,3 @@ class BackwardAttention:
 
     def _here(self) -> Tensor:
         return torch.arange(self.real.shape[1], device=self.real.device) == self.anchors[:, :, None]
-
-
-def _keep(blocks: list[Tensor], length: int, block: Tensor, start: int) -> None:
-    blocks.append(nn.functional.pad(block, (0, length - block.shape[3])))

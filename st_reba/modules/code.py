@@ -73,10 +73,8 @@ def joined(sections: Collection[str]) -> str:
         body = "\n".join(text.splitlines()[imports[-1].end_lineno :]).strip()
         # Examples build with the package, which a repository does not need.
         body = _EXAMPLE.sub("", body)
-        about = str(ast.get_docstring(tree)).splitlines()
-        bodies.append(
-            "\n".join([f"# {'-' * 118}", f"# {name}", "#", *(f"# {line}".rstrip() for line in about), "", body])
-        )
+        about = [f"# {line}".rstrip() for line in f"{name}: {ast.get_docstring(tree)}".splitlines()]
+        bodies.append("\n".join([*about, "", body]))
     lines = [f'"""st_reba {__version__}, the code of this model: {", ".join(sections)}."""', ""]
     lines += ["from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]

@@ -19,7 +19,6 @@ def hook_attention(decoder: Any) -> None:
     if any(see_output in module._forward_hooks.values() for module in decoder.modules()):
         return
     decoder.config._attn_implementation = "eager"
-    decoder.register_forward_pre_hook(ask_for_attention, with_kwargs=True)
     for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):
             module.register_forward_hook(see_output)
@@ -27,14 +26,6 @@ def hook_attention(decoder: Any) -> None:
         "%s does not call transformers' attention interface: its eager attention is observed, at the time and memory of eager "
         "attention. The vectors are the same.", type(decoder).__name__,
     )  # fmt: skip
-
-
-def ask_for_attention(
-    decoder: nn.Module, arguments: Any, keywords: dict[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
-    """Forward pre-hook: ask for attention where a pass captures it."""
-    state = current_pass()
-    return None if state is None or state.capture is None else (arguments, {**keywords, "output_attentions": True})
 
 
 def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:

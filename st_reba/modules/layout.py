@@ -14,19 +14,6 @@ import torch
 # Parts of this code that not every repository carries, and what the installed package adds; each enters itself.
 PARTS: dict[str, Any] = {}
 TASKS = ("query", "document")
-# Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
-TEMPLATES: dict[str, str | dict[str, str]] = {
-    # Echo, section 4.2: zero-shot, and its classical counterpart.
-    "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
-    "echo-classical": "Write a paragraph: {text}",
-    # Echo, section 4.4: fine-tuned with instructions.
-    "echo-instruct": {
-        "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
-        "document": "Document: {text}\nDocument again: {text}",
-    },
-    # PromptEOL, as in Echo, section 4.2 and appendix D.
-    "prompteol": 'This sentence: "{text}" means in one word:"',
-}
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 _tokenizing = threading.Lock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -52,7 +39,7 @@ def parse_template(template: str) -> Template:
         raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
     pieces = tuple((literal, name) for literal, name, _, _ in parsed)
     if not copies_of(pieces):
-        raise ValueError(f"template={template!r} has no {{text}} slot, and is none of {', '.join(TEMPLATES)}.")
+        raise ValueError(f"template={template!r} has no {{text}} slot.")
     return pieces
 
 
@@ -63,8 +50,7 @@ def parse_templates(template: Any, repeats: int) -> list[dict[str, Template]]:
     if isinstance(template, Sequence) and not isinstance(template, str):
         rows = [row for each in template for row in parse_templates(each, repeats)]
     else:
-        written = TEMPLATES.get(template, template) if isinstance(template, str) else template
-        by_task = dict.fromkeys(TASKS, written) if isinstance(written, str) else written
+        by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
         if not isinstance(by_task, Mapping) or set(by_task) != set(TASKS):
             raise ValueError(f"template={template!r}: give a text, or a mapping with the keys {', '.join(TASKS)}.")
         rows = [{task: parse_template(by_task[task]) for task in TASKS}]

@@ -21,8 +21,7 @@ def _sink(place: Tensor, m: int) -> Tensor:
     return (place < m) & (place[:, None] >= m)
 
 
-# The layer's own mask [B or 1, 1, T, T] (row: query, column: key), the positions 0 … T − 1, that of each text's last token
-# [B or 1, 1, 1, 1], and the number of sink tokens m → what is visible.
+# Own mask [B or 1, 1, T, T], positions 0 … T − 1, position of each text's last token [B or 1, 1, 1, 1], m → what is visible.
 Rule = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 MASKS: dict[str, Rule] = {
     "forward": lambda own, place, last, m: own,
@@ -36,12 +35,7 @@ MASKS: dict[str, Rule] = {
 
 
 class LayerMasks:
-    """The masks of one forward pass.
-
-    Args:
-        transformer: The NoSinkTransformer that runs.
-        state: The pass.
-    """
+    """The masks of one forward pass of a NoSinkTransformer."""
 
     def __init__(self, transformer: NoSinkTransformer, state: ForwardPass) -> None:
         self.names, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
@@ -54,13 +48,8 @@ class LayerMasks:
     def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
         """Mask of the attention module that runs now, which knows its layer by its ``layer_idx``.
 
-        Args:
-            module: The attention module.
-            own: Its own mask, [B or 1, 1, T, T], boolean or additive; None: causal, or all.
-            causal: Whether it is causal by itself.
-
-        Returns:
-            The mask, boolean, or None: causal or all, as the second value says; and whether a token may see a later one.
+        ``own`` is its own mask; None: causal, or all. Returns the mask, or None: causal or all, as the second value says;
+        and whether a token may see a later one.
         """
         name = self.further
         if name is None:
@@ -77,10 +66,8 @@ class LayerMasks:
         key = (name, causal, None if own is None else (own.data_ptr(), own.shape, own.stride()))
         if key not in self.made:
             # The own mask is kept, so that its address stays its own.
-            self.made[key] = (
-                own,
-                see(name, self._visible(own, causal), self.state.real if self.state.padded else None, self.m),
-            )
+            real = self.state.real if self.state.padded else None
+            self.made[key] = own, see(name, self._visible(own, causal), real, self.m)
         return self.made[key][1], causal, looks_ahead
 
     def _visible(self, own: Tensor | None, causal: bool) -> Tensor:
@@ -90,26 +77,18 @@ class LayerMasks:
             seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
             return seen.tril() if causal else seen
         if own.shape[-2:] != (length, length):
-            raise ValueError(
-                f"A layer's mask has the shape {tuple(own.shape)} for {length} tokens: it cannot be changed."
-            )
+            raise ValueError(f"A layer's mask of shape {tuple(own.shape)} for {length} tokens cannot be changed.")
         return own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
 
 
 def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tensor:
-    """What a layer sees.
+    """What a layer sees, [B or 1, 1, T, T] bool; a padding position sees itself, as a row without a key has no softmax.
 
     Args:
         name: One of ``MASKS``.
         own: [B or 1, 1, T, T] bool, what it sees by itself: row: query, column: key.
         real: [B, T] bool, False at padding, which follows every text; None: there is none.
         m: Number of sink tokens.
-
-    Returns:
-        [B or 1, 1, T, T] bool. A padding position sees itself, as a row without a key has no softmax.
-
-    Source:
-        NoSink, appendix D.
 
     Example:
         >>> own = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
@@ -127,15 +106,13 @@ class NoSinkTransformer(RepeatTransformer):
     """RepeatTransformer whose layers see what their masks say.
 
     Args:
-        model_name_or_path: As for RepeatTransformer.
-        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.methods.masks_of`` for the
-            settings of the paper.
+        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.methods.masks_of``.
         second: Layers that run a second time, each with its mask, in order.
-        architecture: How the second runs join: ``"inter"``, ``"extra"`` or ``"extend"``; ``"inplace"``: there are none.
+        architecture: How the second runs join: ``"inter"``, ``"extra"``, ``"extend"``; ``"inplace"``: there are none.
         m: Number of sink tokens that nosink masks hide.
         implementation: Of inter and extra: the paper's, or that of its authors' code.
         own_input: Keep the input of a sentence-transformers model as it is: no copies, no template.
-        **kwargs: Arguments of RepeatTransformer; a text stands once where nothing else is said.
+        **kwargs: As for RepeatTransformer; a text stands once where nothing else is said.
 
     Source:
         NoSink, section 3 and appendix D.
@@ -191,9 +168,7 @@ class NoSinkTransformer(RepeatTransformer):
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
         if state.masks.last is None:
-            raise ValueError(
-                "The masks were not used: the model's attention implementation was changed. Build it anew."
-            )
+            raise ValueError("The masks were not used: the attention implementation was changed. Build the model anew.")
         return hidden
 
     def preprocess(self, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ class ReBAPooling(Module):
     Args:
         embedding_dimension: Dimension d of the hidden states v_t.
         pooling: ``"last"``: e_n, of the last token in copy 1; ``"mean"``: the mean of e_1 … e_n.
-        implementation: ``"paper"``: the formula above. ``"authors"``: what the authors' code computes. For ``last`` the row
-            of the very last position over all positions; for ``mean`` the upper triangle of A^new, first half of the
-            rows; for words their rows over all columns; weights divided by their sum; zeros for a text that is not finite.
+        implementation: ``"paper"``, or ``"authors"``: what their code computes. For ``last`` the row of the very last
+            position, for ``mean`` the upper triangle of A^new, first half of the rows, for words their rows, over all
+            positions; weights divided by their sum; zeros for a text that is not finite.
         include_special: Sum over template and special positions too.
         normalize_weights: Divide the weights of each e_i by their sum.
 
@@ -48,8 +48,6 @@ class ReBAPooling(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         if pooling not in ("last", "mean"):
             raise ValueError(f"pooling={pooling!r} must be 'last' or 'mean'.")
-        if implementation not in ("paper", "authors"):
-            raise ValueError(f"implementation={implementation!r} must be 'paper' or 'authors'.")
         self.embedding_dimension, self.pooling, self.implementation = embedding_dimension, pooling, implementation
         self.include_special, self.normalize_weights = include_special, normalize_weights
 
@@ -91,7 +89,7 @@ class ReBAPooling(Module):
         vectors = self.token_vectors(features)  # [B, R, d]
         if self.pooling == "last":
             return {**features, "sentence_embedding": vectors[:, 0]}
-        counts = token_counts(features, vectors.device)
+        counts = torch.tensor([[span.length] for span in features["spans"]]).to(vectors.device, non_blocking=True)
         mask = (torch.arange(vectors.shape[1], device=vectors.device) < counts).long()
         sentence = (vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32)) / counts).to(
             vectors.dtype
@@ -132,11 +130,6 @@ class ReBAPooling(Module):
         summed = features["real_mask"] > 0 if everywhere else features["copy_ids"] > 0
         rows: Tensor = features["backward_attention"] * summed[:, None]
         return _normalized(rows) if normalize or (self.normalize_weights and not self.authors) else rows
-
-
-def token_counts(features: dict[str, Any], device: torch.device) -> Tensor:
-    """Number of content tokens of each text, [B, 1], without waiting for the device."""
-    return torch.tensor([[span.length] for span in features["spans"]]).to(device, non_blocking=True)
 
 
 def _normalized(weights: Tensor) -> Tensor:

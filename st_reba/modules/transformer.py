@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
@@ -35,17 +34,12 @@ from .layout import (
 
 logger = logging.getLogger(__name__)
 
-Pooled = Literal["last_copy", "repeats", "last_copy_and_end", "end", "all"]
-
 TEXT_ONLY: dict[str, Any] = {
     # Pinned, so that a model with a chat template is not wrapped in chat turns.
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-# Written into every repository; sentence-transformers checks it before loading.
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
-# A limit beyond this is transformers' way of saying that a tokenizer knows none.
-_NO_LIMIT = 10**12
 
 
 def published(kind: Any) -> Any:
@@ -74,8 +68,8 @@ class RepeatTransformer(Transformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
-        template: Text with a ``{text}`` slot for each copy, a name of ``TEMPLATES``, a mapping with ``query`` and
-            ``document``, or a list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
+        template: Text with a ``{text}`` slot for each copy, a mapping of ``query`` and ``document`` to such texts, or a
+            list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
@@ -108,7 +102,7 @@ class RepeatTransformer(Transformer):
     capture: Any = None
     # In which type the base stores its weights, and what transformers said of loading them.
     stored_dtype: torch.dtype | None = None
-    loading: Mapping[str, Any] = MappingProxyType({})
+    loading: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -117,10 +111,10 @@ class RepeatTransformer(Transformer):
         template: str | Mapping[str, str] | Sequence[Any] | None = None,
         repeats: int = 2,
         instruction: str = "",
-        pooled: Pooled = "last_copy",
+        pooled: str = "last_copy",
         compute_matched: bool = False,
         layers: Sequence[int] | None = None,
-        join: Literal["mean", "concat"] = "mean",
+        join: str = "mean",
         final_norm: bool = True,
         causal: bool | None = None,
         recipe: Mapping[str, Any] | None = None,
@@ -234,7 +228,7 @@ class RepeatTransformer(Transformer):
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments as for `frames`."""
         limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
-        if limit is None or limit > _NO_LIMIT:
+        if limit is None or limit > 1e12:  # transformers' way of saying that there is none
             return None
         positions = getattr(self.config.get_text_config(), "max_position_embeddings", None) or 0
         if limit > positions > 0:
@@ -257,8 +251,8 @@ class RepeatTransformer(Transformer):
         """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `frames`.
 
         Returns:
-            ``input_ids``, ``attention_mask`` and ``copy_ids``, [B, T] int64, padded on the right, and ``spans``, a list of
-            B; with P templates B·P rows, those of a text one after another.
+            ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and ``spans``, a list of B;
+            with P templates B·P rows, those of a text one after another.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
         frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
@@ -305,10 +299,9 @@ class RepeatTransformer(Transformer):
             part.begin(state)
         # Where nothing looks ahead, padding behind a text concerns nobody, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
+        inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **(state.arguments if state else {})}
         with PARTS["running"](state) if parts else nullcontext():
-            hidden: Tensor = super().forward({"input_ids": features["input_ids"], "attention_mask": shown})[
-                "token_embeddings"
-            ]
+            hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for part in reversed(parts):
             hidden = part.finish(state, hidden)
         if any(span.total < mask.shape[1] for span in features["spans"]):
@@ -319,7 +312,7 @@ class RepeatTransformer(Transformer):
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
                 result[name] = result[name].masked_fill(~finite[:, None, None], 0.0)
-        elif not wait_for(finite.all()):
+        elif not bool(finite.all()):  # the one place where a pass waits for its device
             self._check_finite(hidden, features)
         return result
 
@@ -383,7 +376,7 @@ class RepeatTransformer(Transformer):
         return loaded
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
-        # Private in sentence-transformers: the one place to hear in which type weights are stored, and which are missing.
+        # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
         config, backend = args[2], args[3]
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
@@ -415,8 +408,3 @@ def decoder_of(model: Any) -> Any:
     """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
     body = model.get_decoder()
     return body if hasattr(body, "set_attn_implementation") else model
-
-
-def wait_for(flag: Tensor) -> bool:
-    """A flag's value: the one place where a pass waits for its device."""
-    return bool(flag)
