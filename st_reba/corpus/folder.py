@@ -241,7 +241,10 @@ class Corpus:
         with np.errstate(over="ignore", under="ignore"):
             rows = vectors.astype(dtype)
         with whole_file(self.vectors_path(number)) as stream:
-            np.save(stream, rows)
+            # np.save would not tell of a full disk.
+            header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+            stream.write(np.ascontiguousarray(rows).data)
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
         """Each document of a part with its vectors [passages, d]."""

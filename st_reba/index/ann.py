@@ -77,13 +77,13 @@ def make_index(factory: str, dim: int, count: int | None = None) -> Any:
         raise ValueError(
             f"{named}: FAISS makes no such index of {dim} dimensions for inner products ({last}); use one as {EXAMPLES}"
         ) from None
-    lists = _lists(index)
+    needed = _centroids(index)
     if any(part.metric_type != faiss.METRIC_INNER_PRODUCT for part in parts(index)[:2]):
         raise ValueError(f"{named}: FAISS compares by the Euclidean distance there; use one of {EXAMPLES}")
-    if lists == 0 or (count is not None and (lists or 0) > count):
-        raise ValueError(f"{named}: {lists} lists do not fit {count or 'any'} vectors; use 'Flat', or fewer lists")
-    if count is not None and (lists or 0) * _FEWEST_PER_CENTROID > count:
-        logger.warning("%s: %d lists are many for %s vectors; use 'Flat', or fewer lists", named, lists, f"{count:,}")
+    if _lists(index) == 0 or (count is not None and needed > count):
+        raise ValueError(f"{named}: {needed} centroids do not fit {count or 'any'} vectors; use 'Flat', or fewer lists")
+    if count is not None and needed * _FEWEST_PER_CENTROID > count:
+        logger.warning("%s: %d centroids are many for %s vectors; use 'Flat', or fewer", named, needed, f"{count:,}")
     for part in parts(index):
         if hasattr(part, "do_polysemous_training"):
             part.do_polysemous_training = False  # takes most of the training's time, and is not used
@@ -110,6 +110,13 @@ def _lists(index: Any) -> int | None:
     """Number of inverted lists; None: it has none."""
     inverted = import_faiss().try_extract_index_ivf(index)
     return None if inverted is None else int(inverted.nlist)
+
+
+def _centroids(index: Any) -> int:
+    """The most centroids that an index trains at once; 0: none."""
+    faiss = import_faiss()
+    quantizers = [part.pq for part in parts(index) if isinstance(getattr(part, "pq", None), faiss.ProductQuantizer)]
+    return max([_lists(index) or 0, *(int(one.ksub) for one in quantizers)])
 
 
 def keeps_ids(index: Any) -> bool:
@@ -147,15 +154,11 @@ def set_parameters(index: Any, parameters: str) -> None:
 # Building
 
 
-def train(index: Any, segments: Sequence[Segment], factory: str) -> None:
+def train(index: Any, segments: Sequence[Segment]) -> None:
     """Train an index on a sample that is drawn over all segments, the same each time."""
     if index.is_trained:
         return
-    faiss, count = import_faiss(), sum(len(keys) for keys, _ in segments)
-    quantizers = [part.pq for part in parts(index) if isinstance(getattr(part, "pq", None), faiss.ProductQuantizer)]
-    needed = max([_lists(index) or 1, *(int(one.ksub) for one in quantizers)])
-    if needed > count:
-        raise ValueError(f"factory={factory!r} trains {needed} centroids, more than the {count:,} vectors; use 'Flat'")
+    count, needed = sum(len(keys) for keys, _ in segments), _centroids(index)
     size = min(count, max(_SAMPLED_PER_CENTROID * needed, _FEWEST_SAMPLED))
     rows = np.sort(np.random.default_rng(0).choice(count, size, replace=False, shuffle=False))
     sample, start = [], 0

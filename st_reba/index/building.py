@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..corpus.encode import Settings, encode_source
+from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, beginning, to_json
-from ..corpus.source import Source
+from ..corpus.source import Input, Source, open_source
 from ..files import LOCK_FILE, disk_errors, make_folder, writers_lock
-from .changes import already_there
-from .store import FILE, Store, by_ids, read_state
+from ..probe import Probe, check, load, probe, remembered
+from .ann import METRICS, make_index, set_parameters
+from .changes import Change, already_there, take_in
+from .store import FILE, State, Store, by_ids, no_index, read_state
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 BUILDING = ".building"
 _AT_A_TIME, _MOST_CHARS = 500, 2**22
@@ -140,3 +152,100 @@ def refuse_links(folder: Path) -> None:
                     f"{os.path.join(place, name)}: a link, through which nothing is written; put the file or folder "
                     "itself there, or remove it"
                 )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Options of a build or an addition that are the corpus's, or of a model that is loaded."""
+
+    settings: Settings
+    columns: dict[str, str | None]
+    run: dict[str, Any]
+    loading: dict[str, Any]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], strict: bool) -> Work:
+        """Sort the options of ``Index.build`` and ``Index.add``."""
+        left = dict(options)
+        settings = replace(left.pop("settings", None) or Settings(), strict=strict)
+        columns = {name: left.pop(name, None) for name in ("text_column", "id_column")}
+        run = {"workers": left.pop("workers", None), "show": left.pop("show_progress_bar", None), "overwrite": True}
+        loading = {name: left.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in left}
+        if left:
+            raise TypeError(f"{next(iter(left))}={next(iter(left.values()))!r}: there is no such option")
+        return cls(settings, columns, run, loading)
+
+
+def build_into(
+    folder: Path,
+    model: SentenceTransformer | str | PathLike[str],
+    input: Input,
+    work: Work,
+    ids: Iterable[str] | None,
+    passages: str | None,
+    factory: str,
+    parameters: str | None,
+    *,
+    overwrite: bool,
+) -> SentenceTransformer:
+    """Build an index, arguments as for ``Index.build``; returns the model."""
+    ready = isinstance(input, (str, PathLike)) and is_corpus(input)
+    source = None if ready else open_source(input, ids=ids, **work.columns, **work.settings.reading)
+    check_target(folder, overwrite=overwrite)
+    loaded = load(model, work.loading)
+    mark, metric = probe(loaded), loaded.similarity_fn_name
+    if metric not in METRICS:
+        raise ValueError(
+            f"the model's similarity is {metric!r}, and an index compares by {' or '.join(METRICS)}; set "
+            'model.similarity_fn_name = "cosine"'
+        )
+    if factory != "auto":
+        empty = make_index(factory, mark.dimension, None if source is None else source.total)
+        if parameters is not None:
+            set_parameters(empty, parameters)
+    state = State(remembered(model, mark, folder), metric, mark.dimension, passages=passages)
+    with one_writer(folder) as building:
+        if source is None:
+            corpus = Corpus(input)
+            corpus.verify()
+            check(Probe.from_json(corpus.header()["model"]), mark, f"the corpus {corpus.path}")
+            state.passages = corpus.header()["settings"]["passages"]
+        else:
+            corpus = encode_source(loaded, source, building, work.settings, passages, source_of=model, **work.run)
+            state.columns = source.columns
+        options: dict[str, Any] = {"factory": factory, "parameters": parameters, "fresh": state}
+        take_in(Store(folder), corpus, "build", strict=work.settings.strict and not ready, **options)
+    return loaded
+
+
+def add_into(
+    store: Store, model: SentenceTransformer, source: Source, work: Work, *, upsert: bool, again: bool
+) -> Change:
+    """Add documents, arguments as for ``Index.add``."""
+    kind: Literal["add", "upsert"] = "upsert" if upsert else "add"
+    with one_writer(store.folder) as building:
+        with store.reading() as tx:
+            if (state := read_state(tx, store.path)) is None:
+                raise no_index(store.folder)
+        new = New(source, store, upsert=upsert, strict=work.settings.strict)
+        options: dict[str, Any] = {"first": state.next_number, **work.run}
+        options["wanted"] = lambda documents: documents > 0 and not _was_added(store, new.digest, again)
+        corpus = encode_source(model, new.source, building, work.settings, state.passages, **options)
+        repeated = _was_added(store, new.digest, again) and corpus.parts() > 0
+        if repeated or not corpus.parts():
+            change = Change(kind, state.count, repeated=repeated)
+        else:
+            change = take_in(store, corpus, kind, strict=work.settings.strict, digest=new.digest)
+    # What has taken effect is remembered until the caller, who else repeats the call, is about to be told.
+    with suppress(BlockingIOError), store.writing() as tx:
+        tx.execute("DELETE FROM additions WHERE digest = ?", (new.digest,))
+    if change.repeated:
+        logger.warning("%s: it was added just before, so nothing was done; again=True adds it once more", source.name)
+    return replace(change, unchanged=change.unchanged + new.unchanged)
+
+
+def _was_added(store: Store, digest: str, again: bool) -> bool:
+    with store.reading() as tx:
+        state = read_state(tx, store.path)
+        last = state is not None and state.last_addition == digest and not again
+        return last or tx.execute("SELECT 1 FROM additions WHERE digest = ?", (digest,)).fetchone() is not None

@@ -202,7 +202,7 @@ class Writer:
                 state.factory, state.parameters = factory, parameters or ann.default_parameters(made)
                 if parameters is not None:
                     ann.set_parameters(made, parameters)
-                ann.train(made, segments, factory)
+                ann.train(made, segments)
                 index = ann.add(made, segments)
         for table in ("pending", "dead"):
             self.tx.execute(f"DELETE FROM {table}")

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import Settings, encode_source
-from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, clean_text
 from ..corpus.source import Input, open_source
-from ..probe import Probe, check, load, located, probe, remembered, version_of
-from . import ann
-from .building import New, check_target, is_index, one_writer, refuse_links
-from .changes import Change, compact, delete, take_in
+from ..probe import Probe, check, load, located, version_of
+from .building import Work, add_into, build_into, is_index, one_writer, refuse_links
+from .changes import Change, compact, delete
 from .export import about, export, verify
 from .search import Found, Snapshot
 from .store import COLUMNS, State, Store, Stored, by_ids, by_keys, damaged, no_index, read_state
@@ -69,8 +66,12 @@ class Index:
         >>> import st_reba
         >>> model = st_reba.build("mini", pooling="mean")
         >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
-        >>> index.search("Cats sleep", k=1)[0].text
-        'Cats sleep.'
+        >>> index.search("Cats sleep", k=1)[0].text, index.get("1").text, "7" in index
+        ('Cats sleep.', 'Ships sail.', False)
+        >>> index.add(["Bread rises."]).added, index.upsert(["Cats run."], ids=["0"]).replaced, len(index)
+        (1, 1, 3)
+        >>> index.delete(["1"]).count, index.compact().deleted, index.export("my_vectors.parquet")
+        (2, 2, 2)
     """
 
     def __init__(self, path: Path, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
@@ -129,37 +130,10 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        folder, settings, running = Path(os.path.realpath(path)), *_split(options, strict)
-        ready = isinstance(input, (str, PathLike)) and is_corpus(input)
-        source = None if ready else open_source(input, ids=ids, **running["columns"], **settings.reading)
-        check_target(folder, overwrite=overwrite)
-        loaded = load(model, running["load"])
-        mark = probe(loaded)
-        if loaded.similarity_fn_name not in ann.METRICS:
-            raise ValueError(
-                f"the model's similarity is {loaded.similarity_fn_name!r}; an index compares by "
-                f'{" or ".join(ann.METRICS)}: set model.similarity_fn_name = "cosine"'
-            )
-        if factory != "auto":
-            empty = ann.make_index(factory, mark.dimension, None if source is None else source.total)
-            if parameters is not None:
-                ann.set_parameters(empty, parameters)
-        state = State(remembered(model, mark, folder), loaded.similarity_fn_name, mark.dimension)
-        with one_writer(folder) as building:
-            if source is None:
-                corpus = Corpus(input)
-                corpus.verify()
-                check(Probe.from_json(corpus.header()["model"]), mark, f"the corpus {corpus.path}")
-                state.passages = corpus.header()["settings"]["passages"]
-            else:
-                given = {"source_of": model, "overwrite": True, **running["run"]}
-                corpus = encode_source(loaded, source, building, settings, passages, **given)
-                state.columns, state.passages = source.columns, passages
-            take_in(
-                Store(folder), corpus, "build", strict=strict and not ready, fresh=state,
-                factory=factory, parameters=parameters,
-            )  # fmt: skip
-        return cls(folder, loaded, {})
+        folder = Path(os.path.realpath(path))
+        work = Work.of(options, strict)
+        built = build_into(folder, model, input, work, ids, passages, factory, parameters, overwrite=overwrite)
+        return cls(folder, built, {})
 
     @classmethod
     def open(
@@ -317,14 +291,7 @@ class Index:
     # Documents
 
     def get(self, ids: str | Sequence[str]) -> Any:
-        """Documents by id; None in place of one that is not there.
-
-        Example:
-            >>> import st_reba
-            >>> index = st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
-            >>> index.get("1").text, index.get(["7"]), "0" in index
-            ('Ships sail.', [None], True)
-        """
+        """Documents by id; None in place of one that is not there."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
         with self._store.reading() as tx:
             found = by_ids(tx, wanted)
@@ -345,140 +312,74 @@ class Index:
 
     # Changing
 
-    def add(self, input: Input, *, again: bool = False, **options: Any) -> Change:
+    def add(
+        self,
+        input: Input,
+        *,
+        ids: Iterable[str] | None = None,
+        strict: bool = True,
+        again: bool = False,
+        **options: Any,
+    ) -> Change:
         """Add documents. An addition that is killed goes on with the same call, and nothing is added twice.
 
         A document whose id, text and metadata are there already is left as it is, and not encoded.
 
         Args:
-            input: Texts, documents, a table, or a file or folder of them.
+            input, ids, strict: As for `build`.
             again: Add the same input once more, if the last change added it; those without ids are there twice.
-            **options: As for `build`: ids, strict, text_column, id_column, workers, settings, show_progress_bar.
-                Columns and passages are those of the build.
-
-        Returns:
-            What was done.
+            **options: text_column, id_column, workers, settings, show_progress_bar, as for `build`. Columns and
+                passages are those of the build.
 
         Raises:
             ValueError: An id is there already with another text (use `upsert`), or a record cannot be taken
                 (``strict``).
-            BlockingIOError: Another process is writing there.
-            OSError: The disk is full, or the folder may not be written. The index is as it was.
-
-        Example:
-            >>> import st_reba
-            >>> model = st_reba.build("mini", pooling="mean")
-            >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
-            >>> index.add(["Bread rises."]).added, index.search("Bread rises.", k=1)[0].id
-            (1, '2')
         """
-        return self._take("add", input, again, **options)
+        return self._take(False, input, again, ids, strict, options)
 
-    def upsert(self, input: Input, *, again: bool = False, **options: Any) -> Change:
-        """Add documents; those whose ids are there take the place of the old ones in the same step. As `add` otherwise.
-
-        Example:
-            >>> import st_reba
-            >>> model = st_reba.build("mini", pooling="mean")
-            >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
-            >>> index.upsert(["Cats run."], ids=["0"]).replaced, index.search("Cats run.", k=1)[0].text
-            (1, 'Cats run.')
-        """
-        return self._take("upsert", input, again, **options)
-
-    def _take(
+    def upsert(
         self,
-        kind: Literal["add", "upsert"],
         input: Input,
-        again: bool,
         *,
         ids: Iterable[str] | None = None,
         strict: bool = True,
+        again: bool = False,
         **options: Any,
     ) -> Change:
-        state, (settings, running) = self._state(), _split(options, strict)
-        columns = {**state.columns, **{name: one for name, one in running["columns"].items() if one is not None}}
-        source = open_source(input, ids=ids, **columns, **settings.reading)
-        model = self._its_model()
-        with one_writer(self._path) as building:
-            state = self._state()
-            new = New(source, self._store, upsert=kind == "upsert", strict=strict)
+        """Add documents, in the place of those with the same ids; otherwise as `add`."""
+        return self._take(True, input, again, ids, strict, options)
 
-            def is_new(documents: int) -> bool:
-                return documents > 0 and not self._was_added(new.digest, again)
-
-            given = {"overwrite": True, "first": state.next_number, "wanted": is_new, **running["run"]}
-            corpus = encode_source(model, new.source, building, settings, state.passages, **given)
-            repeated = self._was_added(new.digest, again)
-            records = corpus.parts() > 0
-            if repeated or not records:
-                change = Change(kind, state.count, repeated=repeated and records)
-            else:
-                change = take_in(self._store, corpus, kind, strict=strict, digest=new.digest)
-            # What has taken effect is remembered until the caller is told, who else repeats the call.
-            with suppress(BlockingIOError), self._store.writing() as tx:
-                tx.execute("DELETE FROM additions WHERE digest = ?", (new.digest,))
-        if change.repeated:
-            logger.warning(
-                "%s: it was added just before, so nothing was done; to add it once more, give again=True", source.name
-            )
-        return replace(change, unchanged=change.unchanged + new.unchanged)
-
-    def _was_added(self, digest: str, again: bool) -> bool:
-        with self._store.reading() as tx:
-            state = read_state(tx, self._store.path)
-            if state is not None and state.last_addition == digest and not again:
-                return True
-            return tx.execute("SELECT 1 FROM additions WHERE digest = ?", (digest,)).fetchone() is not None
+    def _take(
+        self, upsert: bool, input: Input, again: bool, ids: Iterable[str] | None, strict: bool, options: dict[str, Any]
+    ) -> Change:
+        state, work = self._state(), Work.of(options, strict)
+        columns = {**state.columns, **{name: one for name, one in work.columns.items() if one is not None}}
+        source = open_source(input, ids=ids, **columns, **work.settings.reading)
+        return add_into(self._store, self._its_model(), source, work, upsert=upsert, again=again)
 
     def delete(self, ids: Iterable[str], *, missing: Literal["error", "ignore"] = "error") -> Change:
-        """Delete documents by id: they are no longer found. `compact` removes texts and vectors from the disk.
+        """Delete documents by id: they are no longer found. `compact` removes them from the disk.
 
         Args:
             ids: Which.
             missing: "error": an id that is not there is an error and nothing is deleted; "ignore": it is passed over.
-
-        Raises:
-            ValueError: An id is not there.
-            BlockingIOError: Another process is writing there.
-
-        Example:
-            >>> import st_reba
-            >>> index = st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
-            >>> index.delete(["0"]).deleted, len(index)
-            (1, 1)
         """
         if missing not in ("error", "ignore"):
             raise ValueError(f"missing={missing!r} is not known: give 'error' or 'ignore'")
-        if isinstance(ids, str):
-            raise TypeError(f"ids is one string; give a list: [{ids!r}]")
-        wanted = list(ids)
-        for one in wanted:
-            if not isinstance(one, str):
-                raise TypeError(f"the id {one!r} is a {type(one).__name__}; ids are strings")
+        wanted = [ids] if isinstance(ids, str) else list(ids)
+        if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
+            raise TypeError(f"ids={ids!r}: give a list of strings")
         refuse_links(self._path)
         return delete(self._store, wanted, missing)
 
     def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
-        """Write the FAISS file anew, with all that was added and without what was deleted, which leaves the disk.
+        """Write the FAISS file anew, with what was added and without what was deleted, which leaves the disk.
 
-        Nothing is encoded again. It happens by itself when many vectors were added. What an addition has left that was
-        killed and not repeated is removed.
+        Nothing is encoded again. It happens by itself when many vectors were added.
 
         Args:
             factory: Another FAISS index, or "auto", as for `build`; None: the same, with its training and its codes.
             parameters: Its search parameters.
-
-        Raises:
-            ValueError: The factory is not known or does not fit, or the index cannot give its vectors back.
-            BlockingIOError: Another process is writing there.
-
-        Example:
-            >>> import st_reba
-            >>> texts = ["Cats sleep.", "Ships sail.", "Bread rises."]
-            >>> index = st_reba.Index.build(st_reba.build("mini"), texts, "my_index")
-            >>> index.delete(["1"]).count, index.compact().deleted
-            (2, 1)
         """
         if factory is None and parameters is not None:
             raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
@@ -493,26 +394,13 @@ class Index:
     def export(
         self, out: str | PathLike[str], *, overwrite: bool = False, show_progress_bar: bool | None = None
     ) -> int:
-        """Write all documents with their vectors, as they are at one moment, for other tools.
+        """Write all documents with their vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
             out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS
                 file of the vectors, its ids the keys.
             overwrite: Replace a file.
             show_progress_bar: Show a bar; None: on a terminal.
-
-        Returns:
-            How many vectors were written.
-
-        Raises:
-            FileExistsError: Something is there already.
-            ValueError: There is nothing to write, or the index cannot give its vectors back.
-
-        Example:
-            >>> import st_reba
-            >>> index = st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
-            >>> index.export("my_vectors.parquet")
-            2
         """
         with self._store.reading() as tx:
             return export(self._store, tx, Path(out), overwrite=overwrite, show=show_progress_bar)
@@ -533,13 +421,9 @@ class Index:
             return about(self._store, tx)
 
     def verify(self) -> dict[str, Any]:
-        """Read every file and compare it with the digests that were kept with each change.
-
-        Returns:
-            The same as `info`.
+        """Read every file and compare it with the digests that were kept; returns the same as `info`.
 
         Raises:
-            FileNotFoundError: A file is missing.
             ValueError: Something is not what was written.
         """
         with self._store.reading() as tx:
@@ -576,15 +460,3 @@ def _query_texts(queries: Any) -> list[str]:
     if empty := [number for number, query in enumerate(queries) if not query.strip()]:
         raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
     return [clean_text(query) for query in queries]
-
-
-def _split(options: dict[str, Any], strict: bool) -> tuple[Settings, dict[str, dict[str, Any]]]:
-    """Options of a build or an addition: settings, columns, and how it is encoded."""
-    left = dict(options)
-    settings = replace(left.pop("settings", None) or Settings(), strict=strict)
-    columns = {name: left.pop(name, None) for name in ("text_column", "id_column")}
-    run = {"workers": left.pop("workers", None), "show": left.pop("show_progress_bar", None)}
-    loading = {name: left.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in left}
-    if left:
-        raise TypeError(f"{next(iter(left))}={next(iter(left.values()))!r}: there is no such option")
-    return settings, {"columns": columns, "run": run, "load": loading}

@@ -1,0 +1,159 @@
+"""Builds and additions that meet other writers, full disks, links and what is there already."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from indexes import MODEL, QUIET, build, documents, texts
+
+from st_reba.corpus import Settings
+from st_reba.files import writers_lock
+from st_reba.index import Document, Index
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kills import run_child
+
+
+def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
+    build(tmp_path / "index", ["cat"])
+    with pytest.raises(FileExistsError):
+        build(tmp_path / "index", ["dog"])
+    assert [one.text for one in build(tmp_path / "index", ["dog"], overwrite=True)] == ["dog"]
+    for name in ("file", "folder"):
+        place = tmp_path / name
+        place.mkdir() if name == "folder" else place.write_text("mine", encoding="utf-8")
+        if name == "folder":
+            (place / "mine.txt").write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError):
+            build(place, ["cat"], overwrite=True)
+    assert (tmp_path / "folder" / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("input", "options", "error"),
+    [
+        ([], {}, ValueError),
+        (["", " "], {}, ValueError),
+        (["cat", ""], {}, ValueError),
+        (["cat"], {"factory": "Nonsense"}, ValueError),
+        (["cat"], {"factory": "PCA4,Flat"}, ValueError),
+        (["cat"], {"factory": "IDMap,Flat"}, ValueError),
+        (["cat"], {"factory": "IVF9,Flat"}, ValueError),
+        (["cat"], {"factory": "IVF0,Flat"}, ValueError),
+        (["cat"], {"factory": "IVF1,Flat", "parameters": "efSearch=3"}, ValueError),
+        (texts(20), {"factory": "PQ4"}, ValueError),
+        (["cat"], {"passages": "2:2"}, ValueError),
+        (["cat"], {"passages": "9"}, ValueError),  # this model's tokenizer gives no offsets
+        (["cat"], {"settings": Settings(), "batch_size": 3}, TypeError),
+        ([Document("cat", "a"), Document("dog", "a")], {}, ValueError),
+    ],
+)
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, input: Any, options: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        build(tmp_path / "index", input, **options)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_vector_that_cannot_be_used(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no vector"):
+            build(tmp_path / "index", ["cat", "zzzz"])
+    assert [one.text for one in build(tmp_path / "index", ["cat"])] == ["cat"]
+    assert not (tmp_path / "index" / ".building").exists()
+
+
+def test_what_is_set_aside_is_told(tmp_path: Path) -> None:
+    input = [Document("cat", "a"), " ", Document("dog", "a"), "zzzz", {"text": 7}]
+    index = build(tmp_path / "index", input, strict=False)
+    assert [one.id for one in index] == ["a"]
+    kinds = {reject.place: reject.kind for reject in index.rejects()}
+    assert kinds == {
+        "record 1": "no text", "record 2": "id used twice", "record 3": "no vector", "record 4": "wrong type",
+    }  # fmt: skip
+
+
+def test_an_addition_that_fails_changes_nothing(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(10))
+    before = index.verify()
+    with pytest.raises(ValueError, match="no vector"):
+        index.add(["cat", "zzzz"], **QUIET)
+    with pytest.raises(ValueError, match="no text"):
+        index.add(["cat", ""], **QUIET)
+    after = index.verify()
+    assert {**before, "bytes": 0} == {**after, "bytes": 0}
+    assert index.add(["cat", "zzzz"], strict=False, **QUIET).added == 1
+    assert sorted(path.name for path in index.path.glob(".building*")) == []
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(10))
+    with writers_lock(tmp_path / "index"):
+        for change in (lambda: index.add(["cat"], **QUIET), lambda: build(tmp_path / "index", ["cat"], overwrite=True)):
+            with pytest.raises(BlockingIOError):
+                change()
+        assert index.search("cat") and index.delete(["d1"]).deleted == 1
+    assert index.add(["cat"], **QUIET).added == 1
+
+
+@pytest.mark.parametrize("place", [".building", "vectors-7.faiss"])
+def test_nothing_is_written_through_links(tmp_path: Path, place: str) -> None:
+    index = build(tmp_path / "index", documents(10))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a").write_text("mine", encoding="utf-8")
+    shutil.rmtree(tmp_path / "index" / place, ignore_errors=True)
+    (tmp_path / "index" / place).symlink_to(tmp_path / "mine" / ("a" if "." in place[1:] else "."))
+    for change in (lambda: index.add(["cat"], **QUIET), lambda: index.compact(), lambda: index.delete(["d1"])):
+        with pytest.raises(ValueError, match="link"):
+            change()
+    assert (tmp_path / "mine" / "a").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    yield
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+@pytest.mark.parametrize("kind", ["build", "add", "delete", "compact", "export"])
+def test_files_that_cannot_grow(tmp_path: Path, kind: str, limited: None) -> None:
+    """As on a full disk: the old state stays, and the same call then works."""
+    start, out = tmp_path / "start", tmp_path / "out.parquet"
+    build(start, documents(60)).delete(["d1"])
+    steps = {
+        "build": lambda index: build(index.path, documents(90), overwrite=True),
+        "add": lambda index: index.add(texts(60, 1), **QUIET),
+        "delete": lambda index: index.delete([f"d{n}" for n in range(2, 60)]),
+        "compact": lambda index: index.compact(),
+        "export": lambda index: index.export(out, **QUIET),
+    }
+    failed = 0
+    for limit in (0, 300, 3_000, 9_000, 20_000, 40_000):
+        place = Path(shutil.copytree(start, tmp_path / f"at {limit}"))
+        out.unlink(missing_ok=True)
+
+        def work(place: Path = place, limit: int = limit) -> None:
+            index = Index.open(place, MODEL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            steps[kind](index)
+
+        status, said, _ = run_child(work)
+        index = Index.open(place, MODEL)
+        assert len([*index]) == index.verify()["documents"]
+        if status:
+            failed += 1
+            assert said.startswith(("OSError", "PermissionError")), said
+            assert len(index) == 59 and not out.exists()
+            steps[kind](index)
+        index.verify()
+        assert len(index) == {"build": 90, "add": 119, "delete": 1}.get(kind, 59)
+    assert failed

@@ -1,0 +1,272 @@
+"""An index as its users see it: what is found, what changes, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from indexes import MODEL, QUIET, brute, build, documents, encoded, found, texts
+from tiny import tiny_model
+
+from st_reba.corpus import Settings, encode_corpus
+from st_reba.index import Document, Index
+
+QUERIES = ["cat ship", "gold", "moon rain king"]
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF2,PQ4,RFlat"])
+def test_exact_where_all_is_looked_at(tmp_path: Path, factory: str) -> None:
+    wide = {"IVF4,Flat": "nprobe=4", "IVF2,PQ4,RFlat": "nprobe=2,k_factor_rf=200"}.get(factory)
+    index = build(tmp_path / "index", documents(300), factory=factory, parameters=wide)
+    index.add(documents(320)[300:], **QUIET)
+    index.upsert([Document("gold gold king", "d7", {"n": 7})], **QUIET)
+    index.delete(["d3", "d301"])
+    for query in QUERIES:
+        scores = [score for score, _ in brute(index, query, 10)]
+        assert [score for score, _ in found(index, query, 10)] == pytest.approx(scores, abs=1e-5)
+    if factory == "Flat":
+        assert found(index, "gold", 10) == brute(index, "gold", 10)
+    few = [one for one in found(index, "gold", 400, where={"n": {"<": 9}})]
+    assert {one for _, one in few} == {f"d{n}" for n in range(9)} - {"d3"}
+    assert {one for _, one in found(index, "cat", 400)} == {one.id for one in index}
+    index.compact()
+    index.verify()
+    assert [score for score, _ in found(index, "gold", 10)] == pytest.approx(
+        [score for score, _ in brute(index, "gold", 10)], abs=1e-5
+    )
+
+
+def test_equal_scores_in_the_order_of_addition(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"] * 60)
+    index.add(["cat"] * 20, **QUIET)
+    index.delete(["5"])
+    assert [one.id for one in index.search("cat", 30)] == [str(n) for n in range(31) if n != 5]
+    batch = index.search(["cat", "dog"] * 20, 30)
+    assert [(one.id, one.score) for one in batch[0]] == [(one.id, one.score) for one in index.search("cat", 30)]
+
+
+def test_queries_of_every_kind(tmp_path: Path) -> None:
+    index = build(tmp_path / "index")
+    one = index.search("gold", np.int64(3))
+    vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
+    assert index.search(vector, 3) == index.search(["gold"], 3)[0] == index.search(vector[None], 3)[0] == one
+    assert [result.rank for result in one] == [1, 2, 3]
+    assert index.search([]) == []
+    assert index.search("gold", prompt="cat ")[0].id == index.search("cat gold")[0].id
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "error"),
+    [
+        ("", {}, ValueError),
+        (["cat", " "], {}, ValueError),
+        (7, {}, TypeError),
+        ([7], {}, TypeError),
+        ("cat", {"k": 0}, ValueError),
+        ("cat", {"k": True}, ValueError),
+        ("cat", {"k": 1.5}, TypeError),
+        (np.zeros(16, np.float32), {}, ValueError),
+        (np.full(16, np.nan, np.float32), {}, ValueError),
+        (np.ones(15, np.float32), {}, ValueError),
+        (np.ones(16, np.int64), {}, ValueError),
+        ("cat", {"where": {"n": {"~": 1}}}, ValueError),
+        ("cat", {"where": ["n"]}, ValueError),
+    ],
+)
+def test_queries_that_are_refused(tmp_path: Path, queries: Any, options: Any, error: type[Exception]) -> None:
+    index = build(tmp_path / "index", ["cat", "dog"])
+    with pytest.raises(error):
+        index.search(queries, **options)
+
+
+def test_documents(tmp_path: Path) -> None:
+    index = build(tmp_path / "index")
+    assert index.get("d3") == documents(40)[3] and index.get(["d3", "x", "\ud800"])[1:] == [None, None]
+    assert "d3" in index and "x" not in index and 3 not in index
+    assert list(index) == documents(40) and len(index) == 40
+    assert str(index).endswith("40 documents, dim 16, cosine)")
+
+
+def test_additions(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", documents(10))
+    change = index.add([*documents(12), {"text": "gold"}], **QUIET)
+    assert (change.added, change.unchanged, change.count) == (3, 10, 13)
+    with pytest.raises(ValueError, match="upsert"):
+        index.add([Document("moon", "d3")], **QUIET)
+    change = index.add([Document("moon", "d3"), Document("moon", "e")], strict=False, **QUIET)
+    assert change.rejected == {"id in the index": 1} and index.rejects()[0].id == "d3" and index.get("e")
+    change = index.upsert([Document("moon", "d3"), *documents(3)], **QUIET)
+    assert (change.replaced, change.unchanged, change.added) == (1, 3, 0) and index.get("d3").text == "moon"
+    index.verify()
+
+
+def test_the_same_input_again(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    assert index.add(["dog"], **QUIET).added == 1
+    assert index.add(["dog"], **QUIET).repeated and len(index) == 2
+    assert index.add(["dog"], again=True, **QUIET).added == 1 and len(index) == 3
+    assert index.add(["ship"], **QUIET).added == 1 and index.add(["dog"], **QUIET).added == 1
+    assert [one.id for one in index] == ["0", "1", "2", "3", "4"]
+
+
+def test_numbers_in_place_of_ids_never_collide(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat", Document("dog", "3"), "ship"])
+    index.add(["moon", "rain", "gold"], **QUIET)
+    ids = [one.id for one in index]
+    assert len(set(ids)) == 6 and index.get("3").text == "dog"
+    index.verify()
+
+
+def test_deletions(tmp_path: Path) -> None:
+    index = build(tmp_path / "index")
+    index.add(["gold"], **QUIET)
+    with pytest.raises(ValueError, match="nothing was deleted"):
+        index.delete(["d0", "x"])
+    assert len(index) == 41
+    assert index.delete(["d0", "x", "d0", "40"], missing="ignore").deleted == 2
+    assert index.search("gold", 50)[0].id != "40" and "d0" not in {one.id for one in index.search("cat", 50)}
+    index.delete([one.id or "" for one in index])
+    assert index.search("cat") == [] and index.compact().count == 0
+    index.add(["cat"], **QUIET)
+    assert index.search("cat")[0].text == "cat"
+    index.verify()
+    for ids, error in (("d1", TypeError), ([1], TypeError)):
+        with pytest.raises(error):
+            index.delete(ids)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="missing"):
+        index.delete(["a"], missing="x")  # type: ignore[arg-type]
+
+
+def test_what_is_deleted_leaves_the_disk(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", [*texts(30), Document("cat xylophone", "secret")])
+    index.delete(["secret"])
+    change = index.compact()
+    assert change.deleted == 1
+    for file in index.path.iterdir():
+        assert b"xylophone" not in file.read_bytes()
+
+
+def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(tmp_path / "index", documents(100))
+    monkeypatch.setattr(type(MODEL), "encode_document", None)
+    for factory in ("IVF2,Flat", "HNSW8", "Flat"):
+        index.compact(factory=factory)
+        assert index.info()["factory"] == factory and index.verify()["vectors"] == 100
+    assert index.info()["parameters"] is None
+    for options in ({"factory": "Nonsense"}, {"factory": "IVF200,Flat"}, {"parameters": "nprobe=2"}):
+        with pytest.raises(ValueError):
+            index.compact(**options)
+    assert index.verify()["factory"] == "Flat"
+
+
+def test_passages(tmp_path: Path) -> None:
+    class Tokenizer:
+        is_fast = True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def __call__(self, items: list[str], **options: Any) -> dict[str, Any]:
+            places = []
+            for text in items:
+                start, words = 0, []
+                for word in text.split(" "):
+                    words.append((start, start + len(word)))
+                    start += len(word) + 1
+                places.append(words)
+            return {"offset_mapping": places}
+
+    model = tiny_model()
+    real = model[0].tokenizer
+    model[0].tokenizer = Tokenizer()
+    long = "cat cat dog dog ship ship gold gold moon"
+    index = Index.build(model, [long, "gold", "rain"], tmp_path / "index", passages="2:0", **QUIET)
+    assert index.info()["vectors"] == 5 + 2
+    best = index.search("gold", 2)
+    assert {one.id for one in best} == {"0", "1"} and {one.passage for one in best} == {"gold gold ", "gold"}
+    assert len(index.search("dog", 3)) == 3
+    index.delete(["0"])
+    index.verify()
+    assert index.compact().deleted == 5 and len(index.search("dog", 3)) == 2
+
+
+@pytest.mark.parametrize("of", [pd.DataFrame, pl.DataFrame])
+def test_tables(tmp_path: Path, of: Any) -> None:
+    table = of({"_id": ["a", "b"], "body": ["cat", "dog"], "year": [2019, 2024]})
+    index = build(tmp_path / "index", table)
+    assert index.get("b") == Document("dog", "b", {"year": 2024})
+    assert index.info()["columns"] == {"text_column": "body", "id_column": "_id"}
+    # Columns of the build are those of an addition.
+    index.add([{"text": "x", "body": "ship", "_id": "c"}], **QUIET)
+    assert index.get("c").text == "ship"
+    assert [one.id for one in index.search("cat", where={"year": {">": 2020}})] == ["b"]
+
+
+def test_a_corpus_as_input(tmp_path: Path) -> None:
+    encode_corpus(MODEL, texts(20), tmp_path / "corpus", settings=Settings(part_size=7), **QUIET)
+    index = build(tmp_path / "index", tmp_path / "corpus")
+    assert [one.text for one in index] == texts(20) and found(index, "gold", 5) == brute(index, "gold", 5)
+    with pytest.raises(ValueError, match="cannot be used"):
+        Index.build(tiny_model(1), tmp_path / "corpus", tmp_path / "other", **QUIET)
+    assert not (tmp_path / "other").exists()
+
+
+# Models
+
+
+def test_the_model_is_found_again(tmp_path: Path) -> None:
+    from st_reba.safety import load
+
+    tiny_model().save(str(tmp_path / "here" / "model"))
+    saved = load(tmp_path / "here" / "model")
+    Index.build(str(tmp_path / "here" / "model"), ["cat", "dog"], tmp_path / "here" / "index", **QUIET)
+    Index.build(saved, ["cat", "dog"], tmp_path / "here" / "other", **QUIET)
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    index = Index.open(tmp_path / "there" / "index")
+    assert index.search("cat")[0].text == "cat" and index.info()["model_source"] == "../model"
+    shutil.rmtree(tmp_path / "there" / "model")
+    with pytest.raises(ValueError, match="gone"):
+        Index.open(tmp_path / "there" / "index").search("cat")
+    assert len(Index.open(tmp_path / "there" / "index").search(np.ones(16, np.float32))) == 2
+
+
+def test_a_model_that_came_from_nowhere_must_be_given(tmp_path: Path) -> None:
+    build(tmp_path / "index", ["cat"])
+    with pytest.raises(ValueError, match="not known"):
+        Index.open(tmp_path / "index").search("cat")
+    assert Index.open(tmp_path / "index", MODEL).search("cat")[0].text == "cat"
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat"])
+    with pytest.raises(ValueError, match="cannot be used"):
+        Index.open(tmp_path / "index", tiny_model(1))
+    model = deepcopy(MODEL)
+    index = Index.open(tmp_path / "index", model)
+    assert index.search("cat")
+    import torch
+
+    with torch.no_grad():
+        next(model.parameters()).mul_(torch.linspace(0, 2, 16))
+    with pytest.raises(ValueError, match="cannot be used"):
+        index.search("cat")
+    model = tiny_model()
+    model.similarity_fn_name = "euclidean"
+    with pytest.raises(ValueError, match="similarity"):
+        Index.build(model, ["cat"], tmp_path / "euclidean", **QUIET)
+
+
+def test_inner_products(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.similarity_fn_name = "dot"
+    index = Index.build(model, texts(30), tmp_path / "index", **QUIET)
+    query = np.asarray(model.encode_query("gold ship", show_progress_bar=False), np.float64)
+    products = np.asarray(model.encode_document(texts(30), show_progress_bar=False), np.float64) @ query
+    assert [one.score for one in index.search("gold ship", 5)] == pytest.approx(np.sort(products)[::-1][:5], rel=1e-5)
+    assert encoded(["cat"]).shape == (1, 16)

@@ -1,0 +1,135 @@
+"""Damage of any file is refused, by opening or by verify."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from indexes import MODEL, QUIET, build, documents, texts
+
+from st_reba.index import Index
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index with something in every table."""
+    path = tmp_path_factory.mktemp("built") / "index"
+    index = build(path, documents(40), factory="IVF2,Flat")
+    index.add([*texts(9, 1), " "], strict=False, **QUIET)
+    index.delete(["d1", "d2", "42"])
+    return path
+
+
+def damaged(path: Path) -> bool:
+    """True if somebody is told."""
+    try:
+        index = Index.open(path)
+        index.verify()
+    except (ValueError, OSError):
+        return True
+    return False
+
+
+def test_flipped_bytes(built: Path, tmp_path: Path) -> None:
+    random, whole = np.random.default_rng(0), {}
+    assert not damaged(built)
+    for file in sorted(built.glob("*.faiss")) + [built / "index.sqlite"]:
+        whole[file.name] = file.read_bytes()
+    harmless = 0
+    for name, data in whole.items():
+        for place in random.integers(0, len(data), 60):
+            copy = Path(shutil.copytree(built, tmp_path / "copy"))
+            (copy / name).write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+            before = sqlite3_dump(built)
+            if not damaged(copy):
+                # Free space of SQLite's pages, or the table of what was set aside.
+                assert name.endswith("sqlite") and sqlite3_dump(copy) == before
+                harmless += 1
+            shutil.rmtree(copy)
+    assert harmless < 60
+
+
+def sqlite3_dump(path: Path) -> list[str]:
+    """All statements that make the database, but for what was set aside."""
+    connection = sqlite3.connect(path / "index.sqlite")
+    try:
+        return [line for line in connection.iterdump() if "rejects" not in line]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000, -1])
+def test_files_cut_short(built: Path, tmp_path: Path, size: int) -> None:
+    for name in (next(built.glob("*.faiss")).name, "index.sqlite"):
+        copy = Path(shutil.copytree(built, tmp_path / name))
+        with (copy / name).open("r+b") as stream:
+            stream.truncate(size if size >= 0 else (copy / name).stat().st_size - 1)
+        assert damaged(copy)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM documents WHERE id = 'd3'",
+        "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
+        "UPDATE documents SET metadata = '{}' WHERE id = 'd3'",
+        "UPDATE documents SET key = 9999 WHERE id = 'd3'",
+        "DELETE FROM pending WHERE key = 41",
+        "UPDATE pending SET vector = zeroblob(64)",
+        "INSERT INTO dead VALUES (7)",
+        "DELETE FROM dead WHERE key = 1",
+        "UPDATE meta SET state = replace(state, '\"generation\":', '\"generation\": 1')",
+        "DELETE FROM meta",
+        "DROP TABLE meta",
+    ],
+)
+def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    connection = sqlite3.connect(copy / "index.sqlite")
+    assert connection.execute(statement).rowcount != 0
+    connection.commit()
+    connection.close()
+    assert damaged(copy)
+
+
+def test_what_is_no_index(tmp_path: Path, built: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("missing", "empty", "file"):
+        with pytest.raises(FileNotFoundError):
+            Index.open(tmp_path / name)
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    next(copy.glob("*.faiss")).unlink()
+    with pytest.raises(FileNotFoundError):
+        Index.open(copy)
+    (tmp_path / "other").mkdir()
+    connection = sqlite3.connect(tmp_path / "other" / "index.sqlite")
+    connection.execute("CREATE TABLE a (b)")
+    connection.close()
+    with pytest.raises(ValueError, match="other tables"):
+        Index.open(tmp_path / "other")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_read(built: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    copy.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        index = Index.open(copy, MODEL)
+        assert len(index.search("cat", 99)) == len(index)
+        with pytest.raises(PermissionError):
+            index.delete(["d5"])
+    finally:
+        copy.chmod(stat.S_IRWXU)
+
+
+def test_descriptors_are_closed(built: Path) -> None:
+    count = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    for _ in range(20):
+        Index.open(built, MODEL).search("cat")
+    assert not count or len(os.listdir("/proc/self/fd")) <= count + 3
