@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..filters import MOST_GAIN
 from ..methods import Method
 from .readouts import Readout
 
@@ -157,7 +158,7 @@ class Fitted:
         self._top: Tensor | None = None
 
     def apply(self, name: str, units: Tensor) -> Tensor:
-        """Vectors [M, d] of length 1 behind a filter of ``FILTERS``, scaled to length 1 (whiten: but for a rotation)."""
+        """Vectors [M, d] of length 1 behind a filter, scaled to length 1; whiten's but for a rotation."""
         options = FILTERS[name]
         if not options:
             return units
@@ -167,7 +168,7 @@ class Fitted:
             vectors = vectors - (vectors @ top) @ top.T
         elif options["kind"] == "whiten":
             variances, directions = torch.linalg.eigh(self.covariance)
-            vectors = vectors @ directions / variances.clamp_min(float(variances[-1]) * 1e-6) ** (options["power"] / 2)
+            vectors = vectors @ directions / variances.clamp_min(MOST_GAIN**-2) ** (options["power"] / 2)
         return torch.nn.functional.normalize(vectors, dim=1)
 
     def top(self) -> Tensor:

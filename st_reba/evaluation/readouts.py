@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..encode import DEFAULT_BATCH_TOKENS, encode_texts, token_batches
+from ..encode import DEFAULT_BATCH_TOKENS, copied_positions, encode_texts, token_batches
 from ..methods import Method, masks_of
 from ..modules.capture import Capture
 from ..modules.reader import watch_layers
@@ -90,8 +90,8 @@ def vectors(
         By method, [N, d] float32, scaled to length 1 where the method normalizes.
 
     Example:
-        >>> found = vectors(opened("mini"), [Method("echo"), Method("reba", pooling="mean", layer=4)], ["你好", "Hello"])
-        >>> [each.shape for each in found.values()]
+        >>> methods = [Method("echo"), Method("reba", pooling="mean", layer=4)]
+        >>> [each.shape for each in vectors(opened("mini"), methods, ["你好", "Hello"]).values()]
         [(2, 192), (2, 192)]
     """
     from ..filters import Filter
@@ -219,9 +219,7 @@ def read(
     transformer: Any = model[0]
     layers = sorted({each.layer for each in readouts})
     if not layers or layers[0] < 0 or layers[-1] > transformer.depth or {p for _, p in readouts} - set(POOLINGS):
-        raise ValueError(
-            f"readouts={list(readouts)!r}: give layers up to {transformer.depth} and {', '.join(POOLINGS)}."
-        )
+        raise ValueError(f"readouts: layers are 0 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
     reba = {each.pooling for each in readouts if each.pooling.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
     lengths = positions(transformer, texts, task=task, prompt=prompt)
@@ -250,9 +248,7 @@ def positions(
     transformer: Any, texts: Sequence[str], *, task: str | None = None, prompt: str | None = None
 ) -> list[int]:
     """Positions that each text takes: all copies as cut to the budget, template and special tokens."""
-    (frame,), budget = transformer.frames(prompt, task), transformer.budget(prompt, task)
-    counts = (max(1, len(ids)) for ids in transformer.content(list(texts))["input_ids"])
-    return [frame.overhead + frame.copies * (count if budget is None else min(count, budget)) for count in counts]
+    return copied_positions(transformer, texts, {"prompt": prompt, "task": task})
 
 
 def gathered(batches: Iterator[tuple[list[int], dict[Readout, Tensor]]], count: int) -> dict[Readout, Vectors]:
@@ -319,8 +315,8 @@ def _bounds(features: dict[str, Any], parts: Sequence[tuple[int, int]] | None) -
     for (first, end), count in zip(pairs, counts, strict=True):
         if not 0 <= first < end <= count:
             raise ValueError(f"parts: tokens {first} to {end} are not among the {count} tokens of the text, as cut.")
-    first, end = torch.tensor(pairs, device=features["copy_ids"].device)[:, :, None].unbind(dim=1)
-    return first, end
+    both = torch.tensor(pairs, device=features["copy_ids"].device)
+    return both[:, :1], both[:, 1:]
 
 
 def _pooled(

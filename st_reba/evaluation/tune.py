@@ -35,8 +35,8 @@ CHOOSE, MOST_CHOOSING, MOST_REPORTING = 2 / 3, 400, 330
 AUTO_TEXTS = 300
 # Bytes of vectors that a pass may hold; numbers are held as so many times their value, where 16 bits are finer.
 _MOST_BYTES, _SCALE = 1 << 30, 64.0
-# Of a whitening filter.
-_TEXTS_A_DIMENSION = 4
+# Texts that a filter needs at the least, and a whitening filter for each dimension.
+_FEWEST, _TEXTS_A_DIMENSION = 100, 4
 # Changes with what is stored of a pass, or how it comes about.
 _VERSION = 1
 
@@ -63,6 +63,7 @@ class Search:
     Args:
         base: Of :func:`~st_reba.evaluation.readouts.opened`.
         items: The items that choose.
+        texts: What a filter will be fitted on: whitening is not tried where they are too few.
         use: One of ``USES``.
         folder: Where finished passes are kept; None: nowhere.
         progress: Called after each batch with its number of texts and of positions.
@@ -72,6 +73,7 @@ class Search:
         self,
         base: SentenceTransformer,
         items: Items,
+        texts: Sequence[str],
         use: str,
         folder: Path | None = None,
         progress: Progress | None = None,
@@ -79,6 +81,8 @@ class Search:
         self.base, self.items, self.use, self.folder, self.progress = base, items, use, folder, progress
         self.depth = depth_of(base)
         self.plain = sum(positions(base[0], items.texts)) * self.depth
+        self.width = base.get_embedding_dimension() or 0
+        self.whitens = len(sample_of(texts, self.width, True)) >= _TEXTS_A_DIMENSION * self.width
 
     def scored(self, each: Pass) -> list[Scored]:
         """All that is read from a pass, run now or found in the folder."""
@@ -114,7 +118,7 @@ class Search:
                 units = held[readout].units()
                 fitted = Fitted(units)
                 for name in names:
-                    if name in EVERYWHERE or len(units) >= 2 * units.shape[1]:
+                    if name in EVERYWHERE or self.whitens:
                         evidence = self.items.evidence(fitted.apply(name, units)).cpu()
                         found[readout, name] = evidence + end_bonus(self.items, self.use, pooling)
             best = max(found, key=lambda key: float(found[key].mean()))
@@ -127,9 +131,9 @@ class Search:
         return found
 
     def _layers(self, each: Pass) -> list[int]:
-        """The layers that are read, ascending, the last among them; not all of many, and fewer if they would not fit."""
+        """The layers that are read, ascending, the last among them: not all of many, nor more than fit."""
         lowest = 1 if each.first is None else each.first + 1
-        one = 2 * self.base.get_embedding_dimension() * len(self.items.texts) * len(each.poolings)  # type: ignore[operator]
+        one = 2 * self.width * len(self.items.texts) * len(each.poolings)
         step = max(-(-self.depth // 16), -(-(self.depth - lowest + 1) * one // _MOST_BYTES))
         return list(range(self.depth, lowest - 1, -step))[::-1]
 
@@ -137,7 +141,7 @@ class Search:
         """A name that no other pass, base, texts or version of this code has."""
         model: Any = self.base[0].model
         weights = model.get_input_embeddings().weight[:64].detach().float().cpu().numpy().tobytes()
-        facts = (_VERSION, self.use, each, self.items, model.config.to_json_string(), model.dtype)
+        facts = (_VERSION, self.use, self.whitens, each, self.items, model.config.to_json_string(), model.dtype)
         return hashlib.sha256(repr(facts).encode() + weights).hexdigest()[:24]
 
 
@@ -212,7 +216,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"Chosen among {self.tried} by {self.counts[0]} items ({self.kind}), in {self.seconds:.0f} s: {self.method}",
+            f"Of {self.tried}, {self.counts[0]} items ({self.kind}) chose in {self.seconds:.0f} s: {self.method}",
             f"On {self.counts[1]} other items, which did not choose:\n",
             "| method | score | ± 1 s.e. | cost | s / 1,000 texts | MB |",
             "|---|--:|--:|--:|--:|--:|",
@@ -279,7 +283,7 @@ def tune(
     first, second = first.at_most(MOST_CHOOSING, seed), second.at_most(MOST_REPORTING, seed)
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    search, passes = Search(model, first, use, folder / "passes", progress), passes_of(depth, script)
+    search, passes = Search(model, first, fit, use, folder / "passes", progress), passes_of(depth, script)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
         before = time.perf_counter()
@@ -315,23 +319,29 @@ def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, 
     _check(use)
     found = drawn(texts, AUTO_TEXTS, seed)
     model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
-    search = Search(model, views_of(found), use)
+    search = Search(model, views_of(found), found, use)
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
     choice = chosen([scored for each in passes for scored in search.scored(each)])
     made = of_base(model, choice.method)
     return made if choice.filter == "none" else with_filter(made, fitted_filter(made, choice.filter, found))
 
 
+def sample_of(texts: Sequence[str], width: int, whiten: bool) -> list[str]:
+    """What a filter of d dimensions (``width``) is fitted on: the texts, and if they are too few their views too."""
+    if len(texts) >= max(_FEWEST, _TEXTS_A_DIMENSION * width if whiten else 0):
+        return list(texts)
+    return list(dict.fromkeys([*texts, *views_of(texts).texts]))
+
+
 def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Any:
-    """Fit a filter of ``FILTERS`` on a model's vectors of texts, and where these are too few of their views too."""
+    """Fit a filter of ``FILTERS`` on a model's vectors of texts."""
     from ..encode import encode_texts
     from ..filters import Filter
 
-    options, width = dict(FILTERS[name]), model.get_embedding_dimension() or 0
-    sample = list(texts)
-    if options["kind"] == "whiten" and len(sample) < _TEXTS_A_DIMENSION * width:
-        sample = list(dict.fromkeys([*sample, *views_of(texts).texts]))
-    return Filter.fit(np.asarray(encode_texts(model, sample), np.float32), options.pop("kind"), **options)
+    options = dict(FILTERS[name])
+    kind = options.pop("kind")
+    sample = sample_of(texts, model.get_embedding_dimension() or 0, kind == "whiten")
+    return Filter.fit(encode_texts(model, sample), kind, model=model, **options)
 
 
 def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Items, use: str) -> tuple[Row, ...]:
@@ -372,7 +382,7 @@ def _write(report: Report, base: Any, model: Any) -> None:
     """Write recipe, model and report into the folder."""
     import yaml
 
-    from ..hub import save
+    from ..hub.save import save
 
     folder, values = Path(report.folder), report.method.to_dict()
     if report.method.filter is not None:

@@ -1,4 +1,4 @@
-"""What a search scores vectors by: views of unlabelled texts, or labels; every item by itself, so that parts compare."""
+"""What a search scores vectors by: views of unlabelled texts, or labels, one item at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 # Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.
@@ -62,8 +63,8 @@ class Items:
     def evidence(self, units: Tensor) -> Tensor:
         """What vectors say of each item; the mean is the score.
 
-        Views: how far two overlapping crops, and by half the weight two disjoint halves, find each other among those of all
-        texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is
+        Views: how far two overlapping crops, and by half the weight two disjoint halves, find each other among those of
+        all texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is
         Spearman's correlation. Classes: whether the nearest centroid, of the other items of each class, is the own.
         Ranking: average precision.
 
@@ -111,9 +112,7 @@ def information(first: Tensor, second: Tensor) -> Tensor:
 
 def _standard_ranks(values: Tensor) -> Tensor:
     """Ranks, ties at their mean, with mean 0 and variance 1."""
-    different, places, counts = values.double().unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(dim=0).double()
-    ranks = (last - (counts.double() - 1) / 2)[places]
+    ranks = torch.from_numpy(rankdata(values.cpu().numpy())).to(values.device)
     return ((ranks - ranks.mean()) / ranks.std(correction=0).clamp_min(1e-12)).float()
 
 
@@ -205,9 +204,7 @@ def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
         if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES:
             by_script.setdefault(script_of(text), []).append(text)
     if (found := sum(map(len, by_script.values()))) < FEWEST_TEXTS:
-        raise ValueError(
-            f"texts: {found} different texts of four words or more are too few. Give {FEWEST_TEXTS} or more."
-        )
+        raise ValueError(f"texts: {found} different texts of four words or more are too few: give {FEWEST_TEXTS}.")
     chosen: list[str] = []
     for number, each in enumerate(sorted(by_script.values(), key=len)):
         share = (count - len(chosen)) // (len(by_script) - number)

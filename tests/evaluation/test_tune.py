@@ -1,221 +1,281 @@
-"""The choice without labels: what it writes, that its scores are the models', and what it refuses."""
+"""The search: its candidates, its filters, what chooses and what reports, and what it leaves behind."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from searched import TEXTS, found_each_other, task_of
+import torch
+import yaml
+from torch import Tensor
 
 import st_reba
-from st_reba.cli import main
-from st_reba.evaluation import tune as module
-from st_reba.evaluation.crossfit import FOLDS
-from st_reba.evaluation.halving import Halving
-from st_reba.evaluation.heldout import digest
-from st_reba.evaluation.methods import Base
-from st_reba.evaluation.search_report import Report
-from st_reba.evaluation.space import Space
-from st_reba.evaluation.trials import NO_FILTER, PAPERS
-from st_reba.evaluation.tune import tune
-from st_reba.evaluation.tuning import (
-    CHEAPEST,
-    HIGHEST,
-    PLAIN,
-)
-from st_reba.evaluation.unlabelled import unlabelled
-from st_reba.filters import PostFilter
-from st_reba.persistence import load
+from st_reba import Method
+from st_reba.evaluation import candidates, readouts, tune
+from st_reba.evaluation.candidates import FILTERS, Fitted, Scored, chosen, papers_of, passes_of
+from st_reba.evaluation.readouts import gathered, of_base, opened, read, vectors
+from st_reba.evaluation.tune import Held, Search, auto, fitted_filter
+from st_reba.evaluation.views import pairs_of, views_of
 
-SMALL = Space(
-    templates=(None,), kinds=("forward",), sinks=False, layers=((0, 0, "mean"), (1, 1, "mean")), pooled=("mean",),
-    filters=("center", {"kind": "abtt", "r": 1}),
-)  # fmt: skip
-
-
-pytestmark = pytest.mark.usefixtures("quick")
-
-
-def run(base: Any, texts: Any, out: Path, **options: Any) -> tuple[Report, list[str]]:
-    said: list[str] = []
-    given = {"space": SMALL, "show_progress_bar": False, "say": said.append, **options}
-    return tune(Base(base("gpt2"), device="cpu"), texts, out, **given), said
+WHO = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
+WHAT = ["plays the guitar", "reads a long letter", "is buying bread", "walks home late", "sings"]
+WHERE = ["in the street", "near the river", "on a Sunday morning", "behind the school", "without a word"]
+TEXTS = [f"{who} {what} {where}" for who in WHO for what in WHAT for where in WHERE]
+QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[], tuple[Report, list[str]]]:
-    """One whole run, made when the first test asks for it, which sets up what is quick."""
-    made: list[tuple[Report, list[str]]] = []
+def found(tmp_path_factory: pytest.TempPathFactory) -> tune.Report:
+    return tune.tune("mini", TEXTS, tmp_path_factory.mktemp("tuned") / "out", **QUIET)
 
-    def get() -> tuple[Report, list[str]]:
-        if not made:
-            made.append(run(request.getfixturevalue("base"), TEXTS[:120], tmp_path_factory.mktemp("tuned") / "out"))
-        return made[0]
 
-    return get
+# Candidates.
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_readout_is_what_its_method_gives(number: int) -> None:
+    base = opened("mini")
+    each = passes_of(6, "LATIN")[number]
+    layers = [layer for layer in (2, 4, 6) if layer > (each.first or 0)]
+    made = gathered(read(of_base(base, each.method), each.readouts(layers), TEXTS[:6]), 6)
+    assert len(made) == len(layers) * len(each.poolings)
+    for readout, pooled in made.items():
+        method = each.of(readout, 6)
+        expected = of_base(base, method).encode(TEXTS[:6])
+        units = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+        np.testing.assert_allclose(units, expected, atol=2e-6, err_msg=str(method))
+
+
+def test_passes_differ_and_hold_the_papers_methods() -> None:
+    passes = passes_of(30, "LATIN")
+    assert len({each.method for each in passes}) == len(passes)
+    assert passes[:5] == passes_of(30, "LATIN", small=True)
+    papers = papers_of(30, "LATIN", lambda method: method.k)
+    # NoSink's k is the one that scores higher.
+    assert papers["NoSink, MASK0-BIDIR"].k == 20
+    groups = readouts.shared([*papers.values(), *(each.method for each in passes)], 30)
+    assert len(groups) == len(passes)
+
+
+def test_the_prompt_is_in_the_language_of_the_texts() -> None:
+    assert "一个词" in passes_of(6, "CJK")[0].method.template
+    assert passes_of(6, "CYRILLIC")[0].method.template is None
+
+
+# Filters and what holds vectors.
+
+
+def _vectors(count: int, width: int) -> Tensor:
+    made = torch.randn(count, width, generator=torch.manual_seed(0)) * torch.linspace(3, 0.3, width) + 2
+    return torch.nn.functional.normalize(made, dim=1)
+
+
+@pytest.mark.parametrize("name", [name for name in FILTERS if name != "none"])
+def test_filters_are_those_of_the_recipe(name: str) -> None:
+    sample, others = _vectors(500, 24), _vectors(530, 24)[500:]
+    options = dict(FILTERS[name])
+    expected = st_reba.Filter.fit(sample.numpy(), options.pop("kind"), **options).apply(others.numpy())
+    found = Fitted(sample).apply(name, others)
+    # Whitened vectors may be rotated.
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=2e-4)
+
+
+def test_16_bits_are_enough_where_one_direction_dominates() -> None:
+    units = torch.randn(200, 32, generator=torch.manual_seed(0)) * 1e-3
+    units[:, 0] += 1
+    units = torch.nn.functional.normalize(units, dim=1)
+    held = Held(200, units[:8])
+    for start in range(0, 200, 8):
+        held.put(range(start, start + 8), units[start : start + 8])
+    center = units.mean(dim=0)
+    cosines = [torch.nn.functional.normalize(each - center, dim=1) for each in (units, held.units())]
+    assert (cosines[0] @ cosines[0].T - cosines[1] @ cosines[1].T).abs().max() < 0.01
+
+
+# What is chosen.
+
+
+def _scored(score: float, cost: float, noise: float = 0.0) -> Scored:
+    evidence = torch.full((100,), score)
+    evidence[::2] += noise
+    evidence[1::2] -= noise
+    return Scored(Method("echo", repeats=round(cost * 10)), "none", cost, evidence)
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "message"),
+    ("scored", "most_cost", "expected"),
     [
-        (TEXTS[:10], {}, "the list: 10 different texts can be used, but 50 are needed at the least"),
-        (["the same words every time"] * 500, {}, "1 different texts .* 499 are repeated"),
-        ([" "] * 80, {}, "0 different texts .* 80 are empty or not readable"),
-        ([f"word{n}" for n in range(300)], {}, "0 different texts .* 300 are too short for two views. Give .* longer"),
-        ([], {}, "0 different texts"),
-        (TEXTS, {"like": "pear"}, "like='pear' is not known.*Did you mean 'pairs'"),
-        (TEXTS, {"budget": "fast"}, "budget='fast' is not known"),
-        (TEXTS, {"quick": True}, "quick=True does not go with space"),
-        (TEXTS, {"sample": 10}, "sample=10 must be a whole number from 50"),
-        (TEXTS, {"labels": task_of("NER", 90)}, "NER is not searched with"),
+        ([_scored(0.5, 1.0), _scored(0.6, 2.0)], None, 1),
+        # Behind by less than its standard error, 0.01: the cheaper one.
+        ([_scored(0.595, 1.0, noise=0.1), _scored(0.6, 2.0)], None, 0),
+        ([_scored(0.58, 1.0, noise=0.1), _scored(0.6, 2.0)], None, 1),
+        ([_scored(0.5, 1.0), _scored(0.6, 2.0)], 1.5, 0),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_a_model_loads(
-    texts: Any, options: Any, message: str, tmp_path: Path
+def test_the_cheapest_that_cannot_be_told_from_the_best(
+    scored: list[Scored], most_cost: float | None, expected: int
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        tune("no/such-model", texts, tmp_path / "out", **{"space": SMALL, **options})
-    assert not (tmp_path / "out").exists()
+    assert chosen(scored, most_cost) is scored[expected]
 
 
-@pytest.mark.parametrize(("like", "mild"), [("pairs", True), ("search", False), ("topics", True)])
-def test_filters_that_views_speak_too_well_of(like: str, mild: bool) -> None:
-    space = module._searched(module.QUICK, like)
-    kinds = {(each.kind, each.power) for each in space.postfilters}
-    assert (("whiten", 0.75) in kinds) is not mild and (("whiten", 0.5) in kinds) is mild
+def test_an_end_has_a_bonus_where_views_judge_of_pairs() -> None:
+    views, pairs = views_of(TEXTS[:9]), pairs_of([("a", "b", 1.0), ("c", "d", 0.0)])
+    assert tune.end_bonus(views, "pairs", "end") > 0
+    assert {
+        tune.end_bonus(*each) for each in ((views, "pairs", "mean"), (views, "topics", "end"), (pairs, "pairs", "end"))
+    } == {0}
 
 
-def test_one_filter_for_several_scripts_is_told_of() -> None:
-    """With the remedy."""
-    settings = module._settings("balanced", SMALL)
-    one, several = unlabelled(TEXTS[:60]), unlabelled([*TEXTS[:60], *TEXTS[-60:]])
-    for labels in (None, "pairs.tsv"):
-        assert module.MIXED in module._notes(several, settings, labels)
-        assert module.MIXED not in module._notes(one, settings, labels)
-
-
-# A whole run
-
-
-def test_scores_are_those_of_the_models(tuned: Any, base: Any) -> None:
-    """By plain loops, and by filters applied by NumPy: held-out, and of the plain method also what chose."""
-    report, said = tuned()
-    validation, asked = report.parts.validation, report.parts.heldout
-    assert not set(validation.names) & set(asked.names) and len(validation) == 2 * len(asked) + len(validation) % 2
-    for name in (PLAIN, "balanced"):
-        row = report.row(name)
-        arguments = row.trial.arguments(report.found.depth)
-        model = st_reba.build(base("gpt2"), **arguments, device="cpu")
-        vectors = model.encode(list(asked.texts))
-        if row.trial.filter != NO_FILTER:
-            fitted = PostFilter.load(report.folder / "heldout" / f"{digest(row.trial)}.safetensors")
-            assert fitted.count == len(validation.fitted_on)
-            vectors = fitted.apply(vectors)
-        score = found_each_other(*(vectors[[item[side] for item in asked.items]] for side in (0, 1)))
-        assert row.heldout == pytest.approx(score, abs=2e-3)
-    plain = st_reba.build(base("gpt2"), "classical", pooling="mean", device="cpu").encode(list(validation.texts))
-    parts = []
-    for part in validation.folds(FOLDS):
-        items = [validation.items[row] for row in part]
-        parts.append(found_each_other(*(plain[[item[side] for item in items]] for side in (0, 1))))
-    assert report.row(PLAIN).validation == pytest.approx(float(np.mean(parts)), abs=2e-3)
-    assert report.row("balanced").validation >= report.row(PLAIN).validation
-    assert report.row("balanced").cost <= 1 and {*PAPERS, PLAIN, "balanced"} <= {row.name for row in report.rows}
-
-
-def test_what_is_written(tuned: Any, base: Any) -> None:
-    report, said = tuned()
-    text = (report.folder / "report.md").read_text(encoding="utf-8")
-    assert "Nothing here is labelled" in text and "Steadiness: of 200 resamples" in text
-    assert CHEAPEST in text and "over balanced" in text and said[-1] == f"Model: {report.folder / 'model'}"
-    built = st_reba.build(str(report.folder / "recipe.yaml"), device="cpu")
-    saved = load(str(report.folder / "model"), device="cpu")
-    assert np.abs(built.encode(TEXTS[:5]) - saved.encode(TEXTS[:5])).max() < 1e-6
-    trial = report.row("balanced").trial
-    assert trial.filter != NO_FILTER
-    # On all texts, also those that only reported.
-    items = unlabelled(TEXTS[:120]).items
-    assert saved[0].stage("filter").texts == len(items.fitted_on) > len(report.parts.validation.fitted_on)
-
-
-def test_a_second_call_goes_on(tuned: Any, base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    report, _ = tuned()
-    monkeypatch.setattr(Halving, "scored", lambda *given: pytest.fail("an arm ran again"))
-    again, said = run(base, TEXTS[:120], report.folder)
-    assert again.found == report.found and again.rows == report.rows and any("going on after" in line for line in said)
-    with pytest.raises(ValueError, match="another run is there: task.fingerprint"):
-        run(base, TEXTS[:90], report.folder)
-
-
-@pytest.mark.slow
-def test_labels_choose_where_there_are_some(base: Any, tmp_path: Path) -> None:
-    report, _ = run(base, TEXTS[:120], tmp_path / "out", labels=task_of("STS", 90), budget="speed")
-    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert (
-        report.metric == "cosine_spearman"
-        and "The labelled items chose" in text
-        and HIGHEST in text
-        and "Steadiness" not in text
+def test_neighbours_and_whitening_of_the_best_readouts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tune.USES, "pairs", candidates.Use(("whiten-half",), 0.0))
+    base, items = opened("mini"), views_of(TEXTS[:60])
+    (scored,) = [Search(base, items, TEXTS * 7, "pairs").scored(each) for each in passes_of(6, "LATIN")[1:2]]
+    layers = {one.method.layer or 6 for one in scored if one.method.pooling == "mean"}
+    assert {2, 4, 6} < layers < {1, 2, 3, 4, 5, 6} or layers == {1, 2, 3, 4, 5, 6}
+    assert len({(one.method, one.filter) for one in scored}) == len(scored)
+    assert not any(
+        one.filter == "whiten-half" for one in Search(base, items, TEXTS[:60], "pairs").scored(passes_of(6, "LATIN")[1])
     )
-    assert report.best.name == "speed" and (tmp_path / "out" / "model" / "modules.json").is_file()
+    best = max((one for one in scored if one.filter != "whiten-half"), key=lambda one: one.score)
+    assert best.score >= max(
+        one.score for one in scored if one.method.layer in (2, 4, None) and one.filter in ("none", "center")
+    )
 
 
-@pytest.mark.slow
-def test_build_auto(base: Any) -> None:
-    model = st_reba.build(base("gpt2"), "auto", texts=TEXTS[:120], device="cpu", prompts={"query": "q: "})
-    vectors = model.encode(TEXTS[:3])
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5) and model.prompts["query"] == "q: "
-    spec = st_reba.spec_of(model)
-    again = st_reba.build(base("gpt2"), "auto", texts=TEXTS[119::-1], device="cpu")
-    # The order of the texts does not matter.
-    assert st_reba.spec_of(again) == spec and np.abs(again.encode(TEXTS[:3]) - vectors).max() < 1e-5
+# The whole.
 
 
-def test_what_auto_refuses(base: Any) -> None:
-    for given, message in (
-        ({"method": "auto"}, "needs texts="),
-        ({"method": "auto", "texts": TEXTS, "stages": []}, "stages: method='auto' finds"),
-        ({"method": "auto", "texts": TEXTS, "pooling": "mean"}, "pooling: method='auto' finds"),
-        ({"method": "echo", "texts": TEXTS}, "texts belong to method='auto'"),
-        ({"method": "auto", "texts": TEXTS[:9]}, "50 are needed"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            st_reba.build(base("gpt2"), **given)
-    with pytest.raises(ValueError, match="'zoo:mini-reba' is a recipe"):
-        st_reba.build("zoo:mini-reba", "auto", texts=TEXTS)
+def test_what_is_left_behind(found: tune.Report) -> None:
+    folder = Path(found.folder)
+    assert set(FILTERS) > {"none"} and found.tried > 100
+    assert (folder / "report.md").read_text(encoding="utf-8") == f"{found}\n"
+    assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [83, 42]
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["base"] == "mini"
+    # The recipe, the saved model and the report speak of the same vectors.
+    method = found.method
+    expected = vectors(opened("mini"), [method], TEXTS[:9])[method]
+    model = st_reba.load(str(folder / "model"))
+    np.testing.assert_allclose(model.encode(TEXTS[:9]), expected, atol=2e-5)
+    # A model that reads layer k has k layers.
+    assert model[0].depth == (method.layer or 6)
+    assert found.rows[0].method == method and found.rows[0].name == "chosen"
+    whole = next(row for row in found.rows if row.name == "classical, mean")
+    assert whole.cost == pytest.approx(1)
+    assert (found.rows[0].megabytes < whole.megabytes) == (model[0].depth < 6)
+    assert [row.name for row in found.rows[1:]] == list(papers_of(6, "LATIN", lambda method: 0.0))
 
 
-def test_from_the_command_line(
-    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_report_scores_what_it_reports(found: tune.Report) -> None:
+    _, second = views_of(tune.drawn(TEXTS, 1000, 0)).split(tune.CHOOSE, 0)
+    for row in (found.rows[0], found.rows[2]):
+        units = torch.from_numpy(vectors(opened("mini"), [row.method], second.texts)[row.method])
+        bonus = tune.end_bonus(second, "pairs", "end" if row.method.name == "prompteol" else "mean")
+        assert row.score == pytest.approx(float(second.evidence(units).mean()) + bonus, abs=1e-3)
+
+
+def test_what_reports_neither_chooses_nor_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: dict[str, set[str]] = {"choose": set(), "fit": set(), "report": set()}
+
+    class Seen(Search):
+        def __init__(self, base: Any, items: Any, texts: Any, *rest: Any) -> None:
+            seen["choose"] |= set(items.texts)
+            seen["fit"] |= set(texts) | set(views_of(texts).texts)
+            super().__init__(base, items, texts, *rest)
+
+    def reported(base: Any, methods: Any, items: Any, use: str) -> tuple[tune.Row, ...]:
+        seen["report"] |= set(items.texts)
+        return ()
+
+    monkeypatch.setattr(tune, "Search", Seen)
+    monkeypatch.setattr(tune, "reported", reported)
+    monkeypatch.setattr(tune, "passes_of", lambda *rest: passes_of(6, "LATIN")[1:2])
+    different = [f"{n} one{n} two{n} three{n} four{n}" for n in range(200)]
+    tune.tune("mini", different, tmp_path / "out", **QUIET)
+    assert all(seen.values())
+    assert not seen["report"] & (seen["choose"] | seen["fit"])
+
+
+def test_finished_passes_are_found_and_half_written_ones_run_again(
+    found: tune.Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("texts.txt").write_text("\n".join(TEXTS[:90]), encoding="utf-8")
-    Path("small.yaml").write_text(
-        "templates: [null]\nkinds: [forward]\npooled: [mean]\nlayers: [1, 2]\nfilters: [center]\n", encoding="utf-8"
-    )
-    words = [
-        "tune",
-        base("gpt2"),
-        "texts.txt",
-        "out",
-        "--space",
-        "small.yaml",
-        "--device",
-        "cpu",
-        "--budget",
-        "quality",
+    ran: list[str] = []
+
+    def counting(model: Any, *rest: Any, **options: Any) -> Any:
+        ran.append(str(model[0].recipe))
+        return read(model, *rest, **options)
+
+    monkeypatch.setattr(tune, "read", counting)
+    passes = Path(found.folder) / "passes"
+    files = sorted(passes.iterdir())
+    assert len(files) == 12
+    files[0].rename(files[0].with_suffix(".part"))
+    again = tune.tune("mini", TEXTS, found.folder, **QUIET)
+    assert len(ran) == 1
+    assert again.method == found.method
+    assert [row.score for row in again.rows] == [row.score for row in found.rows]
+    assert len(list(passes.glob("*.npz"))) == 12
+    # Other texts, another use or another number type are other passes.
+    search = Search(opened("mini"), views_of(TEXTS), TEXTS, "pairs")
+    others = [
+        Search(opened("mini"), views_of(TEXTS[1:]), TEXTS, "pairs"),
+        Search(opened("mini"), views_of(TEXTS), TEXTS, "topics"),
+        Search(opened("mini", dtype="bfloat16"), views_of(TEXTS), TEXTS, "pairs"),
+        Search(opened("mini"), views_of(TEXTS), TEXTS * 9, "pairs"),
     ]
-    monkeypatch.setattr("sys.argv", ["st-reba", *words])
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["model"] == str(Path("out/model")) and found["metric"] == "mrr" and found["against"] == "quality"
-    assert "--budget quality" in Path("out/recipe.yaml").read_text(encoding="utf-8")
-    assert "Caution: 90 texts are few" in Path("out/report.md").read_text(encoding="utf-8")
-    assert main(["info", "out/model"]) == 0
-    assert main([*words, "--like", "pears"]) == 2 and "'pairs'" in capsys.readouterr().err
+    first, second = passes_of(6, "LATIN")[:2]
+    keys = [search._key(first), search._key(second), *(each._key(first) for each in others)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_labels_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tune, "passes_of", lambda *rest: passes_of(6, "LATIN")[:2])
+    rows = [
+        (text, text.partition(" plays")[0].partition(" reads")[0])
+        for text in TEXTS
+        if "plays" in text or "reads" in text
+    ]
+    report = tune.tune("mini", TEXTS, tmp_path / "out", labels=rows, kind="classes", **QUIET)
+    assert (report.kind, sum(report.counts)) == ("classes", 50)
+    assert 0 <= report.rows[0].score <= 1
+    pairs = [(first, second, float(first[:4] == second[:4])) for first, second in zip(TEXTS, TEXTS[3:], strict=False)]
+    assert tune.tune("mini", None, tmp_path / "pairs", labels=pairs, **QUIET).kind == "pairs"
+
+
+def test_auto_gives_the_model() -> None:
+    model = st_reba.build("mini", "auto", texts=TEXTS, prompts={"query": "q: "})
+    again = auto("mini", TEXTS)
+    np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
+    assert model.prompts["query"] == "q: "
+    assert model[0].recipe["name"] in st_reba.methods.METHODS
+
+
+def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
+    model = st_reba.build("mini", "classical", pooling="mean")
+    with pytest.raises(ValueError):
+        st_reba.fit_filter(model, TEXTS[:60], "center")
+    assert fitted_filter(model, "center", TEXTS[:60]).mean.shape == (192,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tune.tune("mini", TEXTS, use="songs"),
+        lambda: tune.tune("mini", TEXTS, kind="songs"),
+        lambda: tune.tune("mini"),
+        lambda: tune.tune("mini", TEXTS[:20]),
+        lambda: auto("mini", TEXTS, use="songs"),
+        lambda: auto("mini", TEXTS[:20]),
+        lambda: chosen([_scored(0.5, 1.0)], most_cost=0.5),
+        lambda: replace(passes_of(6, "LATIN")[0].method, name="songs"),
+    ],
+)
+def test_refusals(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        call()

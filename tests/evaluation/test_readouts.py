@@ -1,0 +1,175 @@
+"""Readouts of one pass, against models that are built for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import st_reba
+from st_reba import Method
+from st_reba.evaluation.readouts import Readout, gathered, of_base, opened, positions, read, readout_of, shared, vectors
+
+TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
+SHARED = [
+    "echo:pooling=mean",
+    "echo",
+    "reba",
+    "reba:pooling=mean",
+    "reba:pooling=mean,layer=1",
+    "reba:layer=-2",
+    "echo:pooling=mean,layer=1",
+    "classical",
+    "classical:pooling=mean,layer=1",
+    "prompteol",
+    "prompteol:layer=1",
+    "nosink:setting=mask0-bidir,k=1",
+    "echo:pooling=mean,setting=mask0-bidir,k=1",
+    "reba:pooling=mean,setting=inplace-bidir,k=1",
+    "reba:normalize=false",
+]
+ALONE = [
+    "nosink:setting=inter-bidir,k=1",
+    "classical:pooling=cls",
+    "classical:pooling=mean,layer=[0,1]",
+    "classical:pooling=mean,layer=0",
+    "reba:implementation=authors",
+    "reba:include_special=true",
+    "echo:pooled=repeats,pooling=mean",
+    'prompteol:template=["{text} is","{text} means"]',
+    "echo:pooling=mean,layer=1,final_norm=false",
+]
+
+
+def _methods(names: list[str]) -> list[Method]:
+    return [Method.parse(name) for name in names]
+
+
+@pytest.mark.parametrize("name", ["mini", "llama", "gpt2", "gemma2"])
+def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: str) -> None:
+    methods, model = _methods(SHARED + (ALONE if name == "mini" else [])), opened(base(name))
+    found = vectors(model, methods, TEXTS)
+    assert list(found) == methods
+    for method in methods:
+        expected = of_base(model, method).encode(TEXTS)
+        limit = 2e-6 * np.linalg.norm(expected, axis=1).max()
+        np.testing.assert_allclose(found[method], expected, atol=limit, rtol=0, err_msg=str(method))
+
+
+def test_masks_of_inner_layers_share_the_pass_of_all_layers() -> None:
+    methods = [
+        Method("nosink", setting="mask0-bidir", k=4),
+        Method("nosink", setting="mask0-bidir", k=2, layer=4),
+        Method("classical", pooling="mean", layer=2),
+    ]
+    found = vectors(opened("mini"), methods, TEXTS)
+    assert shared(methods, 6) == {methods[0]: methods}
+    for method in methods:
+        np.testing.assert_allclose(found[method], st_reba.build("mini", method).encode(TEXTS), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (SHARED[:7], 1),
+        (["classical", "nosink:setting=baseline", "classical:max_seq_length=32"], 2),
+        (["echo", "echo:repeats=3", "echo:compute_matched=true", "echo:template=echo"], 4),
+        (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=2"], 2),
+        (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=3,m=2"], 2),
+        (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),
+        (["prompteol", "classical:template=prompteol,layer=3", "classical"], 2),
+        (ALONE[:3], 3),
+    ],
+)
+def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], groups: int) -> None:
+    methods = _methods(names)
+    found = shared(methods, 6)
+    assert len(found) == groups
+    assert sorted(map(str, (each for group in found.values() for each in group))) == sorted(map(str, methods))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_cannot_be_read_from_a_shared_pass(name: str) -> None:
+    assert readout_of(Method.parse(name), 6) is None
+
+
+def test_a_vector_depends_on_neither_batch_nor_repetition() -> None:
+    base, methods = opened("mini"), _methods(["reba:pooling=mean", "echo"])
+    whole = vectors(base, methods, TEXTS)
+    pieces = vectors(base, methods, [*TEXTS[::-1], *TEXTS], batch_tokens=8)
+    for method in methods:
+        np.testing.assert_allclose(pieces[method], np.concatenate([whole[method][::-1], whole[method]]), atol=1e-6)
+
+
+def test_parts_are_words() -> None:
+    base = opened("mini")
+    methods = _methods(["echo:pooling=mean", "echo", "reba:pooling=mean", "reba"])
+    text = TEXTS[2]
+    transformer: Any = base[0]
+    count = len(transformer.content([text])["input_ids"][0])
+    raw = {method: Method(**{**method.to_dict(), "normalize": False}) for method in methods}
+
+    def found(parts: list[tuple[int, int]]) -> dict[Method, Any]:
+        made = vectors(base, list(raw.values()), [text] * len(parts), parts=parts)
+        return {method: made[each] for method, each in raw.items()}
+
+    singles = found([(token, token + 1) for token in range(count)])
+    whole, pair = found([(0, count)]), found([(1, 3)])
+    plain = vectors(base, list(raw.values()), [text])
+    for method, one in raw.items():
+        np.testing.assert_allclose(whole[method][0], plain[one][0], atol=2e-5)
+        if method.pooling == "mean":
+            np.testing.assert_allclose(whole[method][0], singles[method].mean(axis=0), atol=2e-5)
+            np.testing.assert_allclose(pair[method][0], singles[method][1:3].mean(axis=0), atol=2e-5)
+        else:
+            np.testing.assert_allclose(pair[method][0], singles[method][2], atol=2e-5)
+    # The premise: tokens differ.
+    assert np.abs(singles[methods[0]][1] - singles[methods[0]][2]).max() > 0.01
+
+
+def test_layer_0_is_the_embeddings() -> None:
+    model = of_base(opened("mini"), Method("classical", pooling="mean"))
+    found = gathered(read(model, [Readout(0, "mean"), Readout(6, "last")], TEXTS[:3]), 3)
+    expected = st_reba.build("mini", "classical", pooling="mean", layer=0, normalize=False).encode(TEXTS[:3])
+    np.testing.assert_allclose(found[Readout(0, "mean")], expected, atol=2e-5)
+
+
+def test_an_opened_base_stays_as_it_is_and_shares_its_weights() -> None:
+    base = opened("mini", max_seq_length=32)
+    before = base.encode(TEXTS)
+    model = of_base(base, Method("reba", layer=3))
+    assert next(model.parameters()).data_ptr() == next(base.parameters()).data_ptr()
+    # The length is the base's, unless the method says another.
+    assert model[0].tokenizer.model_max_length == 32
+    assert of_base(base, Method("reba", max_seq_length=16))[0].tokenizer.model_max_length == 16
+    vectors(base, _methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
+    assert base[0].depth == 6
+    np.testing.assert_array_equal(base.encode(TEXTS), before)
+
+
+def test_progress_counts_texts_and_positions() -> None:
+    base, seen = opened("mini"), []
+    vectors(base, [Method("echo")], TEXTS, batch_tokens=16, progress=lambda *each: seen.append(each))
+    echo: Any = of_base(base, Method("echo"))[0]
+    assert len(seen) > 1
+    assert tuple(map(sum, zip(*seen, strict=True))) == (len(TEXTS), sum(positions(echo, TEXTS)))
+    assert positions(echo, ["Hello"]) == [int(echo.preprocess(["Hello"])["attention_mask"].sum())]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda base: list(read(base, [], ["a"])),
+        lambda base: list(read(base, [Readout(7, "mean")], ["a"])),
+        lambda base: list(read(base, [Readout(-1, "mean")], ["a"])),
+        lambda base: list(read(base, [Readout(2, "median")], ["a"])),
+        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
+        lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
+        lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
+    ],
+)
+def test_refusals(call: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError):
+        call(opened("mini"))
