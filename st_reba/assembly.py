@@ -132,8 +132,8 @@ class Assembly:
         return model
 
     def _check_chunk(self, limit: int, room: int) -> None:
-        copies = self.method.repeats or 2
-        if copies * self.method.chunk > room:
+        copies, chunk = self.method.repeats or 2, self.method.chunk or 0
+        if copies * chunk > room:
             most = room // copies
             raise ValueError(
                 f"chunk={self.method.chunk}: {copies} copies take more than {limit} positions. Give {most}."
@@ -260,7 +260,7 @@ class Assembly:
         return self.adapted
 
     def _check_vocabulary(self, base: RepeatTransformer) -> None:
-        tokens = max(base.tokenizer.get_vocab().values()) + 1  # type: ignore[union-attr]
+        tokens = max(base.tokenizer.get_vocab().values()) + 1
         table: Any = base.model.get_input_embeddings()
         if tokens > len(table.weight):
             raise ValueError(
@@ -268,14 +268,14 @@ class Assembly:
             )
 
     def _sharing(self) -> RepeatTransformer:
-        """A Transformer around the weights of a loaded model; its tokenizer is a copy, which can be set up for itself."""
+        """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""
         if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
             raise ValueError("A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …).")
         if not hasattr(self.loaded, "base_model") or not hasattr(self.loaded, "config"):
             raise ValueError(f"base={type(self.loaded).__name__} is neither a name nor a loaded model of transformers.")
         model = bases.shared(self.loaded)
 
-        class Sharing(RepeatTransformer):
+        class Sharing(RepeatTransformer):  # type: ignore[misc]
             def _load_model(self, *args: Any, **kwargs: Any) -> Any:
                 return model
 

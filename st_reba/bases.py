@@ -102,8 +102,9 @@ def _dequantizes(gguf: Any, kind: Any) -> bool:
 def quantization_config(quantization: str, dtype: Any) -> Any:
     """Configuration of bitsandbytes for ``"nf4"`` or ``"int8"``, without what makes vectors depend on their batch."""
     import torch
-    from transformers import BitsAndBytesConfig
+    import transformers
 
+    config: Any = transformers.BitsAndBytesConfig
     if quantization not in ("nf4", "int8"):
         raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
     try:
@@ -114,9 +115,9 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
         ) from error
     if quantization == "int8":
         # A threshold would change how all texts of a batch are rounded by large numbers of one of them.
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+        return config(load_in_8bit=True, llm_int8_threshold=0.0)
     compute = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    return config(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
 def check_quantized(model: Any, name: str) -> None:
@@ -143,8 +144,8 @@ def check_quantized(model: Any, name: str) -> None:
 def shared(model: Any) -> Any:
     """A model of the same weights, in the same memory, that can be changed without changing ``model``.
 
-    Modules and configuration are copied, tensors are not: hooks, attention and number of layers are the copy's own, so that
-    ``model`` goes on generating beside it.
+    Modules and configuration are copied, tensors are not: hooks, attention and number of layers are the copy's own, so
+    that ``model`` goes on generating beside it.
 
     Args:
         model: A model of transformers; its backbone is taken where it has a head.

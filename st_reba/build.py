@@ -1,4 +1,4 @@
-"""Base model + method → SentenceTransformer, top to bottom: where the base is, its weights, the input, the pooling, the checks."""
+"""Base model + method → SentenceTransformer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def build(
     """Turn a pretrained decoder into a text embedder, without training.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe (a
-            YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose weights
-            are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
+        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe
+            (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
+            weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
-            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else ReBA. ``"auto"``: what suits ``texts``.
+            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else ReBA. ``"auto"``: what suits
+            ``texts``.
         tokenizer: Folder or Hub id whose tokenizer is used in place of the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
@@ -45,10 +46,12 @@ def build(
 
     Returns:
         RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble where there are several templates, a filter's
-        Dense, and Normalize. (``nosink`` on a sentence-transformers model without ``pooling`` keeps its input and pooling.)
+        Dense, and Normalize. (``nosink`` on a sentence-transformers model keeps its input and pooling, unless
+        ``pooling`` is given.)
 
     Raises:
-        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded exactly.
+        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded
+            exactly.
         OSError: The base was not found.
 
     Source:

@@ -136,7 +136,7 @@ class Method:
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
     template: Any = _option(
         None,
-        "text with a {text} slot for each copy, a template's name, a mapping with query and document, or a list of these",
+        "text with a {text} slot for each copy, a template's name, a mapping of query and document, or a list of these",
     )
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
@@ -308,8 +308,8 @@ def masks_of(
 ) -> dict[str, Any]:  # fmt: skip
     """What NoSinkTransformer takes for a setting of the paper.
 
-    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the best k of
-    MASK0-BIDIR, and use it, or half of it (at least 1).
+    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the best
+    k of MASK0-BIDIR, and use it, or half of it (at least 1).
 
     Args:
         setting: One of ``SETTINGS``.

@@ -1,7 +1,7 @@
-"""Checks when a model is built: every layer sees what its mask says, capturing changes nothing, padding changes nothing.
+"""Checks when a model is built: every layer sees what its mask says; capturing and padding change nothing.
 
-A patch that silently does nothing is the commonest fault of converted decoders, so no mask is trusted: one position's input to
-an attention module is changed at a time, to see which positions' outputs change.
+A patch that silently does nothing is the commonest fault of converted decoders, so no mask is trusted: one position's
+input to an attention module is changed at a time, to see which positions' outputs change.
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ def check_masks(transformer: Any) -> None:
         state = current_pass()
         if state is None or state.masks is None or state.masks.last is None or state.masks.last[0] is not module:
             return
+        for mask in (each for each, _ in state.masks.made.values() if each is not None and each.dtype != torch.bool):
+            if ((mask < 0) & (mask > torch.finfo(mask.dtype).min / 2)).any() or (mask > 0).any():
+                raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
         layer, name = module.layer_idx, state.masks.last[1]
-        ran[layer, name] += 1  # type: ignore[index]
+        ran[layer, name] += 1
         wanted = see(name, own[module][None, None], m=transformer.m)[0, 0]
         if not torch.equal(sees := _seen(module, arguments, keywords), wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
@@ -89,7 +92,8 @@ def check_masks(transformer: Any) -> None:
         raise ValueError(f"setting: {type(decoder).__name__} cannot run it: {error}.") from error
     calls = [*enumerate(transformer.layer_masks), *transformer.second]
     for (layer, name), times in Counter(call for call in map(tuple, calls) if call[1] != "forward").items():
-        if ran[layer, name] != times:
+        # Some models run a layer several times by themselves.
+        if not ran[layer, name] or (transformer.second and ran[layer, name] != times):
             raise ValueError(
                 f"setting: layer {layer} ran as {name} {ran[layer, name]} times, not {times}. Convert others."
             )
@@ -108,7 +112,7 @@ def _hooked(transformer: RepeatTransformer, hook: Any) -> Iterator[None]:
 
 
 def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    """What a module sees, by trial: [T, T], whether the output at a position (row) changes with the input at another."""
+    """What a module sees, by trial: [T, T], whether the output at a row changes with the input at another."""
     hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     length = hidden.shape[1]
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +142,8 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, ca
     device = transformer.model.device
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
     with torch.inference_mode():
-        return transformer.eval()(moved, capture=capture)["token_embeddings"].float().cpu()  # type: ignore[no-any-return]
+        hidden: Tensor = transformer.eval()(moved, capture=capture)["token_embeddings"]
+    return hidden.float().cpu()
 
 
 def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
@@ -165,8 +170,8 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
 def check_padding(transformer: Any, name: str) -> None:
     """Raise unless a text's hidden states are the same alone and padded.
 
-    A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take another
-    mask as soon as there is any.
+    A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
+    another mask as soon as there is any.
     """
     if transformer.causal or getattr(transformer, "changed", False):
         return

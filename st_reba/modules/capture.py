@@ -28,7 +28,7 @@ class Capture:
         rows: The anchors. ``"last"``: the last content token of copy 1; ``"copy"``: every content token of copy 1;
             ``"end"``: the very last real position; ``"half"``: the first half of all real positions.
         both: Keep the columns in front of the anchor too.
-        zeros: A text whose hidden states are not finite gets zeros, as in the authors' code; else it is an error.
+        zeros: A text that is not finite gets zeros, as in the authors' code; else it is an error.
         pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
     """
 
@@ -96,7 +96,7 @@ class BackwardAttention:
             mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[one])
             blocks: list[Tensor] = []
             keep = blocks.append
-            see = lambda block, start, keep=keep: keep(block)  # noqa: E731
+            see = lambda block, _: keep(block)  # noqa: E731, B023 - called at once
             outputs.append(blocked_attention(query[:, one], key[:, group], value[:, group], mine, see))
             padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
             self.add(self.sums(torch.cat(padded, dim=2)[:, 0]), first=head == 0)

@@ -1,4 +1,4 @@
-"""The code that travels with a model, in one file: the sections of this package that its modules need, and nothing else."""
+"""The code that travels with a model, in one file: the sections of this package that its modules need."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def joined(sections: Collection[str]) -> str:
 
 @contextmanager
 def stored_as(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Give the weights the base's number type inside the ``with`` block, one after another, unless it would round them."""
+    """Give the weights the base's number type inside the ``with`` block, unless that would round them."""
     weights = [each for each in model.parameters() if each.is_floating_point()]
     before = {each.dtype for each in weights}
-    parts = (part for each in weights for part in each.detach().flatten().split(1 << 22))
+    parts = (part for each in weights for part in torch.split(each.detach().flatten(), 1 << 22))
     changes = dtype is not None and len(before) == 1 and before != {dtype}
     changes = changes and all(torch.equal(part.to(dtype).to(part.dtype), part) for part in parts)
     try:
@@ -95,7 +95,7 @@ def stored_as(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         for each in weights if changes else ():
-            each.data = each.data.to(*before)
+            each.data = each.data.to(next(iter(before)))
 
 
 PARTS |= {"code": code_of, "stored_as": stored_as}

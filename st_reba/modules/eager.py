@@ -23,8 +23,8 @@ def hook_attention(decoder: Any) -> None:
         if re.search("attention", type(module).__name__, re.IGNORECASE):
             module.register_forward_hook(see_output)
     logger.warning(
-        "%s does not call transformers' attention interface: its eager attention is observed, at the time and memory of eager "
-        "attention. The vectors are the same.", type(decoder).__name__,
+        "%s does not call transformers' attention interface: its eager attention is observed, with the time and "
+        "memory that it takes. The vectors are the same.", type(decoder).__name__,
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from .transformer import published
 class PromptEnsemble(Module):
     """Joins the vectors of a text's rows, one for each template of the RepeatTransformer in front.
 
-    Equal weights are MetaEOL, the average over prompts that ask for different things. A negative weight is contrastive: it
-    takes away what the text's vector shares with that in an auxiliary prompt.
+    Equal weights are MetaEOL, the average over prompts that ask for different things. A negative weight is contrastive:
+    it takes away what the text's vector shares with that in an auxiliary prompt.
 
     Args:
         weights: One for each template.

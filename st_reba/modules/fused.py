@@ -1,7 +1,7 @@
 """Fused attention on a CPU that also gives the log-sum-exp of each row, by which single probabilities are known.
 
-The kernel is the one that SDPA itself runs, which drops the log-sum-exp. It is no public name of torch: it is tried on a few
-numbers first, and where it does not agree, attention runs in blocks.
+The kernel is the one that SDPA itself runs, which drops the log-sum-exp. It is no public name of torch: it is tried on
+a few numbers first, and where it does not agree, attention runs in blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Attention of a layer that looks back, [B, T, H, D'], and the columns of the anchors, [B, R, T].
 
-    None: blocks must do it (soft caps, biases, dropout, gradients, another device). Arguments as for `blocked_attention`.
+    None: blocks must do it (soft caps, biases, dropout, gradients, another device). Arguments: see blocked_attention.
     """
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if query.device.type != "cpu" or how.softcap is not None or how.bias is not None or how.dropout or wanted:

@@ -121,7 +121,7 @@ def spans_of(features: Mapping[str, Any]) -> list[Span]:
 def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, offsets: bool = False) -> dict[str, Any]:
     """Token ids of texts, without the tokenizer's own special tokens.
 
-    Names of special tokens in a text are ordinary text unless ``special``; ``offsets``: give each token's characters too.
+    Names of special tokens are ordinary text unless ``special``; ``offsets``: give each token's characters too.
     """
     # Half of a surrogate pair has no UTF-8 form; its length is kept for the offsets.
     clean = [_SURROGATES.sub("\ufffd", text) for text in texts]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .attention import ForwardPass, show_attention
 from .layout import PARTS, spans_of
-from .transformer import RepeatTransformer, published
+from .transformer import RepeatTransformer, decoder_of, published
 
 
 def _sink(place: Tensor, m: int) -> Tensor:
@@ -21,7 +21,7 @@ def _sink(place: Tensor, m: int) -> Tensor:
     return (place < m) & (place[:, None] >= m)
 
 
-# Own mask [B or 1, 1, T, T], positions 0 … T − 1, position of each text's last token [B or 1, 1, 1, 1], m → what is visible.
+# Own mask [B or 1, 1, T, T], positions 0 … T − 1, those of last tokens [B or 1, 1, 1, 1], m → what is visible.
 Rule = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 MASKS: dict[str, Rule] = {
     "forward": lambda own, place, last, m: own,
@@ -48,8 +48,8 @@ class LayerMasks:
     def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
         """Mask of the attention module that runs now, which knows its layer by its ``layer_idx``.
 
-        ``own`` is its own mask; None: causal, or all. Returns the mask, or None: causal or all, as the second value says;
-        and whether a token may see a later one.
+        ``own`` is its own mask; None: causal, or all. Returns the mask, or None: causal or all, as the second value
+        says; and whether a token may see a later one.
         """
         name = self.further
         if name is None:
@@ -154,7 +154,8 @@ class NoSinkTransformer(RepeatTransformer):
         self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changed:
             show_attention(self.model)
-            if "eager" in (decoder := self.model.get_decoder()).config._attn_implementation:
+            decoder = decoder_of(self.model)
+            if decoder.config._attn_implementation == "eager":
                 raise ValueError(f"{type(decoder).__name__} does not call transformers' attention interface: no masks.")
 
     def _parts(self, capture: Any) -> list[Any]:

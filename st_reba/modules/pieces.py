@@ -63,8 +63,8 @@ class Pieces:
 class ChunkedReBAPooling(ReBAPooling):
     """ReBA for long texts: the text runs once, and only its pieces are repeated.
 
-    v_t are the hidden states of the text's own run. Each piece runs ``repeats`` times in a row, which gives A^new and the
-    hidden states v'_t:
+    v_t are the hidden states of the text's own run. Each piece runs ``repeats`` times in a row, which gives A^new and
+    the hidden states v'_t:
 
         e_i = A^new[i, i] · v_i + Σ_t A^new[i, t] · v'_t over the content positions t > i of the piece's run.
 
@@ -158,11 +158,8 @@ class ChunkedReBAPooling(ReBAPooling):
             else:
                 parts = share.to(device, non_blocking=True)[row, token][:, None].to(precision)
                 result = result.index_add(0, row.flatten(), torch.bmm(parts, vectors)[:, 0])
-        return (
-            result.view(len(hidden), -1, hidden.shape[-1]).to(hidden.dtype)
-            if share is None
-            else result.to(hidden.dtype)
-        )
+        shaped: Tensor = result.view(len(hidden), -1, hidden.shape[-1]) if share is None else result
+        return shaped.to(hidden.dtype)
 
 
 def cuts(count: int, chunk: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class LayerReader:
         watch_layers(transformer.model)
 
     def begin(self, state: ForwardPass) -> None:
-        """Keep the states of the layers that are read; hand all of them to the final norm, side by side in the batch."""
+        """Keep the states of the layers that are read; hand all of them to the final norm, as rows of the batch."""
         states = state.kept[self] = []
 
         def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
@@ -84,7 +85,7 @@ class LayerReader:
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """The joined states, [B, T, d or d · layers], of what the model handed out."""
-        states = state.kept[self]
+        states: Sequence[Tensor] = state.kept[self]
         if self.final_norm:
             states = hidden.reshape(len(states), -1, *hidden.shape[1:]).unbind()
         if len(states) == 1:

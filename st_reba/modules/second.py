@@ -15,8 +15,9 @@ from .reader import watch_layers
 class SecondRuns:
     """The layers of a NoSinkTransformer that run twice.
 
-    By the paper, INTER sums both runs in every converted layer, and EXTRA the outputs of both stacks, each after the final
-    norm. By its authors' code, INTER keeps two streams from the first converted layer on, and both sum before the norm.
+    By the paper, INTER sums both runs in every converted layer, and EXTRA the outputs of both stacks, each after the
+    final norm. By its authors' code, INTER keeps two streams from the first converted layer on, and both sum before the
+    norm.
     EXTEND runs the last layer again, on top.
     """
 

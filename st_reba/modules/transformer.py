@@ -226,7 +226,7 @@ class RepeatTransformer(Transformer):
         return tuple(frames)
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
-        """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments as for `frames`."""
+        """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments: see `frames`."""
         limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
         if limit is None or limit > 1e12:  # transformers' way of saying that there is none
             return None
@@ -245,14 +245,14 @@ class RepeatTransformer(Transformer):
                 raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
         return tokenize(self.tokenizer, texts, offsets=offsets)
 
-    def preprocess(
+    def preprocess(  # type: ignore[override]
         self, inputs: Sequence[Any], prompt: str | None = None, *, task: str | None = None, **fields: Any
     ) -> dict[str, Any]:
         """Tokenize each text once and place its copies; ``prompt``, ``task`` and ``fields`` as for `frames`.
 
         Returns:
-            ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and ``spans``, a list of B;
-            with P templates B·P rows, those of a text one after another.
+            ``input_ids``, ``attention_mask``, ``copy_ids`` [B, T] int64, padded on the right, and ``spans``, a list of
+            B; with P templates B·P rows, those of a text one after another.
         """
         fields = {name: value for name, value in fields.items() if value is not None}
         frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
@@ -325,7 +325,8 @@ class RepeatTransformer(Transformer):
 
     def _pooled(self, features: Mapping[str, Any]) -> Tensor:
         """The positions that are pooled, [B, T]."""
-        real, copies = features["attention_mask"], features["copy_ids"]
+        real: Tensor = features["attention_mask"]
+        copies: Tensor = features["copy_ids"]
         if self.pooled == "all":
             return real
         if self.pooled == "repeats" and self.copies > 1:
@@ -369,8 +370,9 @@ class RepeatTransformer(Transformer):
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> RepeatTransformer:
         """Load a saved module; an error where the weights do not fill the configuration."""
         loaded: RepeatTransformer = super().load(model_name_or_path, *args, **kwargs)
+        info = loaded.loading or {}
         for key in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-            names = sorted(map(str, loaded.loading.get(key) or ()))
+            names = sorted(map(str, info.get(key) or ()))
             if names and not getattr(loaded.model, "_hf_peft_config_loaded", False):
                 raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
         return loaded
@@ -380,8 +382,8 @@ class RepeatTransformer(Transformer):
         config, backend = args[2], args[3]
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
-        asked = {"output_loading_info": True} if backend == "torch" else {}
-        found: Any = super()._load_model(*args, **asked, **kwargs)
+        asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
+        found: Any = super()._load_model(*args, **{**asked, **kwargs})
         model, self.loading = found if isinstance(found, tuple) else (found, {})
         return model
 
