@@ -222,12 +222,12 @@ def _delimited(lines: TextIO, delimiter: str, quoted: bool) -> Iterator[tuple[st
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Row]:
-    from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped, unused-ignore]
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
             yield from arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
-    except OSError as error:  # of Arrow, which also raises ValueErrors
+    except (OSError, ArrowException) as error:
         raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
 
 

@@ -170,14 +170,18 @@ def encode_source(
                 for folder in folders:
                     remove_leftovers(folder)
                 cut = cutter(model, passages)
-                header = _begin(
-                    corpus, model, source_of or model, {**asdict(settings), "passages": passages}, overwrite
-                )
-                gather(source, corpus, header, cut, strict=settings.strict, overwrite=overwrite, first=first, show=show)
-                _encode_pending(corpus, model, workers, show)
-                _finish(corpus)
+                given = {**asdict(settings), "passages": passages}
+                header = _begin(corpus, model, source_of or model, given, overwrite)
+                options: dict[str, Any] = {"strict": settings.strict, "overwrite": overwrite, "first": first}
+                count, reject = gather(source, corpus, header, cut, show=show, **options)
+                if wanted is None and not count:
+                    why = "it is empty" if reject is None else f"all was set aside, first this: {reject}"
+                    raise ValueError(f"{source.name}: no documents: {why}")
+                if wanted is None or wanted(count):
+                    _encode_pending(corpus, model, workers, show)
+                    _finish(corpus)
             except BaseException:
-                if made and not corpus.parts():
+                if made and not any((path / "vectors").glob("*.npy")):
                     shutil.rmtree(path, ignore_errors=True)
                 raise
     return corpus

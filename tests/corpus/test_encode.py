@@ -1,0 +1,227 @@
+"""A corpus is complete or goes on; what is there is never encoded again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import WORDS, tiny_model
+
+import st_reba.corpus.encode as encoding
+from st_reba.corpus import Corpus, Document, Settings, encode_corpus
+from st_reba.files import writers_lock
+
+MODEL = tiny_model()
+MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector
+TEXTS = [" ".join(WORDS[n % 12] for n in range(start, start + 1 + start % 5)) for start in range(20)]
+QUIET: dict[str, Any] = {"show_progress_bar": False}
+PARTS = Settings(part_size=6)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are encoded."""
+    found: list[str] = []
+    real = encoding.encode_batch
+
+    def encode(model: Any, texts: list[str], **options: Any) -> Any:
+        found.extend(texts)
+        return real(model, texts, **options)
+
+    monkeypatch.setattr(encoding, "encode_batch", encode)
+    return found
+
+
+def encode(path: Path, input: Any = TEXTS, settings: Settings = PARTS, model: Any = MODEL, **options: Any) -> Corpus:
+    return encode_corpus(model, input, path, settings=settings, **QUIET, **options)
+
+
+def content(corpus: Corpus) -> dict[str, bytes]:
+    """Every file by name."""
+    files = [path for path in corpus.path.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path.relative_to(corpus.path).as_posix(): path.read_bytes() for path in files}
+
+
+def test_vectors_are_the_models(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "a")
+    rows = [(row, vectors) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]
+    assert [(row.text, row.document().id) for row, _ in rows] == [(text, str(n)) for n, text in enumerate(TEXTS)]
+    wanted = MODEL.encode_document(TEXTS, show_progress_bar=False)
+    assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
+    assert corpus.header()["totals"] == {
+        "parts": 4, "records": 20, "documents": 20, "vectors": 20, "rejected": 0, "unusable": 0,
+    }  # fmt: skip
+    corpus.verify()
+    half = encode(tmp_path / "half", settings=Settings(dtype="float16"))
+    assert half.vectors(0).dtype == np.float16 and half.parts() == 1
+    assert np.abs(half.vectors(0) - wanted).max() < 1e-2
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
+    whole = content(encode(tmp_path / "whole"))
+    assert sorted(seen) == sorted(TEXTS)
+    real = Corpus.write_vectors
+
+    def write(self: Corpus, number: int, *values: Any) -> None:
+        real(self, number, *values)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Corpus, "write_vectors", write)
+        encode(tmp_path / "corpus")
+    with pytest.raises(ValueError, match="not encoded to its end"):
+        Corpus(tmp_path / "corpus").verify()
+    seen.clear()
+    assert content(encode(tmp_path / "corpus")) == whole
+    assert sorted(seen) == sorted(TEXTS[12:])
+    seen.clear()
+    assert content(encode(tmp_path / "corpus")) == whole and seen == []
+
+
+@pytest.mark.parametrize("name", ["documents/00001.parquet", "vectors/00001.npy", "rejects.jsonl"])
+def test_what_is_altered_is_made_again(tmp_path: Path, seen: list[str], name: str) -> None:
+    corpus = encode(tmp_path / "corpus")
+    whole = content(corpus)
+    for altered in (whole[name][:-7], whole[name] + b" ", None):
+        path = corpus.path / name
+        path.unlink() if altered is None else path.write_bytes(altered)
+        if whole[name] != altered:
+            with pytest.raises(ValueError):
+                corpus.verify()
+        seen.clear()
+        assert content(encode(corpus.path)) == whole
+        assert set(seen) <= set(TEXTS[6:12])
+
+
+def test_another_input_model_or_setting(tmp_path: Path, seen: list[str]) -> None:
+    encode(tmp_path / "corpus")
+    other = [*TEXTS[:7], "gold", *TEXTS[8:]]
+    calls: list[dict[str, Any]] = [
+        {"input": other}, {"input": TEXTS[:12]}, {"settings": Settings(part_size=6, dtype="float16")},
+        {"settings": Settings(part_size=7)}, {"model": tiny_model(1)},
+    ]  # fmt: skip
+    before = content(Corpus(tmp_path / "corpus"))
+    for call in calls:
+        with pytest.raises(ValueError, match="overwrite=True|cannot be used"):
+            encode(tmp_path / "corpus", **call)
+        assert content(Corpus(tmp_path / "corpus")) == before
+    seen.clear()
+    encode(tmp_path / "corpus", other, overwrite=True)
+    assert sorted(seen) == sorted(other[6:12])
+    for call in calls[1:]:
+        new = encode(tmp_path / "corpus", overwrite=True, **call)
+        new.verify()
+        assert content(new) == content(encode(tmp_path / f"new {calls.index(call)}", **call))
+    # part_size may be left out when it goes on
+    assert encode(tmp_path / "corpus", model=tiny_model(1), settings=Settings()).parts() == 4
+
+
+def test_what_is_set_aside(tmp_path: Path) -> None:
+    input = ["cat", "", Document("dog", "a"), Document("ship", "a"), {"text": 7}, "zzzz", Document("gold", "0")]
+    corpus = encode(tmp_path / "corpus", input, Settings())
+    kinds = [(one.place, one.kind, one.id) for one in corpus.rejects()]
+    assert kinds == [
+        ("record 1", "no text", None), ("record 3", "id used twice", "a"), ("record 4", "wrong type", None),
+        ("record 6", "id used twice", "0"), ("record 5", "no vector", "5"),
+    ]  # fmt: skip
+    lines = (corpus.path / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["place"] for line in lines] == [place for place, *_ in kinds]
+    assert corpus.header()["totals"]["rejected"] == 4 and corpus.header()["totals"]["unusable"] == 1
+    with pytest.raises(ValueError, match="record 1"):
+        encode(tmp_path / "strict", input, Settings(strict=True))
+    assert not (tmp_path / "strict").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "reason"),
+    [(np.nan, "float32", "NaN"), (1e6, "float16", "float16 cannot"), (0, "float32", "zero")],
+)
+def test_vectors_that_cannot_be_used(tmp_path: Path, value: float, dtype: Any, reason: str) -> None:
+    model = tiny_model()
+    model[0].embedding.weight.data[1] = value  # cat
+    corpus = encode(tmp_path / "corpus", ["cat", "dog"], Settings(dtype=dtype), model)
+    (reject,) = corpus.rejects()
+    assert reason in reject.reason and reject.id == "0"
+
+
+def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "PART_CHARS", 100)
+    corpus = encode(tmp_path / "corpus", ["cat " * 20] * 5, Settings(part_size=100))
+    assert corpus.parts() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"input": []}, ValueError),
+        ({"input": ["", " "]}, ValueError),
+        ({"input": "missing.txt"}, FileNotFoundError),
+        ({"workers": 0}, ValueError),
+        ({"passages": "0"}, ValueError),
+        ({"passages": "8:8"}, ValueError),
+    ],
+)
+def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encode(tmp_path / "corpus", **options)
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "int8"}, {"part_size": 0}, {"batch_size": 1.5}, {"batch_tokens": True}, {"max_chars": -1},
+        {"batch_size": 1, "batch_tokens": 1},
+    ],
+)  # fmt: skip
+def test_settings_that_are_refused(options: Any) -> None:
+    with pytest.raises(ValueError):
+        Settings(**options)
+
+
+def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
+    (tmp_path / "file").touch()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "vectors").symlink_to(tmp_path / "mine")
+    for name in ("mine", "file", "linked"):
+        with pytest.raises(FileExistsError):
+            encode(tmp_path / name, overwrite=True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.txt"]
+    encode(tmp_path / "corpus")
+    with writers_lock(tmp_path / "corpus"), pytest.raises(BlockingIOError):
+        encode(tmp_path / "corpus")
+
+
+def test_passages(tmp_path: Path) -> None:
+    import st_reba
+
+    model = st_reba.build("mini", pooling="mean")
+    long = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
+    corpus = encode(tmp_path / "corpus", [long, "猫"], Settings(), model, passages="16:4")
+    (first, vectors), (second, other) = corpus.read(0)
+    passages = first.passages
+    assert len(passages) == len(vectors) > 3 and second.passages == ["猫"] and len(other) == 1
+    assert passages[0] == long[: len(passages[0])] and long.endswith(passages[-1])
+    covered = set()
+    for start, stop in zip(first.spans[::2], first.spans[1::2], strict=True):
+        covered |= set(range(start, stop))
+    assert covered == set(range(len(long)))
+    wanted = model.encode_document(passages, show_progress_bar=False)
+    assert np.abs(vectors - wanted).max() < 1e-5
+
+
+def test_damaged_headers(tmp_path: Path) -> None:
+    corpus = encode(tmp_path / "corpus")
+    for text in ("", "[]", "{}", '{"model": 1, "settings": 2}'):
+        (corpus.path / "corpus.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError):
+            encode(corpus.path)
+    assert encode(corpus.path, overwrite=True).header()["totals"]["documents"] == 20
+    with pytest.raises(FileNotFoundError):
+        Corpus(tmp_path).header()

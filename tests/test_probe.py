@@ -1,0 +1,99 @@
+"""The probe tells models apart, and knows where they came from."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_model
+
+import st_reba
+from st_reba.probe import Probe, check, difference, located, probe, remembered, version_of, worst
+
+MODEL = tiny_model()
+
+
+def test_the_same_model_in_another_dtype() -> None:
+    mark = probe(MODEL)
+    assert difference(mark, probe(tiny_model())) is None and mark.dtype == "float32" and mark.dimension == 16
+    half = deepcopy(MODEL).to(torch.bfloat16)
+    assert probe(half).dtype == "bfloat16" and difference(mark, probe(half)) is None
+    check(mark, half)
+
+
+def test_other_models() -> None:
+    mark = probe(MODEL)
+    other = probe(tiny_model(1))
+    assert difference(mark, other) and difference(mark, replace(other, vectors=mark.vectors)) is None
+    assert "dimension" in str(difference(mark, replace(mark, vectors=mark.vectors[:, :8])))
+    near = replace(mark, vectors=mark.vectors * 1.006)
+    assert difference(mark, near) and difference(mark, replace(near, dtype="float16")) is None
+    assert difference(mark, replace(mark, vectors=mark.vectors * np.nan))
+    with pytest.raises(ValueError, match="the corpus"):
+        check(mark, other, "the corpus")
+
+
+def test_methods_of_one_base_differ() -> None:
+    models = [st_reba.build("mini", name, pooling="mean") for name in ("reba", "echo", "classical")]
+    marks = [probe(model) for model in models]
+    for first in marks:
+        assert [difference(first, second) is None for second in marks].count(True) == 1
+    assert len({mark.method for mark in marks}) == 3 and "reba" in str(marks[0])
+
+
+def test_worst() -> None:
+    a = np.array([[1.0, 0], [0, 1]])
+    assert worst(a, a) == 0 and worst(a, a * 1.1) == pytest.approx(0.1 * np.sqrt(2))
+    assert worst(a, a[:1]) == worst(a, a * np.nan) == worst(a * np.inf, a) == np.inf
+    assert worst(np.zeros((2, 2)), np.zeros((2, 2))) == 0
+
+
+def test_json() -> None:
+    mark = probe(MODEL)
+    again = Probe.from_json(json.loads(json.dumps(mark.to_json())))
+    assert again == mark and np.array_equal(again.vectors, mark.vectors)
+    for change in ({"vectors": "x"}, {"dimension": 15}, {"more": 1}):
+        with pytest.raises(ValueError):
+            Probe.from_json({**mark.to_json(), **change})
+    with pytest.raises(ValueError):
+        Probe.from_json([])
+
+
+def test_versions() -> None:
+    model = tiny_model()
+    first = version_of(model)
+    assert version_of(model) == first
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    second = version_of(model)
+    model.prompts = {"document": "a"}
+    assert len({first, second, version_of(model)}) == 3
+    next(model.parameters()).data[:] = np.nan
+    model.prompts = {}
+    next(model.parameters()).data.mul_(np.nan)
+    broken = tiny_model()
+    broken[0].embedding.weight.data[:] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        probe(broken)
+
+
+def test_where_a_model_is(tmp_path: Path) -> None:
+    st_reba.build("mini", pooling="mean").save_pretrained(str(tmp_path / "models" / "mine"))
+    mark = probe(st_reba.load(tmp_path / "models" / "mine"))
+    assert mark.source == str(tmp_path / "models" / "mine") and mark.name == "mine"
+    assert probe(st_reba.build("mini", pooling="mean")).source is None
+    stored = Probe.from_json(remembered("x", mark, tmp_path / "index"))
+    assert (stored.source, located(stored, tmp_path / "index")) == ("x", ("x", {}))
+    model = st_reba.load(tmp_path / "models" / "mine")
+    stored = Probe.from_json(remembered(model, mark, tmp_path / "index"))
+    assert stored.source == "../models/mine" and located(stored, tmp_path / "index")[0] == mark.source
+    with pytest.raises(ValueError, match="gone"):
+        located(stored, tmp_path / "elsewhere" / "index")
+    with pytest.raises(ValueError, match="not known"):
+        located(probe(MODEL), tmp_path)
+    assert located(replace(mark, source="me/it", revision="abc"), tmp_path) == ("me/it", {"revision": "abc"})

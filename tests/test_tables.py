@@ -1,0 +1,98 @@
+"""Tables of every format, well formed and not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from st_reba.tables import read_rows, read_table
+
+
+def rows(path: Path, data: str | bytes, **options: str) -> list[object]:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return [
+        row if isinstance(row, dict) else (place, row.partition(":")[0]) for place, row in read_rows(path, **options)
+    ]
+
+
+def test_delimited(tmp_path: Path) -> None:
+    found = rows(tmp_path / "a.csv", '\ufefftext,n\n"a ""b"", c",1\n"two\nlines",2\n\nplain,3\n')
+    assert found == [{"text": 'a "b", c', "n": "1"}, {"text": "two\nlines", "n": "2"}, {"text": "plain", "n": "3"}]
+    # Quotes of a .tsv are text unless the whole file can be read with them.
+    assert rows(tmp_path / "a.tsv", 'text\tn\n"say" it\t1\n6" pipe\t2\n') == [
+        {"text": '"say" it', "n": "1"}, {"text": '6" pipe', "n": "2"},
+    ]  # fmt: skip
+    assert rows(tmp_path / "b.tsv", 'text\tn\n"a\tb"\t1\n"c ""d"""\t2\n') == [
+        {"text": "a\tb", "n": "1"}, {"text": 'c "d"', "n": "2"},
+    ]  # fmt: skip
+
+
+def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    found = rows(path, 'text,n\nok,1\na,b,c\n"x"y,2\nok,3\n"open,4\nmore,5\n')
+    name = str(path)
+    assert found == [
+        {"text": "ok", "n": "1"}, (f"{name}, line 3", "wrong type"), (f"{name}, line 4", "wrong type"),
+        {"text": "ok", "n": "3"}, (f"{name}, lines 6 to 7", "wrong type"),
+    ]  # fmt: skip
+    path = tmp_path / "a.jsonl"
+    found = rows(path, '{"text": "a"}\n\n{"text": \n[1]\n"b"\n{"n": NaN}\n' + "[" * 10**5)
+    assert [one if isinstance(one, dict) else one[0].rpartition(" ")[2] for one in found] == [  # type: ignore[index]
+        {"text": "a"}, "3", "4", {"text": "b"}, "6", "7",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="line 3"):
+        read_table(path)
+
+
+def test_encodings(tmp_path: Path) -> None:
+    assert rows(tmp_path / "a.txt", "狗猫鱼\n".encode("gb18030"), encoding="gb18030") == [{"text": "狗猫鱼"}]
+    found = rows(tmp_path / "a.txt", "ok\n狗猫鱼\n".encode("gb18030"))
+    assert found[0] == {"text": "ok"} and found[1][1] == "not utf-8-sig"  # type: ignore[index]
+    with pytest.raises(ValueError, match="unknown encoding"):
+        read_rows(tmp_path / "a.txt", encoding="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b""),
+        ("a.csv", b"a,a\n1,2\n"),
+        ("a.json", b"{}"),
+        ("a.json", b"[1,"),
+        ("a.parquet", b"PAR1 nonsense"),
+        ("a.csv.gz", gzip.compress(b"a\n1\n" * 1000)[:-20]),
+        ("a.csv.gz", b"nonsense"),
+        ("a.xyz", b"a"),
+    ],
+)
+def test_refused(tmp_path: Path, name: str, data: bytes) -> None:
+    with pytest.raises(ValueError, match="a\\."):
+        rows(tmp_path / name, data)
+    with pytest.raises(FileNotFoundError):
+        read_table(tmp_path / "missing.csv")
+
+
+def test_a_table_has_columns_and_types(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "a", "score": 1.5}, {"text": "b"}, "c"]), encoding="utf-8")
+    table = read_table(tmp_path / "a.json")
+    assert list(table["text"]) == ["a", "b", "c"] and table["score"].dtype == float and table["score"].isna().sum() == 2
+    (tmp_path / "a.csv").write_text("id,score\n007,NA\n", encoding="utf-8")
+    assert read_table(tmp_path / "a.csv").to_dict("records") == [{"id": "007", "score": "NA"}]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a"] * 600, "n": range(600), "raw": [b"x"] * 600, "__index_level_0__": range(600)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = list(read_rows(tmp_path / "a.parquet"))
+    assert found[-1] == (f"{tmp_path / 'a.parquet'}, row 599", {"text": "a", "n": 599}) and len(found) == 600
+
+
+def test_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.tables.MOST_CHARS", 50)
+    found = rows(tmp_path / "a.txt", "a\n" + "b" * 120 + "\nc")
+    assert found == [{"text": "a"}, (f"{tmp_path / 'a.txt'}, line 2", "too long"), {"text": "c"}]
