@@ -205,6 +205,7 @@ def build_into(
             set_parameters(empty, parameters)
     state = State(remembered(model, mark, folder), metric, mark.dimension, passages=passages)
     with one_writer(folder) as building:
+        _remove_damaged(folder)
         if source is None:
             corpus = Corpus(input)
             corpus.verify()
@@ -216,6 +217,15 @@ def build_into(
         options: dict[str, Any] = {"factory": factory, "parameters": parameters, "fresh": state}
         take_in(Store(folder), corpus, "build", strict=work.settings.strict and not ready, **options)
     return loaded
+
+
+def _remove_damaged(folder: Path) -> None:
+    """Remove a SQLite file that is damaged, which the index that is built could not replace."""
+    try:
+        is_index(folder)
+    except ValueError:
+        for path in folder.glob(f"{FILE}*"):
+            path.unlink()
 
 
 def add_into(

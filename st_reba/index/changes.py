@@ -42,38 +42,20 @@ _AT_A_TIME = 500
 
 @dataclass(frozen=True)
 class Change:
-    """Outcome of a change.
-
-    Args:
-        kind: "build", "add", "upsert", "delete" or "compact".
-        count: Documents in the index, afterwards.
-        added: New documents.
-        replaced: Documents that took the place of another with the same id.
-        deleted: Documents that are no longer there; of "compact": vectors that are no longer on the disk.
-        unchanged: Documents that were there already with the same text and metadata.
-        rejected: Number of records that were set aside, by kind of reason.
-        repeated: The same addition had taken effect already, so nothing was done.
-    """
+    """Outcome of a change."""
 
     kind: Literal["build", "add", "upsert", "delete", "compact"]
-    count: int
+    count: int  # documents in the index, afterwards
     added: int = 0
     replaced: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    repeated: bool = False
+    deleted: int = 0  # of "compact": vectors that are no longer on the disk
+    unchanged: int = 0  # documents that were there already with the same text and metadata
+    rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
+    repeated: bool = False  # the same addition had taken effect already, so nothing was done
 
 
 class Writer:
-    """One change of an index, within its transaction.
-
-    Args:
-        store: The store.
-        tx: The transaction.
-        state: The state before.
-        fresh: A build: documents that were there go.
-    """
+    """One change of an index, within its transaction; ``fresh``: a build, documents that were there go."""
 
     def __init__(self, store: Store, tx: sqlite3.Connection, state: State, *, fresh: bool) -> None:
         self.folder, self.path, self.tx, self.state = store.folder, store.path, tx, state
@@ -179,12 +161,9 @@ class Writer:
         self.state.pending += count
 
     def fold(self, new: Sequence[Segment] = (), factory: str | None = None, parameters: str | None = None) -> None:
-        """Write a FAISS file of all that is alive: the old one's vectors, the pending, and new ones.
+        """Write a FAISS file of all that is alive: the old one's vectors, the pending, and those of new documents.
 
-        Args:
-            new: Vectors whose documents were just inserted.
-            factory: Another FAISS index; "auto": by the number of vectors; None: the same, with its training.
-            parameters: Its search parameters.
+        It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
         """
         state, old, kept = self.state, open_file(self.folder, self.state, mmap=False), read_dead(self.tx)
         keys, pending = read_pending(self.tx, state, self.path)
@@ -246,12 +225,7 @@ def filed(file: VectorFile | None, alive: Keys) -> Iterator[Segment]:
 
 
 def open_file(folder: Path, state: State, *, mmap: bool = True) -> VectorFile | None:
-    """The FAISS file of a state; None: there is none.
-
-    Raises:
-        FileNotFoundError: It is missing.
-        ValueError: It is damaged.
-    """
+    """The FAISS file of a state; None: there is none."""
     if state.file is None:
         return None
     path = folder / state.file["name"]
@@ -267,12 +241,7 @@ def open_file(folder: Path, state: State, *, mmap: bool = True) -> VectorFile | 
 
 @contextmanager
 def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
-    """A change, which takes effect at the end of the ``with`` block.
-
-    Args:
-        store: The store.
-        fresh: The state of an index that is built; None: the one that is there is changed.
-    """
+    """A change, which takes effect at the end of the ``with`` block; ``fresh``: the state of an index that is built."""
     if fresh is None and not store.path.is_file():
         raise no_index(store.folder)
     with store.writing() as tx:
@@ -311,16 +280,10 @@ def take_in(
     """Take the documents of an encoded corpus into an index.
 
     Args:
-        store: The index.
-        corpus: The corpus.
-        kind: The kind of change.
+        store, corpus, kind: Index, corpus, and kind of change.
         strict: Stop at the first document that cannot be taken.
         digest: Of the input, so that a repetition is known.
-        fresh: The state of an index that is built.
-        factory, parameters: Its FAISS index.
-
-    Returns:
-        What was done.
+        fresh, factory, parameters: State and FAISS index of an index that is built.
     """
     done, rejected, segments = Counter[str](), Counter[str](), list[Segment]()
     with changing(store, fresh) as writer:

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.records import Document, Reject, clean_text
+from ..corpus.records import Document, Reject
 from ..corpus.source import Input, open_source
 from ..probe import Probe, check, load, located, version_of
 from .building import Work, add_into, build_into, is_index, one_writer, refuse_links
 from .changes import Change, compact, delete
 from .export import about, export, verify
-from .search import Found, Snapshot
+from .search import Found, SearchResult, Snapshot, query_texts
 from .store import COLUMNS, State, Store, Stored, by_ids, by_keys, damaged, no_index, read_state
 from .vectors import scaled_queries
 from .where import Where
@@ -33,27 +32,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """One document that was found.
-
-    Args:
-        rank: 1 for the best document of a query.
-        score: The cosine or the inner product with the query; higher is better.
-        id: Id of the document.
-        text: Its text.
-        metadata: Its metadata.
-        passage: The passage of the text that was found, if the index cuts texts.
-    """
-
-    rank: int
-    score: float
-    id: str
-    text: str
-    metadata: dict[str, Any]
-    passage: str | None = None
 
 
 class Index:
@@ -115,15 +93,11 @@ class Index:
             **options: As ``encode_corpus`` takes them: text_column, id_column, workers, settings, show_progress_bar;
                 and of a model that is loaded: device, dtype, trust_remote_code.
 
-        Returns:
-            The index.
-
         Raises:
             FileExistsError: The path exists and ``overwrite`` is False, or it is not an index.
             BlockingIOError: Another process is writing there.
             OSError: The disk is full, or the folder may not be written. An index that was there still is.
-            ValueError: There is no document, a record or a vector cannot be used (``strict``), the model's similarity
-                is not supported, or the factory is not known or does not fit.
+            ValueError: A record, a vector (``strict``), the model's similarity or the factory cannot be used.
 
         Example:
             >>> import st_reba
@@ -149,9 +123,6 @@ class Index:
             model: The model to encode with, or its folder or Hub id; None: the one that the index remembers, loaded
                 when a text needs it.
             **options: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
-
-        Returns:
-            The index. Only what a search needs is read, when it needs it; `verify` reads all.
 
         Raises:
             FileNotFoundError: There is no index, or a file of it is missing.
@@ -201,9 +172,7 @@ class Index:
             same score are in the order they were added.
 
         Raises:
-            ValueError: k is below 1, a query is empty, the model is not the one that built the index, or a vector has
-                another dimension, is NaN, infinite, or zero where cosines are compared.
-            TypeError: The queries are none of these.
+            ValueError: k, a query or a condition cannot be used, or the model is not the one that built the index.
 
         Example:
             >>> import st_reba
@@ -220,7 +189,7 @@ class Index:
         if isinstance(queries, np.ndarray):
             vectors: NDArray[Any] = np.atleast_2d(queries)
         else:
-            texts = _query_texts([queries] if isinstance(queries, str) else queries)
+            texts = query_texts([queries] if isinstance(queries, str) else queries)
             if not texts:
                 return []
             model = self._its_model()
@@ -449,14 +418,3 @@ class Index:
     def __repr__(self) -> str:
         state = self._state()
         return f"Index({str(self._path)!r}, {state.count} documents, dim {state.dim}, {state.metric})"
-
-
-def _query_texts(queries: Any) -> list[str]:
-    """Queries as the model takes them."""
-    if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
-        raise TypeError(
-            f"cannot search for {type(queries).__name__}; give a text, a list of texts, or a NumPy array of floats"
-        )
-    if empty := [number for number, query in enumerate(queries) if not query.strip()]:
-        raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
-    return [clean_text(query) for query in queries]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..corpus.records import clean_text
 from .changes import open_file
 from .store import Keys, Matrix, State, Store, owners, read_dead, read_pending, vector_keys
 from .vectors import VectorFile, best, rescored
@@ -18,6 +19,18 @@ from .where import Where, conditions
 # Fetched beyond k, so that equal scores at the cut are told apart by their order.
 _TIES = 32
 _KEPT_CONDITIONS = 8
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """One document that was found."""
+
+    rank: int  # 1 for the best document of a query
+    score: float  # the cosine or the inner product with the query
+    id: str
+    text: str
+    metadata: dict[str, Any]
+    passage: str | None = None  # the passage of the text that was found, if the index cuts texts
 
 
 class Found(NamedTuple):
@@ -30,23 +43,14 @@ class Found(NamedTuple):
 
 @dataclass
 class Snapshot:
-    """One generation in memory.
-
-    Args:
-        state: The state.
-        file: The FAISS file; None: there is none.
-        alive: By key: which vectors may be documents' (dead ones are not).
-        keys: Keys of pending vectors.
-        pending: Those vectors.
-        conditions: By condition: which vectors meet it.
-    """
+    """One generation in memory."""
 
     state: State
     file: VectorFile | None
-    alive: NDArray[np.bool_]
-    keys: Keys
+    alive: NDArray[np.bool_]  # by key: False if dead
+    keys: Keys  # of pending vectors
     pending: Matrix
-    conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)  # by condition and key: met or not
 
     @classmethod
     def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
@@ -115,3 +119,14 @@ def _documents(keys: list[int], scores: list[float], owner: Mapping[int, int], k
             document = owner.get(key, key)
             found.setdefault(document, Found(document, key, score))
     return list(found.values())
+
+
+def query_texts(queries: Any) -> list[str]:
+    """Queries as the model takes them."""
+    if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
+        raise TypeError(
+            f"cannot search for {type(queries).__name__}; give a text, a list of texts, or a NumPy array of floats"
+        )
+    if empty := [number for number, query in enumerate(queries) if not query.strip()]:
+        raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
+    return [clean_text(query) for query in queries]

@@ -37,47 +37,38 @@ CREATE TABLE additions (digest TEXT PRIMARY KEY);
 CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL);
 """
 
+# SQLite's messages, the kinds of OSError that they become, and remedies.
+_ERRORS = (
+    ("locked", errno.EAGAIN, "another process is writing here; run the same again when it has ended"),
+    ("full", errno.ENOSPC, "free space, then run the same again"),
+    ("readonly", errno.EACCES, "make the folder readable and writable, or copy it"),
+    ("unable to open", errno.EACCES, "make the folder readable and writable, or copy it"),
+    ("disk I/O", errno.EIO, "check the disk"),
+)
+
 Matrix = NDArray[np.float32]
 Keys = NDArray[np.int64]
 
 
 @dataclass
 class State:
-    """State of an index besides its documents.
+    """State of an index besides its documents."""
 
-    Args:
-        model: Probe of the model, as JSON.
-        metric: "cosine" or "dot".
-        dim: Dimension of the vectors.
-        factory: FAISS factory string.
-        parameters: FAISS search parameters.
-        columns: Columns of the text and the id, to be used again.
-        passages: How texts are cut; None: they are not.
-        generation: Grows by one with each change.
-        count: Documents.
-        next_key: Key of the next document.
-        next_number: Id of the next document that has none.
-        file: The FAISS file: name, bytes, sha256, vectors, and stop, the key behind its last.
-        pending: Number of pending vectors.
-        dead: Number of dead keys.
-        last_addition: Digest of the input of the last change, if that added documents.
-    """
-
-    model: dict[str, Any]
+    model: dict[str, Any]  # probe of the model, as JSON
     metric: str
     dim: int
     factory: str = "Flat"
     parameters: str | None = None
-    columns: dict[str, str | None] = field(default_factory=dict)
+    columns: dict[str, str | None] = field(default_factory=dict)  # of the text and the id, to be used again
     passages: str | None = None
-    generation: int = 0
-    count: int = 0
+    generation: int = 0  # grows by one with each change
+    count: int = 0  # of documents
     next_key: int = 0
-    next_number: int = 0
-    file: dict[str, Any] | None = None
+    next_number: int = 0  # the id of the next document that has none
+    file: dict[str, Any] | None = None  # name, bytes, sha256, vectors, and stop: the key behind its last
     pending: int = 0
     dead: int = 0
-    last_addition: str | None = None
+    last_addition: str | None = None  # digest of the input, if the last change added one
 
     @property
     def stop(self) -> int:
@@ -104,12 +95,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """The one writer; the ``with`` block takes effect at its end, or not at all.
-
-        Raises:
-            BlockingIOError: Another process is writing.
-            OSError: The disk is full, or the folder may not be written.
-        """
+        """The one writer; the ``with`` block takes effect at its end, or not at all."""
         with self._errors(), closing(self.writer()) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
@@ -152,20 +138,10 @@ class Store:
         except sqlite3.ProgrammingError:
             raise
         except sqlite3.OperationalError as error:
-            said = str(error)
-            if "locked" in said:
-                raise BlockingIOError(
-                    f"{self.folder}: another process is writing here; run the same again when it has ended"
-                ) from None
-            if "full" in said:
-                raise OSError(errno.ENOSPC, f"{said}; free space, then run the same again", str(self.path)) from error
-            if "readonly" in said or "unable to open" in said:
-                if not self.path.exists():
-                    raise FileNotFoundError(f"{self.path}: no such file") from None
-                said = f"{said}; make the folder readable and writable, or copy it"
-                raise PermissionError(errno.EACCES, said, str(self.path)) from error
-            if "disk I/O" in said:
-                raise OSError(errno.EIO, f"{said}; check the disk", str(self.path)) from error
+            for part, number, remedy in _ERRORS:
+                if part in str(error):
+                    number = number if self.path.exists() else errno.ENOENT
+                    raise OSError(number, f"{error}; {remedy}", str(self.path)) from error
             raise ValueError(damaged(self.path, error)) from error
         except sqlite3.DatabaseError as error:
             raise ValueError(damaged(self.path, error)) from error
@@ -182,11 +158,7 @@ def no_index(folder: Path) -> FileNotFoundError:
 
 
 def read_state(tx: sqlite3.Connection, path: Path) -> State | None:
-    """The state; None: nothing was committed yet.
-
-    Raises:
-        ValueError: It is not what was written.
-    """
+    """The state; None: nothing was committed yet. A ValueError: it is not what was written."""
     if not tx.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         if tx.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
             raise ValueError(damaged(path, "it has other tables"))

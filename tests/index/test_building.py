@@ -27,6 +27,10 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         build(tmp_path / "index", ["dog"])
     assert [one.text for one in build(tmp_path / "index", ["dog"], overwrite=True)] == ["dog"]
+    (tmp_path / "index" / "index.sqlite").write_bytes(b"nonsense")
+    with pytest.raises(FileExistsError):
+        build(tmp_path / "index", ["dog"])
+    assert build(tmp_path / "index", ["ship"], overwrite=True).verify()["documents"] == 1
     for name in ("file", "folder"):
         place = tmp_path / name
         place.mkdir() if name == "folder" else place.write_text("mine", encoding="utf-8")
