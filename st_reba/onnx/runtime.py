@@ -1,4 +1,4 @@
-"""Runs an exported folder as a stranger would, with onnxruntime, tokenizers and numpy, and verifies it so."""
+"""Run an exported folder as a stranger would, with onnxruntime, tokenizers and numpy, and verify it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
-from ...optional import required
-from ..golden import GRAPH, QUANTIZED, Report, Rounded, held
+from ..hub.golden import Report, report
+from ..optional import required
+
+# transformers.js knows both graphs by these names.
+GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
+# Cosines to float32 that a graph of 8 bits must reach, over all texts.
+LEAST = {"min": 0.98, "mean": 0.99}
 
 
 class Runner:
@@ -29,7 +33,7 @@ class Runner:
         >>> Runner("no folder")
         Traceback (most recent call last):
         ...
-        ValueError: FOLDER='no folder' holds no onnx/model.onnx. Make one with: st-reba onnx MODEL FOLDER
+        ValueError: 'no folder' holds no onnx/model.onnx. Make one with: st-reba onnx MODEL FOLDER
     """
 
     def __init__(self, folder: str | Path, graph: str = GRAPH) -> None:
@@ -37,20 +41,17 @@ class Runner:
 
         file = Path(folder) / graph
         if not file.is_file():
-            raise ValueError(f"FOLDER={str(folder)!r} holds no {graph}. Make one with: st-reba onnx MODEL FOLDER")
+            raise ValueError(f"{str(folder)!r} holds no {graph}. Make one with: st-reba onnx MODEL FOLDER")
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
         try:
             self._session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            # Its own classes share no base but this one.
-            raise ValueError(f"FOLDER={str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
+        except Exception as error:  # its own classes share no base but this one
+            raise ValueError(f"{str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
         if self.tokenizer.padding is None:
-            raise ValueError(
-                f"FOLDER={str(folder)!r}: tokenizer.json names no padding, so st-reba onnx did not write it."
-            )
+            raise ValueError(f"{str(folder)!r}: tokenizer.json names no padding. Export the model with st-reba onnx.")
         modules = json.loads((Path(folder) / "modules.json").read_text(encoding="utf-8"))
         self._normalized = any(module["type"].endswith("Normalize") for module in modules)
 
@@ -68,50 +69,51 @@ class Runner:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.asarray(vectors, dtype=np.float32)
 
-    def encode_in_batches(self, texts: Sequence[str], size: int, what: str) -> NDArray[np.float32]:
-        """Sentence vectors [n, d], under a bar that says ``what`` is done."""
-        bar = tqdm(range(0, len(texts), size), desc=what, leave=False, disable=None)
-        return np.concatenate([self.encode(texts[start : start + size]) for start in bar])
+    def encode_in_batches(self, texts: Sequence[str], size: int) -> NDArray[np.float32]:
+        """Sentence vectors [n, d], ``size`` texts a batch."""
+        return np.concatenate([self.encode(texts[start : start + size]) for start in range(0, len(texts), size)])
 
 
 def versions() -> dict[str, str]:
-    """What a graph's vectors depend on; torch and the rest only made it."""
+    """Versions of the packages that a graph's vectors depend on."""
     return {package: version(package) for package in ("onnxruntime", "tokenizers")}
 
 
 def verify_graph(
-    model: str, stored: Mapping[str, Any], *, device: Any = None, dtype: Any = None, hub: Mapping[str, Any]
+    folder: str, stored: Mapping[str, Any], *, device: Any = None, dtype: Any = None, hub: Mapping[str, Any]
 ) -> Report:
-    """Compare what an exported model's graph gives in onnxruntime with its golden vectors, as they are ``stored``.
+    """Compare the vectors that an exported model's graph gives in onnxruntime with its golden ones.
 
-    Other arguments as for :func:`st_reba.hub.verify.verify`; ``hub`` says how to fetch the folder.
+    Args:
+        folder: Folder or Hub id.
+        stored: Its golden.json.
+        device, dtype: A CPU and float32, or None.
+        hub: Options by which the folder is fetched.
+
+    Returns:
+        The report; of a graph of 8 bits beside the exact one it has the cosines.
 
     Raises:
         ImportError: onnxruntime is missing.
         ValueError: Another device or dtype is asked for, or the folder holds no graph.
     """
     if device not in (None, "cpu") or str(dtype).removeprefix("torch.") not in ("None", "float32", "auto"):
-        raise ValueError(
-            f"MODEL={model!r} is an exported graph, which runs in float32 on a CPU: drop device={device!r}, "
-            f"dtype={dtype!r}."
-        )
-    folder = model
-    if not os.path.isdir(model):
+        raise ValueError(f"{folder!r} is a graph, in float32 for a CPU: drop device={device!r}, dtype={dtype!r}.")
+    if not os.path.isdir(folder):
         from huggingface_hub import snapshot_download
 
         options = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub.items()}
         graphs = [f"{graph}{end}" for graph in (GRAPH, QUANTIZED) for end in ("", "_data")]
-        needed = ["modules.json", "tokenizer.json", *graphs]
-        folder = snapshot_download(model, allow_patterns=needed, **options)
+        folder = snapshot_download(folder, allow_patterns=["modules.json", "tokenizer.json", *graphs], **options)
     texts = [each["text"] for each in stored["texts"]]
-    found = Runner(folder).encode_in_batches(texts, 1, "Golden vectors")
     now = {"dtype": "float32", "device": "cpu", **versions()}
-    report = replace(held(stored, found, stored["tolerance"], now), graph=GRAPH)
+    found = report(stored, Runner(folder).encode_in_batches(texts, 1), stored["tolerance"], now)
+    found = replace(found, graph=GRAPH)
     if not (Path(folder) / QUANTIZED).is_file():
-        return report
+        return found
     wanted = np.array([each["vector"] for each in stored["texts"]])
-    given = Runner(folder, QUANTIZED).encode_in_batches(texts, 1, "Golden vectors in 8 bits")
-    return replace(report, rounded=Rounded(QUANTIZED, **cosines(given, wanted)))
+    near = cosines(Runner(folder, QUANTIZED).encode_in_batches(texts, 1), wanted)
+    return replace(found, rounded={"graph": QUANTIZED, "ok": near_enough(near), "least": LEAST, **near})
 
 
 def cosines(some: NDArray[Any], others: NDArray[Any]) -> dict[str, float]:
@@ -119,3 +121,8 @@ def cosines(some: NDArray[Any], others: NDArray[Any]) -> dict[str, float]:
     a, b = some.astype(np.float64), others.astype(np.float64)
     each = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return {"min": round(float(each.min()), 6), "mean": round(float(each.mean()), 6)}
+
+
+def near_enough(found: Mapping[str, float]) -> bool:
+    """Whether cosines reach ``LEAST``."""
+    return all(found[name] >= least for name, least in LEAST.items())

@@ -1,0 +1,155 @@
+"""Export a model as one ONNX graph in a folder of stock modules, for consumers without st_reba or without torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from ..encode import Task
+from ..hub.card import FILE, TEMPLATE, render, values_of
+from ..hub.golden import TEXTS, environment, write_file
+from ..hub.save import check_free, put
+from ..hub.verify import verify as verify
+from ..optional import required
+from ..probe import worst
+from .folder import write_folder
+from .graph import EmbeddingGraph
+from .int8 import quantize as _quantize
+from .runtime import GRAPH, Runner, verify_graph, versions
+from .tracing import LARGEST, export_graph
+
+__all__ = ["Runner", "export", "verify", "verify_graph"]
+
+# Distance between torch and onnxruntime, whose sums run in another order, as `probe.worst` gives it.
+TOLERANCE = 1e-4
+_CHECKED = 16
+
+
+def export(
+    model: SentenceTransformer,
+    folder: str | os.PathLike[str],
+    *,
+    quantize: str | None = None,
+    overwrite: bool = False,
+    task: Task | None = None,
+    texts: Sequence[str] = (),
+    largest: int = LARGEST,
+) -> dict[str, Any]:
+    """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
+
+    The graph takes ``input_ids`` and ``attention_mask`` of the plain text, repeats, runs, captures and pools; the mean
+    of its ``last_hidden_state`` over the tokens is the sentence vector. It is run before the folder appears, which also
+    holds golden vectors and a card, so that ``st-reba verify`` and ``st-reba push`` take it like a saved model.
+
+    Args:
+        model: A model that st_reba built, in float32, on a CPU.
+        folder: The folder to make.
+        quantize: ``"int8"``: also write a graph in 8 bits, and what it loses; refused where it loses too much.
+        overwrite: Replace an exported model that is there.
+        task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
+        texts: Texts to measure 8 bits on; none: the golden ones. The float32 graph is checked on the first of them too.
+        largest: Bytes of weights that the graph's own file holds; more stand beside it.
+
+    Returns:
+        File sizes, the distance from torch, and the loss of int8 if asked for.
+
+    Raises:
+        FileExistsError: Something is there that may not be replaced.
+        ImportError: onnx, onnxscript or onnxruntime is missing.
+        ValueError: The model cannot be exported, or its graph computes something else; nothing is written then.
+
+    Example:
+        >>> import st_reba, st_reba.onnx
+        >>> model = st_reba.build("mini", dtype="float32", device="cpu")
+        >>> st_reba.onnx.export(model, "exported")["distance"] < 1e-5  # doctest: +SKIP
+        True
+    """
+    if quantize not in (None, "int8"):
+        raise ValueError(f"quantize={quantize!r} is not known: choose 'int8', or None.")
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        required(name, "onnx", f"exporting needs {name}")
+    check_free(folder, overwrite=overwrite, kind="exported model")
+    graph, target = EmbeddingGraph(model, task), Path(os.path.realpath(folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        new = Path(temporary, "new")
+        new.mkdir()
+        write_folder(model, graph, new)
+        export_graph(graph, new / GRAPH, largest=largest)
+        golden = _write_golden(model, graph, new)
+        report: dict[str, Any] = {
+            "graph": GRAPH,
+            "bytes": {each.name: each.stat().st_size for each in sorted((new / GRAPH).parent.iterdir())},
+            "task": task,
+            "dimension": graph.dimension,
+            "max_seq_length": graph.max_length,
+            "distance": _distance(model, graph, new, [*golden, *texts[:_CHECKED]]),
+        }
+        if quantize is not None:
+            report["int8"] = _quantize(new, list(texts) or golden)
+        _write_card(model, graph, new, report.get("int8"))
+        put(new, target)
+    return report
+
+
+def _encode(model: SentenceTransformer, task: Task | None, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Vectors of the model itself, by the call that the graph stands for."""
+    calls: dict[Task | None, Any] = {"query": model.encode_query, "document": model.encode_document}
+    first: Any = model[0]
+    warned, first._warned = first._warned, True  # nobody need know that these texts were cut
+    try:
+        return np.asarray(calls.get(task, model.encode)(list(texts), show_progress_bar=False), dtype=np.float32)
+    finally:
+        first._warned = warned
+
+
+def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> list[str]:
+    """Write golden.json with the vectors that the model gives in torch; returns its texts."""
+    # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
+    empty = graph.empty is not None and graph.before + graph.after > 0
+    texts = [text for text in TEXTS if text or empty]
+    about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
+    about["made"] = {**environment(model), **versions()}
+    write_file(folder, about, texts, _encode(model, graph.task, texts).tolist())
+    return texts
+
+
+def _distance(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, texts: Sequence[str]) -> float:
+    """The largest distance between the graph's vectors and torch's: alone, in a batch, padded on either side."""
+    wanted, runner = _encode(model, graph.task, texts), Runner(folder)
+    found = (runner.encode_in_batches(texts, 1), runner.encode(texts), runner.encode(texts, side="left"))
+    distance = max(worst(wanted, each) for each in found)
+    if not distance <= TOLERANCE:
+        raise ValueError(
+            f"The graph of {type(graph.model).__name__} computes something else: its vectors are off by {distance:.1e} "
+            f"({TOLERANCE:.0e} are allowed). Its forward pass depends on the input in a way that a graph cannot hold."
+        )
+    return distance
+
+
+def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, int8: Any) -> None:
+    """Write README.md: what the model is, how it is run without st_reba, what 8 bits lose."""
+    task, values = graph.task, values_of(model, folder)
+    metadata = yaml.safe_load(values["metadata"])
+    metadata["tags"] = [*metadata["tags"], "onnx"]
+    metadata["model_name"] = "-".join([metadata["model_name"], "onnx", *([task] if task else [])])
+    values |= {
+        "metadata": yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True, width=120).strip(),
+        "task": task,
+        "around": None if values["plain"] and not graph.prompt else values["templates"][task or "document"][0],
+        "prompt": graph.prompt,
+        "positions": graph.max_length,
+        "special": graph.before + graph.after,
+        "int8": int8,
+        "tolerance": TOLERANCE,
+    }
+    text = render(TEMPLATE.with_name("template_onnx.md"), values)
+    (folder / FILE).write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,156 @@
+"""Attention as a graph can hold it: one block of standard operators, without a branch that depends on the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from ..modules.attention import ForwardPass, current_pass
+from ..modules.capture import BackwardAttention, Capture
+from ..modules.masks import LayerMasks, see
+from ..modules.transformer import decoder_of
+
+GRAPH_ATTENTION = "st_reba_graph"
+# Larger than any score, small enough for every runtime's float16.
+_HIDDEN = -1e9
+
+
+class GraphMasks(LayerMasks):
+    """Masks of the traced pass as numbers to add to scores; layers that see alike share one.
+
+    Args:
+        transformer: The RepeatTransformer or NoSinkTransformer that runs.
+        state: The pass.
+    """
+
+    def __init__(self, transformer: Any, state: ForwardPass) -> None:
+        self.names = transformer.layer_masks if getattr(transformer, "changed", False) else []
+        self.second, self.m = getattr(transformer, "second", []), getattr(transformer, "m", 1)
+        self.state, self.further, self.last = state, None, None
+        # Each mask is kept beside what was made of it, so that its identity stays its own.
+        self.added: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
+
+    def of(self, module: Any, own: Tensor | None, causal: bool) -> tuple[Tensor, bool, bool]:
+        """Mask [B or 1, 1, T, T] of the layer that runs now, added to its scores; see LayerMasks."""
+        name = self.further or (self.names[module.layer_idx] if self.names else "forward")
+        self.last = (module, name)
+        key = (name, id(own), causal)
+        if key not in self.added:
+            if own is None or own.dtype == torch.bool:
+                seen = see(name, self._visible(own, causal), self.state.real, self.m)
+                mask = torch.where(seen, 0.0, _HIDDEN)
+            elif name == "forward":
+                mask = own.clamp(min=_HIDDEN)  # it may hold position biases
+            else:
+                raise ValueError("The model adds position biases to its masks, so these cannot be changed.")
+            self.added[key] = own, mask
+        return self.added[key][1], False, name not in ("forward", "nosink-forward") or not causal
+
+
+class GraphCapture(BackwardAttention):
+    """Rows of A^new in the traced pass, where anchors are tensors.
+
+    Args:
+        capture: Which rows.
+        span: Start, length and total of the texts, a [B, 1] tensor each.
+        real: [B, T] bool, True at real positions.
+        longest: Content tokens that a copy may hold in this batch.
+    """
+
+    def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], real: Tensor, longest: int) -> None:
+        self.both, self.real, end = capture.both, real, real.shape[1]
+        start, length, total = span
+        first, count, rows = {
+            "last": (start + length - 1, torch.ones_like(length), 1),
+            "copy": (start, length, longest),
+            "end": (total - 1, torch.ones_like(length), 1),
+            "half": (torch.zeros_like(total), (total // 2).clamp(min=1), end),
+        }[capture.rows]
+        offset = torch.arange(rows, device=real.device)
+        self.anchors, self.valid = (first + offset).clamp(max=end - 1), offset < count
+        self.layers, self.maxima, self._rows = 0, [], None
+
+    def see(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
+        """Raise the maxima by one layer's probabilities [B, H, T, T]."""
+        if looks_ahead or self.both:
+            sums = (probabilities + probabilities.mT).amax(dim=1)
+            sums = sums.gather(1, self.anchors[:, :, None].expand(-1, -1, sums.shape[2]))
+            # On the diagonal a probability was added to itself.
+            layer = sums * torch.where(self._here(), 0.5, 1.0)
+        else:
+            layer = self.columns(probabilities, 0)
+        self.layers += 1
+        self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer in the traced pass; arguments as for :func:`st_reba.modules.attention.attention`."""
+    for name in ("block_indices", "sinks", "indices"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
+    state: Any = current_pass()
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if state.capture is not None and not causal and not state.masks.names:
+        raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
+    mask, _, looks_ahead = state.masks.of(module, attention_mask, causal)
+    batch, heads, length, width = query.shape
+    groups, keys = key.shape[1:3]
+    rows = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, width)
+    scores = torch.matmul(rows, key.mT).reshape(batch, heads, length, keys)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if position_bias is not None:
+        scores = scores + position_bias
+    scores = scores + mask
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
+        probabilities = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        probabilities = scores.softmax(dim=-1)
+    if state.capture is not None:
+        state.capture.see(probabilities, looks_ahead=looks_ahead)
+    mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)
+    return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
+
+
+def _whole_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
+    """The mask that says all, also where a kernel could do without."""
+    keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
+    return mask
+
+
+AttentionInterface.register(GRAPH_ATTENTION, attend)
+AttentionMaskInterface.register(GRAPH_ATTENTION, _whole_mask)
+
+
+@contextmanager
+def graph_attention(model: Any) -> Iterator[bool]:
+    """Inside the ``with`` block a model calls :func:`attend`; False where its architecture calls no interface."""
+    decoder = decoder_of(model)
+    before = decoder.config._attn_implementation
+    try:
+        if before != "eager":  # so it is where attention is hooked
+            decoder.set_attn_implementation(GRAPH_ATTENTION)
+        yield decoder.config._attn_implementation == GRAPH_ATTENTION
+    finally:
+        decoder.set_attn_implementation(before)

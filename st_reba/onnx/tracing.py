@@ -1,0 +1,87 @@
+"""One ONNX graph of a model: traced, written, and checked for what it may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .attention import graph_attention
+from .graph import EmbeddingGraph
+
+OPSET = 18
+# protobuf writes no message of 2 GiB; a graph beside its weights needs room.
+LARGEST = (1 << 31) - (1 << 26)
+# What is smaller stays in the graph, where shapes are read from.
+_SMALLEST_OUTSIDE = 1024
+_INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
+
+
+def export_graph(graph: EmbeddingGraph, file: Path, *, largest: int = LARGEST) -> None:
+    """Trace a model and write its graph.
+
+    Args:
+        graph: What is traced.
+        file: The graph's file.
+        largest: Bytes of weights that it holds; more stand beside it, in ``<name>_data``.
+
+    Raises:
+        ValueError: The architecture cannot be traced, or the graph holds what other runtimes do not know.
+    """
+    name = type(graph.model).__name__
+    with torch.no_grad(), graph_attention(graph.model) as called:
+        if not called and (graph.capture is not None or getattr(graph.first, "changed", False)):
+            raise ValueError(
+                f"{name} does not call transformers' attention interface, so neither ReBA nor masks can be exported "
+                "with it. Use 'echo' or 'classical', without a setting."
+            )
+        try:
+            traced = _traced(graph.eval())
+        except Exception as error:
+            first: BaseException = error  # the exporter wraps it into advice of many lines
+            while first.__cause__ is not None:
+                first = first.__cause__
+            reason = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
+            raise ValueError(f"{name} cannot be exported, as torch cannot trace a part of it: {reason}") from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(value.const_value.nbytes for value in traced.graph.initializers.values())
+    outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
+    import_module("onnx_ir").save(traced, file, **(outside if size > largest else {}))
+    _check(file)
+
+
+def _traced(graph: EmbeddingGraph) -> Any:
+    length = graph.before + graph.after + 5
+    example = tuple(torch.ones(2, length, dtype=torch.long) for _ in _INPUTS)
+    dynamic = tuple(dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for _ in _INPUTS)
+    named: Any = tuple({0: "batch", 1: "length"} for _ in _INPUTS)
+    # The exporter reports progress, and every package that it does without.
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            traced = torch.export.export(graph, example, dynamic_shapes=dynamic, strict=False)
+            names: dict[str, Any] = {"input_names": list(_INPUTS), "output_names": [_OUTPUT], "dynamic_shapes": named}
+            program: Any = torch.onnx.export(traced, dynamo=True, opset_version=OPSET, verbose=False, **names)
+    finally:
+        logging.disable(logging.NOTSET)
+    return program.model
+
+
+def _check(file: Path) -> None:
+    """Refuse a graph that not every runtime knows, or that takes one size only."""
+    onnx = import_module("onnx")
+    onnx.checker.check_model(str(file))
+    graph = onnx.load(str(file), load_external_data=False)
+    opsets = {each.domain: each.version for each in graph.opset_import}
+    if opsets != {"": OPSET} or graph.functions:
+        raise ValueError(f"The graph needs operators {opsets}, and not every runtime knows more than opset {OPSET}.")
+    for value in (*graph.graph.input, *graph.graph.output):
+        if not all(size.dim_param for size in value.type.tensor_type.shape.dim[:2]):
+            raise ValueError(f"The graph takes a fixed batch or length: {value.name}.")
