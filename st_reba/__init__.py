@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .build import build as build
 from .registration import register
 from .version import __version__ as __version__
+from .zoo import zoo as zoo
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .safety import load as load
     from .words import encode_tokens as encode_tokens
     from .words import encode_words as encode_words
-    from .zoo import zoo as zoo
 
 # Where the public names stand: imported on first use, so that importing the package takes no time.
 _HOMES = {
@@ -40,13 +40,12 @@ _HOMES = {
     "words": "encode_words encode_tokens",
     "filters": "Filter fit_filter",
     "index": "Index",
-    "zoo": "zoo",
     "evaluation.tune": "tune",
     "modules": "RepeatTransformer NoSinkTransformer ReBAPooling ChunkedReBAPooling PromptEnsemble",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted([*_HOME, "build"])
+__all__ = sorted([*_HOME, "build", "zoo"])
 
 register()
 

@@ -78,7 +78,8 @@ def build(
 
         if (recipe := recipe_for(base, {**loading, **given})) is not None:
             base, loading = recipe.base, {**recipe.loading, **loading}
-            described = {name: value or loading.pop(name, None) for name, value in described.items()}
+            own = {name: loading.pop(name, None) for name in described}
+            described = {name: own[name] if value is None else value for name, value in described.items()}
             if method is None or (isinstance(method, str) and method == recipe.method.get("name")):
                 method, given = recipe.method.get("name"), {**recipe.method, **given}
                 given.pop("name", None)
