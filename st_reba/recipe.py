@@ -23,7 +23,7 @@ ABOUT = {
     "paper": "that ran this base by this method: reba, echo or nosink",
     "scores": "of that paper: a list of {task, metric, value, table}",
     "measured": "with this recipe: a list of {task, metric, value, table, interval}",
-    "status": "ready; remote-code: needs code of its own; old-transformers: does not run; tune: lacks numbers of layers",
+    "status": "ready; remote-code: needs own code; old-transformers: does not run; tune: lacks numbers of layers",
     "note": "why it is not ready, or what was chosen",
 }
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")

@@ -58,7 +58,7 @@ def recipe_to_build(name: str, given: Mapping[str, Any]) -> Recipe:
         )
     if found.status == "tune" and given.get("k") is None and given.get("k0") is None:
         raise ValueError(
-            f"zoo:{name} lacks numbers of layers: {note} Give k=… and k0=…, or find a method: st-reba tune {found.base} …"
+            f"zoo:{name} lacks numbers of layers: {note} Give k=… and k0=…, or run: st-reba tune {found.base}"
         )
     return found
 
