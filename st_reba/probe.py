@@ -42,14 +42,6 @@ _SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 class Probe:
     """Vectors of a few fixed texts, and what is known of the model that gave them. The vectors alone are compared.
 
-    Args:
-        vectors: Document vectors [texts, d] of ``TEXTS``, float32.
-        dtype: Of the weights.
-        name: Name of the model, for messages.
-        revision: Commit of its repository.
-        method: Short form of its method, or its modules.
-        source: Folder or Hub id of the saved model, if it is known.
-
     Example:
         >>> import st_reba
         >>> mark = probe(st_reba.build("mini"))
@@ -57,12 +49,12 @@ class Probe:
         True
     """
 
-    vectors: NDArray[np.float32] = field(repr=False, compare=False)
-    dtype: str | None = None
+    vectors: NDArray[np.float32] = field(repr=False, compare=False)  # document vectors [texts, d] of TEXTS
+    dtype: str | None = None  # of the weights
     name: str | None = None
-    revision: str | None = None
-    method: str | None = None
-    source: str | None = None
+    revision: str | None = None  # commit of its repository
+    method: str | None = None  # short form of its method, or its modules
+    source: str | None = None  # folder or Hub id of the saved model, if it is known
 
     @property
     def dimension(self) -> int:
@@ -80,11 +72,7 @@ class Probe:
 
     @classmethod
     def from_json(cls, value: Any) -> Probe:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: Something is missing or of the wrong type.
-        """
+        """Read what `to_json` wrote."""
         try:
             about = dict(value)
             data = np.frombuffer(base64.b64decode(about.pop("vectors"), validate=True), "<f4")
@@ -98,11 +86,7 @@ _taken: WeakKeyDictionary[SentenceTransformer, tuple[int, Probe, float]] = WeakK
 
 
 def probe(model: SentenceTransformer) -> Probe:
-    """Take the probe of a model, or give the one that was taken before if neither weights nor settings changed.
-
-    Raises:
-        ValueError: The model gives NaN, infinite or zero vectors.
-    """
+    """Take the probe of a model, or give the one that was taken before if neither weights nor settings changed."""
     return _probe(model)[1]
 
 
@@ -220,11 +204,6 @@ def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the in
 
     Raises:
         ValueError: The dimension or the vectors differ.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini")
-        >>> check(probe(model), model)
     """
     now = model if isinstance(model, Probe) else probe(model)
     if (found := difference(stored, now)) is not None:
@@ -260,11 +239,7 @@ def remembered(
 
 
 def located(stored: Probe, folder: str | PathLike[str]) -> tuple[str, dict[str, Any]]:
-    """Folder or Hub id of a remembered model, and its revision as an option of `load`.
-
-    Raises:
-        ValueError: It was not remembered, or its folder is gone.
-    """
+    """Folder or Hub id of a remembered model, and its revision as an option of `load`."""
     if stored.source is None:
         raise ValueError(f"the place of the model, {stored}, is not known; give the model, or its folder or Hub id")
     if not stored.source.startswith("."):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -152,14 +152,11 @@ def encode_source(
     """Encode a source into a folder; `encode_corpus` behind its checks.
 
     Args:
-        model, settings, passages, workers, overwrite: As for `encode_corpus`.
-        source: The source.
-        path: The folder.
+        model, source, path, settings, passages, workers, overwrite, show: As for `encode_corpus`.
         source_of: The model as the caller named it.
         first: Added to the number of a record to make its id.
         wanted: Called with the number of documents before they are encoded; False: they are not. None: there must be
             some.
-        show: Show bars; None: on a terminal.
     """
     corpus = Corpus(path)
     folders = (path, path / "documents", path / "vectors")
@@ -256,17 +253,8 @@ def gather(
 ) -> tuple[int, Reject | None]:
     """Write the documents of a source into parts; parts whose records are the same already stay, with their vectors.
 
-    Args:
-        source, strict, overwrite, first, show: As for `encode_source`.
-        corpus: The corpus.
-        header: Its header.
-        cut: The function of `cutter`.
-
     Returns:
         Number of documents, and the first record that was set aside.
-
-    Raises:
-        ValueError: A record is no document (``strict``), or the input has changed.
     """
     there = 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
     number, documents, rejected = 0, 0, None
@@ -337,19 +325,10 @@ def _parts(source: Source, size: int, strict: bool, first: int) -> Iterator[Part
 def encode_part(
     model: SentenceTransformer, corpus: Corpus, number: int, progress: Callable[[int], object] | None = None
 ) -> int:
-    """Encode a part's texts in this process and write their vectors.
+    """Encode a part's texts in this process and write their vectors; returns the number of texts.
 
     The batches depend on the part alone, so the file is the same bit for bit however often it was tried, on the same
     hardware with as many threads.
-
-    Args:
-        model: The model.
-        corpus: The corpus.
-        number: The part.
-        progress: Called after each batch with its number of texts.
-
-    Returns:
-        How many texts were encoded.
     """
     header = corpus.header()
     texts = [text for row in corpus.part(number).rows for text in row.passages]
@@ -395,9 +374,7 @@ def _finish(corpus: Corpus) -> None:
             part = corpus.part(number)
             bad = list(unusable(part, corpus.vectors(number)).values())
             stream.writelines(f"{to_json(asdict(one))}\n".encode() for one in [*part.rejects, *bad])
-            counts: Sequence[int] = (
-                1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad),
-            )  # fmt: skip
+            counts = (1, part.stop - part.start, len(part.rows), part.vectors, len(part.rejects), len(bad))
             totals = {name: totals[name] + count for name, count in zip(totals, counts, strict=True)}
     files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     corpus.write_header({**header, "totals": totals, "files": files})

@@ -38,21 +38,13 @@ _TYPES = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(),
 
 
 class Row(NamedTuple):
-    """A document of a part.
+    """A document of a part."""
 
-    Args:
-        record: The number of its record in the input, from 0.
-        id: Its id; None: it has none of its own.
-        text: The text.
-        metadata: JSON of the metadata.
-        spans: Bounds of its passages in characters, (start, stop, start, stop, …); empty: the text is one.
-    """
-
-    record: int
-    id: str | None
+    record: int  # the number of its record in the input, from 0
+    id: str | None  # None: it has none of its own
     text: str
-    metadata: str = "{}"
-    spans: tuple[int, ...] = ()
+    metadata: str = "{}"  # as JSON
+    spans: tuple[int, ...] = ()  # bounds of its passages in characters: start, stop, start, stop, …; empty: not cut
 
     @property
     def vectors(self) -> int:
@@ -72,14 +64,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Part:
-    """Documents of a part.
-
-    Args:
-        start: The number of its first record.
-        stop: The number of the record behind its last.
-        rows: The documents.
-        rejects: Records that were set aside.
-    """
+    """Documents of a part, of the records from start to stop (excluded), and those that were set aside."""
 
     start: int
     stop: int
@@ -116,12 +101,7 @@ class Corpus:
         self.path = Path(path)
 
     def header(self) -> dict[str, Any]:
-        """The content of corpus.json.
-
-        Raises:
-            FileNotFoundError: The folder is no corpus.
-            ValueError: It is damaged.
-        """
+        """The content of corpus.json."""
         path = self.path / HEADER_FILE
         try:
             value = json.loads(path.read_bytes())
@@ -178,11 +158,7 @@ class Corpus:
             return None
 
     def part(self, number: int) -> Part:
-        """The documents of a part.
-
-        Raises:
-            ValueError: The file is damaged.
-        """
+        """The documents of a part."""
         with self._opened(number) as (file, about):
             columns = file.read(use_threads=False).to_pydict()
             columns["spans"] = [tuple(spans or ()) for spans in columns["spans"]]
@@ -221,12 +197,7 @@ class Corpus:
             raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
 
     def vectors(self, number: int) -> NDArray[Any]:
-        """The vectors of a part [vectors, d], mapped from the file.
-
-        Raises:
-            FileNotFoundError: It is not encoded yet.
-            ValueError: The file is damaged.
-        """
+        """The vectors of a part [vectors, d], mapped from the file."""
         path = self.vectors_path(number)
         try:
             array: NDArray[Any] = np.load(path, mmap_mode="r")
@@ -272,11 +243,7 @@ class Corpus:
         return sorted(file for file in found if file.stem.isdecimal())
 
     def verify(self) -> None:
-        """Compare every file of a complete corpus with the digest in its header.
-
-        Raises:
-            ValueError: The corpus is not complete, or a file is truncated, altered or missing.
-        """
+        """Compare every file with the digest in the header; a ValueError: not complete, or a file was altered."""
         wanted, found = self.header().get("files"), self.files()
         if wanted is None:
             raise ValueError(f"{self.path}: not encoded to its end; encode it again to go on")
@@ -291,13 +258,7 @@ def is_corpus(folder: str | PathLike[str]) -> bool:
 
 
 def unusable(part: Part, vectors: NDArray[Any]) -> dict[int, Reject]:
-    """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject.
-
-    Example:
-        >>> part = Part(0, 2, [Row(0, None, "Cats sleep."), Row(1, "b", "?")])
-        >>> {row: reject.kind for row, reject in unusable(part, np.array([[1.0, 0.0], [0.0, 0.0]])).items()}
-        {1: 'no vector'}
-    """
+    """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
     finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
     bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
     starts = np.cumsum([0, *(row.vectors for row in part.rows)]) if len(bad) else bad

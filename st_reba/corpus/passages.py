@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 def parse_passages(passages: str | None) -> tuple[int, int] | None:
     """Tokens of a passage and of the overlap, from ``"256:32"``.
 
-    Raises:
-        ValueError: It is something else.
-
     Example:
         >>> parse_passages("256:32"), parse_passages("128"), parse_passages(None)
         ((256, 32), (128, 0), None)
@@ -37,15 +34,8 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
     A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
     the one before; the last is moved forward, so that it is as long as the others.
 
-    Args:
-        model: The model, whose tokenizer counts.
-        passages: As ``"256:32"``; None: no text is cut.
-
     Returns:
         A function of texts to their bounds in characters (start, stop, start, stop, …), () for a text that is not cut.
-
-    Raises:
-        ValueError: The sizes are not understood, or the tokenizer gives no offsets.
 
     Example:
         >>> import st_reba

@@ -28,18 +28,6 @@ def encode_on_ray(
 
     The corpus must be on storage that every node has at the same path, and st_reba on every node. A worker that dies
     is replaced, and its part encoded again.
-
-    Args:
-        model: The model.
-        corpus: The corpus.
-        parts: The parts to encode.
-        progress: Called after each part with its number of texts.
-        workers: Number of actors, each with a GPU if the cluster has any.
-
-    Raises:
-        ImportError: Ray is not installed.
-        ValueError: There are more workers than GPUs or cores, or a node does not see the folder.
-        RuntimeError: Workers died again and again over one part. Finished parts stay.
     """
     try:
         import ray  # type: ignore[import-not-found, unused-ignore]

@@ -44,24 +44,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Reject:
-    """One record that was set aside: it is no document, or its vector cannot be used.
+    """One record that was set aside: it is no document, or its vector cannot be used."""
 
-    Args:
-        place: File and line, or number of the record.
-        reason: As ``"kind: detail; remedy"``.
-        id: Its id, if it has one.
-        text: The beginning of its text.
-
-    Example:
-        >>> reject = Reject("corpus.jsonl, line 3", "no text: there is no 'text'; give one")
-        >>> print(reject, "/", reject.kind)
-        corpus.jsonl, line 3: no text: there is no 'text'; give one / no text
-    """
-
-    place: str
-    reason: str
+    place: str  # file and line, or number of the record
+    reason: str  # "kind: detail; remedy"
     id: str | None = None
-    text: str | None = None
+    text: str | None = None  # the beginning
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}"
@@ -76,24 +64,16 @@ class Reject:
 class Columns:
     """Columns of a table that hold the text and the id; what else it has is metadata.
 
-    Args:
-        text: Name; None: the first of ``TEXT_NAMES`` that the table has.
-        id: Name; None: the first of ``ID_NAMES`` that it has, if any; "": none.
-
     Example:
         >>> Columns().resolved(["_id", "body", "lang"])
         Columns(text='body', id='_id')
     """
 
-    text: str | None = None
-    id: str | None = None
+    text: str | None = None  # None: the first of TEXT_NAMES that the table has
+    id: str | None = None  # None: the first of ID_NAMES, if there is one; "": none
 
     def resolved(self, names: Iterable[str]) -> Columns:
-        """The columns of a table, or of a first record, with these names.
-
-        Raises:
-            ValueError: A column that was named is not there, or none has a usual name of a text.
-        """
+        """The columns of a table, or of a first record, with these names."""
         there = list(names)
         text = self.text or next((name for name in TEXT_NAMES if name in there), None)
         guessed = next((name for name in ID_NAMES if name in there and name != text), None)
@@ -136,15 +116,7 @@ def is_missing(value: Any) -> bool:
 
 
 def checked(document: Document, place: str, max_chars: int = MAX_CHARS) -> Document | Reject:
-    """The document, ready to be stored and encoded, or why it cannot be.
-
-    Args:
-        document: What was read.
-        place: Where it was.
-        max_chars: Longest text, in characters.
-
-    Returns:
-        The document, lone surrogates replaced; or a reject.
+    """The document, ready to be stored and encoded, lone surrogates replaced; or why it cannot be.
 
     Example:
         >>> checked(Document(" "), "line 1").reason
@@ -177,9 +149,6 @@ def checked(document: Document, place: str, max_chars: int = MAX_CHARS) -> Docum
 def plain(value: Any) -> Any:
     """A value as JSON holds it: numbers that are not finite become null, dates ISO strings, decimals strings.
 
-    Raises:
-        ValueError: JSON cannot hold it, or the key of a dict is no string.
-
     Example:
         >>> plain({"price": Decimal("9.90"), "seen": date(2024, 5, 1), "rate": float("nan"), "tags": ("a", "b")})
         {'price': '9.90', 'seen': '2024-05-01', 'rate': None, 'tags': ['a', 'b']}
@@ -206,12 +175,7 @@ def plain(value: Any) -> Any:
 
 
 def clean_text(text: str) -> str:
-    """Replace lone surrogates, which no UTF-8 file and no tokenizer can hold, by U+FFFD.
-
-    Example:
-        >>> clean_text("a\\ud800b") == "a\\ufffdb"
-        True
-    """
+    """Replace lone surrogates, which no UTF-8 file and no tokenizer can hold, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 

@@ -22,21 +22,15 @@ Input = Any
 class Source:
     """Records to be read.
 
-    Args:
-        name: For messages.
-        total: Number of records, if it is known beforehand.
-        read: Begins to read: every record in order, a document or a reject.
-        columns: The columns of a table or a file; None of texts.
-
     Example:
         >>> [record.text for record in open_source(["Cats sleep.", "Ships sail."]).read()]
         ['Cats sleep.', 'Ships sail.']
     """
 
     name: str
-    total: int | None
+    total: int | None  # number of records, if it is known beforehand
     read: Callable[[], Iterator[Document | Reject]]
-    columns: dict[str, str | None]
+    columns: dict[str, str | None]  # text_column and id_column, as they were found
 
 
 def open_source(
@@ -62,14 +56,6 @@ def open_source(
         encoding: Of text files.
         split: Of a folder of several datasets.
         max_chars: Longest text; a longer one is set aside.
-
-    Returns:
-        The source.
-
-    Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: There is no record, no column of texts, or a suffix, an encoding or a split that is not known.
-        TypeError: The input is one document, or nothing that can be iterated over.
     """
     if isinstance(input, Source):
         return input

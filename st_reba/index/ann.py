@@ -51,20 +51,7 @@ def choose_factory(count: int) -> str:
 
 
 def make_index(factory: str, dim: int, count: int | None = None) -> Any:
-    """An empty FAISS index that compares by inner product.
-
-    Args:
-        factory: FAISS factory string.
-        dim: Dimension of the vectors.
-        count: Number of vectors that it is made for, if it is known.
-
-    Raises:
-        ValueError: FAISS does not know the string, or it does not fit the dimension, the number or an index folder.
-
-    Example:
-        >>> make_index("IVF16,SQ8", 64).nlist
-        16
-    """
+    """An empty FAISS index that compares by inner product, for so many vectors, if their number is known."""
     faiss = import_faiss()
     named = f"factory={factory!r}"
     if wrong := re.search(r"IDMap|PCA|ITQ", factory):
@@ -125,23 +112,14 @@ def keeps_ids(index: Any) -> bool:
 
 
 def default_parameters(index: Any) -> str | None:
-    """FAISS search parameters where none are named.
-
-    Example:
-        >>> default_parameters(make_index("IVF4000,Flat", 8))
-        'nprobe=125'
-    """
+    """FAISS search parameters where none are named, as "nprobe=125" for 4,000 lists."""
     if (lists := _lists(index)) is not None:
         return f"nprobe={max(ceil(lists * PROBED), min(lists, FEWEST_PROBED))}"
     return f"efSearch={EF_SEARCH}" if any(isinstance(one, import_faiss().IndexHNSW) for one in parts(index)) else None
 
 
 def set_parameters(index: Any, parameters: str) -> None:
-    """Set FAISS search parameters, as "nprobe=16" or "nprobe=16,k_factor_rf=4".
-
-    Raises:
-        ValueError: FAISS does not know them for such an index.
-    """
+    """Set FAISS search parameters, as "nprobe=16" or "nprobe=16,k_factor_rf=4"."""
     try:
         import_faiss().ParameterSpace().set_index_parameters(index, parameters)
     except RuntimeError as error:
@@ -187,11 +165,7 @@ def add(index: Any, segments: Sequence[Segment]) -> Any:
 
 
 def save(path: Path, index: Any) -> None:
-    """Write an index, whole or not at all.
-
-    Raises:
-        OSError: The disk is full, or the folder may not be written.
-    """
+    """Write an index, whole or not at all."""
     faiss = import_faiss()
     with whole_path(path) as temporary:
         try:

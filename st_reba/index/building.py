@@ -37,12 +37,7 @@ _AT_A_TIME, _MOST_CHARS = 500, 2**22
 class New:
     """The records of an input that the index does not have.
 
-    Args:
-        source: The input.
-        store: The index.
-        upsert: Ids that are there with another text are replaced; else they are an error, or without ``strict`` set
-            aside.
-        strict: Stop at the first.
+    Ids that are there with another text are passed on (``upsert``), an error (``strict``), or rejects.
     """
 
     def __init__(self, source: Source, store: Store, *, upsert: bool, strict: bool) -> None:
@@ -140,11 +135,7 @@ def one_writer(folder: Path) -> Iterator[Path]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             if os.path.islink(os.path.join(place, name)):

@@ -79,13 +79,9 @@ class Snapshot:
     def nearest(
         self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None
     ) -> list[list[Found]]:
-        """The k nearest documents of each query, best first, equal scores in the order of their keys.
+        """The k nearest documents of queries [q, d], best first, equal scores in the order of their keys.
 
-        Args:
-            tx: The transaction that the snapshot was read in.
-            queries: [q, d], scaled as the index's vectors are.
-            k: How many documents.
-            allowed: By key: which vectors may be found; None: all.
+        ``tx`` is the transaction that the snapshot was read in; ``allowed`` tells by key which vectors may be found.
         """
         keys, vectors = self.keys, self.pending
         if allowed is not None:

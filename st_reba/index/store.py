@@ -77,11 +77,7 @@ class State:
 
 
 class Store:
-    """The SQLite file of an index folder. Every transaction has a connection of its own: threads and forks are safe.
-
-    Args:
-        folder: The index folder.
-    """
+    """The SQLite file of an index folder. Every transaction has a connection of its own: threads and forks are safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE

@@ -24,17 +24,7 @@ _TOGETHER, _BLOCK, _MOST_TOGETHER = 5, 8192, 256
 
 
 class VectorFile:
-    """An opened FAISS file; safe from several threads.
-
-    Args:
-        path: The file.
-        dim: The dimension that it must have.
-        parameters: FAISS search parameters.
-        mmap: Map the file, so that the system loads what is searched; else read it into memory.
-
-    Raises:
-        ValueError: FAISS cannot read it, or it does not fit.
-    """
+    """An opened FAISS file, mapped (the system loads what is searched) or in memory; safe from several threads."""
 
     def __init__(self, path: Path, dim: int, parameters: str | None = None, *, mmap: bool = True) -> None:
         faiss = import_faiss()
@@ -59,15 +49,10 @@ class VectorFile:
         self._lock, self._reads_by_key = threading.Lock(), False
 
     def search(self, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None) -> tuple[Matrix, Keys]:
-        """The nearest vectors, best first, equal scores by key.
-
-        Args:
-            queries: [q, d].
-            k: How many.
-            allowed: By key: which may be found; None: all.
+        """The k nearest vectors of queries [q, d], among those that are allowed by key.
 
         Returns:
-            Scores and keys [q, ≤ k]; −1: nothing more was found.
+            Scores and keys [q, ≤ k], best first, equal scores by key; −1: nothing more was found.
         """
         mask = None if allowed is None else allowed if self.keys is None else allowed[self.keys]
         count = self.count if mask is None else min(int(mask.sum()), self.count)
@@ -142,11 +127,7 @@ class VectorFile:
         return vectors[rows[0] : rows[-1] + 1].copy() if rows[-1] - rows[0] == len(rows) - 1 else vectors[rows]
 
     def vectors(self, keys: Keys) -> Matrix:
-        """Vectors [keys, d] of ascending keys; of a quantized index, approximations.
-
-        Raises:
-            ValueError: FAISS cannot give back vectors of such an index.
-        """
+        """Vectors [keys, d] of ascending keys; of a quantized index approximations, or a ValueError."""
         faiss = import_faiss()
         if not len(keys):
             return np.zeros((0, self.whole.d), np.float32)
@@ -165,12 +146,7 @@ class VectorFile:
             raise ValueError(f"an index of this kind does not give its vectors back ({error})") from error
 
     def without(self, dead: Keys, alive: Keys) -> tuple[Any, Keys]:
-        """The index, read into memory, without dead keys; and those that FAISS cannot take out.
-
-        Args:
-            dead: Keys to be taken out, ascending.
-            alive: All other keys, ascending.
-        """
+        """The index, read into memory, without dead keys, and those that FAISS cannot take out; all ascend."""
         if not len(dead):
             return self.whole, dead
         try:
@@ -223,12 +199,7 @@ def _narrowed(index: Any, selector: Any, share: float) -> Any:
 
 
 def scaled(vectors: NDArray[Any], metric: str) -> Matrix:
-    """Vectors [n, d] as FAISS takes them: float32, and for cosines of length one; zero and not finite ones stay.
-
-    Example:
-        >>> scaled(np.array([[3.0, 4.0], [0.0, 0.0]]), "cosine").tolist()
-        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
-    """
+    """Vectors [n, d] as FAISS takes them: float32, and for cosines of length one; zero and not finite ones stay."""
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(vectors, dtype=np.float32)
     if metric != "cosine":
@@ -243,11 +214,7 @@ def scaled(vectors: NDArray[Any], metric: str) -> Matrix:
 
 
 def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:
-    """Query vectors [queries, dim] as FAISS takes them.
-
-    Raises:
-        ValueError: They are no floats, have another dimension, or one is NaN, infinite, or zero for cosines.
-    """
+    """Query vectors [queries, dim] as FAISS takes them."""
     if vectors.dtype.kind != "f" or vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(
             f"the query vectors are {vectors.dtype} {vectors.shape}; the index needs floats [queries, {dim}]"
@@ -261,13 +228,7 @@ def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:
 
 
 def rescored(queries: Matrix, keys: Keys, load: Callable[[Keys], Matrix]) -> Matrix:
-    """Products of queries [q, d] with single vectors, the same bit for bit whatever else is asked.
-
-    Args:
-        queries: The queries.
-        keys: Those of each query's vectors [q, k]; −1: none.
-        load: Gives the vectors [n, d] of ascending keys.
-    """
+    """Products of queries [q, d] with the vectors of keys [q, k], the same bit for bit whatever else is asked."""
     there = np.unique(keys[keys >= 0])
     vectors = load(there).astype(np.float64)
     scores = np.full(keys.shape, -np.inf, np.float32)

@@ -23,14 +23,7 @@ Where = Mapping[str, Any]
 
 
 def conditions(where: Where) -> tuple[str, list[Any]]:
-    """The SQL of conditions that must all hold, and its parameters.
-
-    Args:
-        where: By the name of a metadata value: the value it must have, or a dict of operators: =, !=, <, <=, >, >=;
-            "in": one of a list; "has": a list there contains it; "exists": whether there is one, True or False.
-
-    Raises:
-        ValueError: An operator or a value is not known.
+    """The SQL of conditions that must all hold, and its parameters; see ``Index.search``.
 
     Example:
         >>> conditions({"seen": {"exists": True}})
@@ -76,9 +69,6 @@ def _condition(name: str, operator: Any, value: Any, path: str) -> tuple[str, li
 
 def parse_where(texts: Iterable[str]) -> dict[str, Any]:
     """Conditions of a command line: ``lang=zh``, ``year>=2020``, or a JSON object.
-
-    Raises:
-        ValueError: One is neither.
 
     Example:
         >>> parse_where(["lang=zh", "year>=2020", '{"tags": {"has": "a"}}'])
