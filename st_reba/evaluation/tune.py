@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,10 +34,12 @@ KINDS = ("pairs", "classes", "ranking")
 # Of the items, these choose; and so many choose and report at the most.
 CHOOSE, MOST_CHOOSING, MOST_REPORTING = 2 / 3, 400, 330
 AUTO_TEXTS = 300
+# What a built model keeps of the arguments that loaded its base.
+_KEPT = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "model_card_data")
 # Bytes of vectors that a pass may hold; numbers are held as so many times their value, where 16 bits are finer.
 _MOST_BYTES, _SCALE = 1 << 30, 64.0
-# Texts that a filter needs at the least, and a whitening filter for each dimension.
-_FEWEST, _TEXTS_A_DIMENSION = 100, 4
+# Texts that a filter needs: at the least, and for each dimension.
+_FEWEST, _TEXTS_A_DIMENSION = 100, {"abtt": 1, "whiten": 4}
 # Changes with what is stored of a pass, or how it comes about.
 _VERSION = 1
 
@@ -63,7 +66,7 @@ class Search:
     Args:
         base: Of :func:`~st_reba.evaluation.readouts.opened`.
         items: The items that choose.
-        texts: What a filter will be fitted on: whitening is not tried where they are too few.
+        texts: What a filter will be fitted on; those that they are too few for are not tried.
         use: One of ``USES``.
         folder: Where finished passes are kept; None: nowhere.
         progress: Called after each batch with its number of texts and of positions.
@@ -82,7 +85,7 @@ class Search:
         self.depth = depth_of(base)
         self.plain = sum(positions(base[0], items.texts)) * self.depth
         self.width = base.get_embedding_dimension() or 0
-        self.whitens = len(sample_of(texts, self.width, True)) >= _TEXTS_A_DIMENSION * self.width
+        self.filters = [name for name in FILTERS if sample_of(texts, self.width, name) is not None]
 
     def scored(self, each: Pass) -> list[Scored]:
         """All that is read from a pass, run now or found in the folder."""
@@ -118,7 +121,7 @@ class Search:
                 units = held[readout].units()
                 fitted = Fitted(units)
                 for name in names:
-                    if name in EVERYWHERE or self.whitens:
+                    if name in self.filters:
                         evidence = self.items.evidence(fitted.apply(name, units)).cpu()
                         found[readout, name] = evidence + end_bonus(self.items, self.use, pooling)
             best = max(found, key=lambda key: float(found[key].mean()))
@@ -141,7 +144,7 @@ class Search:
         """A name that no other pass, base, texts or version of this code has."""
         model: Any = self.base[0].model
         weights = model.get_input_embeddings().weight[:64].detach().float().cpu().numpy().tobytes()
-        facts = (_VERSION, self.use, self.whitens, each, self.items, model.config.to_json_string(), model.dtype)
+        facts = (_VERSION, self.use, self.filters, each, self.items, model.config.to_json_string(), model.dtype)
         return hashlib.sha256(repr(facts).encode() + weights).hexdigest()[:24]
 
 
@@ -276,10 +279,15 @@ def tune(
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
     found = drawn(pairs_of(labels or (), kind).texts if texts is None else texts, sample, seed)
-    first, second = (views_of(found) if labels is None else pairs_of(labels, kind)).split(CHOOSE, seed)
-    # A filter sees no text that reports.
-    hidden = set(second.texts)
-    fit = [text for text in found if text not in hidden and not hidden.intersection(views_of([text]).texts)]
+    if labels is None:
+        fit = sorted(found)
+        Random(seed).shuffle(fit)
+        fit, rest = fit[: round(CHOOSE * len(fit))], fit[round(CHOOSE * len(fit)) :]
+        first, second = views_of(fit), views_of(rest)
+    else:
+        first, second = pairs_of(labels, kind).split(CHOOSE, seed)
+        # A filter sees no text that reports.
+        fit = [text for text in found if text not in set(second.texts)]
     first, second = first.at_most(MOST_CHOOSING, seed), second.at_most(MOST_REPORTING, seed)
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
@@ -300,7 +308,7 @@ def tune(
     counts, notes = (len(first.places), len(second.places)), _notes(first, use, found)
     seconds = time.perf_counter() - started
     report = Report(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
-    _write(report, base, model)
+    _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
     say(str(report))
     return report
 
@@ -322,15 +330,20 @@ def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, 
     search = Search(model, views_of(found), found, use)
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
     choice = chosen([scored for each in passes for scored in search.scored(each)])
-    made = of_base(model, choice.method)
+    made = of_base(model, choice.method, **{name: rest[name] for name in _KEPT if name in rest})
     return made if choice.filter == "none" else with_filter(made, fitted_filter(made, choice.filter, found))
 
 
-def sample_of(texts: Sequence[str], width: int, whiten: bool) -> list[str]:
-    """What a filter of d dimensions (``width``) is fitted on: the texts, and if they are too few their views too."""
-    if len(texts) >= max(_FEWEST, _TEXTS_A_DIMENSION * width if whiten else 0):
+def sample_of(texts: Sequence[str], width: int, name: str) -> list[str] | None:
+    """What a filter of ``FILTERS`` for d dimensions (``width``) is fitted on.
+
+    The texts; if they are too few their views too; None if these are too few.
+    """
+    least = max(_FEWEST, _TEXTS_A_DIMENSION.get(FILTERS[name].get("kind", ""), 0) * width)
+    if len(texts) >= least or name == "none":
         return list(texts)
-    return list(dict.fromkeys([*texts, *views_of(texts).texts]))
+    more = list(dict.fromkeys([*texts, *views_of(texts).texts]))
+    return more if len(more) >= least else None
 
 
 def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Any:
@@ -339,9 +352,8 @@ def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -
     from ..filters import Filter
 
     options = dict(FILTERS[name])
-    kind = options.pop("kind")
-    sample = sample_of(texts, model.get_embedding_dimension() or 0, kind == "whiten")
-    return Filter.fit(encode_texts(model, sample), kind, model=model, **options)
+    sample = sample_of(texts, model.get_embedding_dimension() or 0, name) or list(texts)
+    return Filter.fit(encode_texts(model, sample), options.pop("kind"), model=model, **options)
 
 
 def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Items, use: str) -> tuple[Row, ...]:
@@ -378,23 +390,22 @@ def depth_of(model: SentenceTransformer) -> int:
     return int(transformer.depth)
 
 
-def _write(report: Report, base: Any, model: Any) -> None:
+def _write(report: Report, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
     """Write recipe, model and report into the folder."""
     import yaml
 
     from ..hub.save import save
+    from ..recipe import LOADING, Recipe
 
     folder, values = Path(report.folder), report.method.to_dict()
     if report.method.filter is not None:
         values["filter"] = Path(report.method.filter).name
-    recipe = {
-        "base": os.fspath(base) if isinstance(base, (str, os.PathLike)) else model[0].base_model,
-        "method": values,
-    }
+    named = os.fspath(base) if isinstance(base, (str, os.PathLike)) else str(model[0].base_model)
+    recipe = Recipe(named, {name: loading[name] for name in LOADING if name in loading}, values).to_dict()
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
     (folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1, ensure_ascii=False), encoding="utf-8")
-    save(of_base(model, report.method), folder / "model", overwrite=True)
+    save(model, folder / "model", overwrite=True)
 
 
 def _check(use: str, kind: str = "pairs") -> None:
