@@ -144,7 +144,7 @@ class Assembly:
         base = self._loaded() if self.loaded is None else self._sharing()
         model: Any = base.model
         bases.check_decoder(model, self.name)
-        if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
+        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         bases.check_quantized(model, self.name)
         if self.adapted is not None:

@@ -44,7 +44,7 @@ def parse_template(template: str) -> Template:
 
 
 def parse_templates(template: Any, repeats: int) -> list[dict[str, Template]]:
-    """The template of each task, for every row that a text makes; arguments as for RepeatTransformer."""
+    """The template of each task, for every row that a text makes; arguments: see RepeatTransformer."""
     if template is None:
         return [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
     if isinstance(template, Sequence) and not isinstance(template, str):

@@ -80,8 +80,7 @@ class RepeatTransformer(Transformer):
         final_norm: Read layers behind the model's final norm, each by itself.
         causal: Whether no hidden state depends on a later token; None: as the model's modules say.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
-        **kwargs: Arguments of sentence-transformers' ``Transformer``. Weights are float32 on a machine without a GPU,
-            and as stored on one with, unless ``model_kwargs`` has a ``dtype``.
+        **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
 
     Source:
         ReBA, section 3.2 (repetition); Echo, sections 4.2 and 4.4 (templates).
@@ -182,8 +181,6 @@ class RepeatTransformer(Transformer):
         """The fields, which ``encode`` takes as keyword arguments."""
         return {name for task in TASKS for name in self.fields(task)}
 
-    # From a text to ids.
-
     def frames(self, prompt: str | None = None, task: str | None = None, **fields: str) -> tuple[Frame, ...]:
         """Token ids around the copies, one frame for each row of a text.
 
@@ -264,8 +261,6 @@ class RepeatTransformer(Transformer):
             ids = ids[:budget] or [empty_text_token(self.tokenizer)]
             rows += [frame.place(ids) for frame in frames]
         return pad(rows)
-
-    # From ids to hidden states.
 
     def forward(self, features: dict[str, Any], capture: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Run the decoder.
@@ -356,8 +351,6 @@ class RepeatTransformer(Transformer):
         if self.rows > 1 and "PromptEnsemble" not in names:
             raise ValueError(f"A text has {self.rows} templates, so PromptEnsemble must follow the pooling.")
 
-    # Load and save.
-
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
@@ -385,15 +378,19 @@ class RepeatTransformer(Transformer):
         asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
         found: Any = super()._load_model(*args, **{**asked, **kwargs})
         model, self.loading = found if isinstance(found, tuple) else (found, {})
+        for module in model.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                # bitsandbytes packs 4-bit weights for such CPUs, and breaks them when they are saved then.
+                module.support_avx512bf16_for_cpu = False
         return model
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Save the module and the code that it runs; with the package installed in the base's number type."""
         with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
             super().save(output_path, *args, **kwargs)
-        # A Router keeps its modules in folders of the repository.
         settings = Path(output_path, "config_sentence_transformers.json")
-        settings = settings if settings.is_file() else settings.parent.with_name(settings.name)
+        if not settings.is_file():  # a Router keeps its modules in folders of the repository
+            settings = settings.parent.with_name(settings.name)
         root = settings.parent if settings.is_file() else Path(output_path)
         if "code" in PARTS:
             (root / "st_reba.py").write_text(PARTS["code"](self, self._classes), encoding="utf-8")
