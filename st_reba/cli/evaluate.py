@@ -105,7 +105,7 @@ def evaluate(
     from ..safety import load
 
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    options = {"prompts": prompts, "out": out, "figure": figure, "seed": seed}
+    options: dict[str, Any] = {"prompts": prompts, "out": out, "figure": figure, "seed": seed}
     results = run.evaluate(loaded, tasks, **options, **_reading(kind, column, label, train, limit))
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in results], ensure_ascii=False, indent=2))

@@ -99,7 +99,7 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
     recorder = _Recorder()
     model.eval()
     with torch.inference_mode():
-        transformer(batch_to_device(features, str(model.device)), capture=recorder)
+        transformer(batch_to_device(features, model.device), capture=recorder)
     m, runs, layers = getattr(transformer, "m", 1), Counter[int](), []
     for layer, mask, summed in recorder.layers:
         runs[layer] += 1

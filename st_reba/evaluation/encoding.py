@@ -44,7 +44,7 @@ def shared_vectors(
     together = [each for each in methods if each not in found]
     wanted = [words[each] for each in together] if task.spans else together
     has_field = any("{instruction}" in str(each.template) for each in methods)
-    runs = [
+    runs: list[tuple[list[str], Any, dict[str, Any]]] = [
         (list(texts), role, {"task": role, "prompt": instructions.before(task.name, role, has_field)})
         for texts, role in _parts(task)
     ]
@@ -143,7 +143,7 @@ def progress_bar(total: int, show: bool | None) -> Iterator[Any]:
         yield bar
 
 
-def _parts(task: Task) -> list[tuple[Sequence[str], str | None]]:
+def _parts(task: Task) -> list[tuple[Sequence[str], Any]]:
     """The texts by their role."""
     if not task.queries:
         return [(task.texts, None)]

@@ -43,7 +43,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
     there = set(font_manager.get_font_names())
     # Titles and names are texts of their users: a dollar sign begins no formula.
-    settings = {"font.sans-serif": [name for name in FONTS if name in there], "text.parse_math": False}
+    settings: Any = {"font.sans-serif": [name for name in FONTS if name in there], "text.parse_math": False}
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*missing from font.*")
         figure.savefig(path)

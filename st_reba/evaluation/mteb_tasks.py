@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
     """
     if not isinstance(word, str):
         return [(word, None)]
-    import mteb
-
+    mteb: Any = import_module("mteb")
     for suite in suites().values():
         if suite.name.lower() == word.lower():
             return [
@@ -124,7 +124,7 @@ def scores_of(
     rows = [row for split in answer.task_results[0].scores.values() for row in split]
     scores = {}
     for name in rows[0]:
-        values = [row.get(name) for row in rows]
+        values: list[Any] = [row.get(name) for row in rows]
         if all(isinstance(each, (int, float)) and math.isfinite(each) for each in values):
             scores[name] = math.fsum(values) / len(values)
     if task.metadata.main_score not in scores:

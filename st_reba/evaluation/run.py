@@ -204,7 +204,8 @@ def curve(
         for value in values:
             try:
                 one = replace(method, **{option: value})
-                readouts.of_base(model, one, check=False)[0].budget()
+                transformer: Any = readouts.of_base(model, one, check=False)[0]
+                transformer.budget()
             except ValueError:
                 continue
             varied[str(method), str(value)] = one
@@ -215,8 +216,8 @@ def curve(
     frame = pd.DataFrame(
         index=[str(_method(each)) for each in methods], columns=[str(value) for value in values], dtype=float
     )
-    for (method, value), one in varied.items():
-        frame.loc[method, value] = found[str(one)]
+    for (row, column), one in varied.items():
+        frame.loc[row, column] = found[str(one)]
     if figure is not None:
         save_figure(draw_curve(frame, option, results[0].metric), figure)
     return frame
@@ -274,7 +275,7 @@ def evaluate(
             intervals, _ = _bootstrapped(task, scoring, scoring.main, {"": evidence}, DRAWS, seed)
             scores = {each: score(evidence) for each, score in scoring.metrics.items()}
             name, kind, main, interval, items = task.name, task.kind, scoring.main, intervals[""], len(task.items)
-            shown: tuple[Any, ...] = (name, kind, label, method, main, scores[main], interval, scores, items)
+            shown: Any = (name, kind, label, method, main, scores[main], interval, scores, items)
         else:
             scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
             seconds, about = time.perf_counter() - began, task.metadata

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -27,19 +27,14 @@ CLUSTERINGS = 5
 CUTOFF = 1000
 # Sums of distances that differ by less than this share are tied.
 TIE = 1e-9
-_TOGETHER = 128
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How tasks of a kind are scored.
+    """How tasks of a kind are scored: evidence [items, numbers] of vectors, metrics of evidence; more is better.
 
-    Args:
-        evidence: Makes [items, numbers] of a task and its vectors.
-        metrics: Scores of evidence, by name; more is better.
-        main: The metric that tables show.
-        paper: The papers' metric, where it is another.
-        recentred: As for ``paired_bootstrap``.
+    ``main`` is the metric that tables show, ``paper`` the papers' where it is another; ``recentred`` as for
+    ``paired_bootstrap``.
     """
 
     evidence: Callable[[Task, Vectors], Evidence]
@@ -105,9 +100,10 @@ def classify(known: Vectors, labels: Sequence[str], asked: Vectors) -> list[str]
     return list(classifier.predict(np.asarray(asked, np.float32)).tolist())
 
 
-def _units(vectors: Vectors) -> NDArray[np.float64]:
-    exact = np.asarray(vectors, np.float64)
-    return exact / np.maximum(np.linalg.norm(exact, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+def _units(vectors: Vectors) -> Vectors:
+    exact: Vectors = np.array(vectors, np.float64)
+    exact /= np.maximum(np.linalg.norm(exact, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+    return exact
 
 
 # Evidence
@@ -126,27 +122,23 @@ def _triples(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _classes(task: Task, vectors: Vectors) -> Evidence:
-    """Found and known class of each item, as numbers."""
+    """Found and known class of each item, as numbers; without texts to learn from, in five folds."""
     places, labels = (np.asarray(each) for each in zip(*task.items, strict=True))
     found = np.empty(len(labels), dtype=object)
     if task.train:
         known, wanted = zip(*task.train, strict=True)
         found[:] = classify(vectors[list(known)], wanted, vectors[places])
     else:
-        for learn, rest in _folds(labels, places):
+        from sklearn.model_selection import StratifiedGroupKFold
+
+        with warnings.catch_warnings():
+            # A class with fewer texts than folds is missing in some.
+            warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+            folds = list(StratifiedGroupKFold(FOLDS).split(places, labels, places))
+        for learn, rest in folds:
             found[rest] = classify(vectors[places[learn]], labels[learn].tolist(), vectors[places[rest]])
     codes = {label: code for code, label in enumerate(sorted({*labels.tolist(), *found}))}
     return np.array([[codes[one], codes[other]] for one, other in zip(found, labels.tolist(), strict=True)], np.float64)
-
-
-def _folds(labels: Sequence[Any] | NDArray[Any], groups: Sequence[Any] | NDArray[Any]) -> Iterator[tuple[Any, Any]]:
-    """Rows to learn from and rows to score, five times; equal groups stand in one fold, labels have their shares."""
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    with warnings.catch_warnings():
-        # A class with fewer texts than folds is missing in some.
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        yield from StratifiedGroupKFold(FOLDS).split(np.zeros(len(labels)), labels, groups)
 
 
 def _clusters(task: Task, vectors: Vectors) -> Evidence:
@@ -164,20 +156,15 @@ def _clusters(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _ranked(task: Task, vectors: Vectors) -> Evidence:
-    """The ranking metrics of each query, of the judged documents (reranking) or of all."""
+    """The ranking metrics of each query, over its judged documents (reranking) or over all."""
     unit, rows = _units(vectors), []
-    for start in range(0, len(task.items), _TOGETHER):
-        together = task.items[start : start + _TOGETHER]
-        every = None
+    for query, documents, grades in task.items:
+        places, known = np.asarray(documents), np.asarray(grades)
         if task.kind == "Retrieval":
-            every = unit[[query for query, _, _ in together]] @ unit[task.queries :].T
-        for number, (query, documents, grades) in enumerate(together):
-            if every is None:
-                near, known = unit[list(documents)] @ unit[query], np.asarray(grades)
-            else:
-                near, known = every[number], np.zeros(len(unit) - task.queries)
-                known[np.asarray(documents) - task.queries] = grades
-            rows.append(_of_ranking(np.round(near, DIGITS), known))
+            known = np.zeros(len(unit) - task.queries)
+            known[places - task.queries] = grades
+            places = np.arange(task.queries, len(unit))
+        rows.append(_of_ranking(np.round(unit[places] @ unit[query], DIGITS), known))
     return np.asarray(rows, np.float64)
 
 
@@ -214,48 +201,29 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
     lengths = {item[0]: len(item[1]) for item in (*task.items, *task.train)}
     ends = np.cumsum([0, *(lengths[place] for place in range(len(task.texts)))])
 
-    def rows(items: Sequence[tuple[Any, ...]]) -> NDArray[np.intp]:
-        return np.concatenate([np.arange(ends[item[0]], ends[item[0] + 1]) for item in items])
+    def rows(items: Sequence[tuple[Any, ...]]) -> Vectors:
+        return np.asarray(vectors[np.concatenate([np.arange(ends[item[0]], ends[item[0] + 1]) for item in items])])
 
-    def learnt(known: Sequence[tuple[Any, ...]], asked: Sequence[tuple[Any, ...]]) -> list[str]:
-        return classify(vectors[rows(known)], [tag for item in known for tag in item[2]], vectors[rows(asked)])
-
-    found: dict[int, list[str]] = {}
-    every = np.arange(len(task.items))
-    folds = [(None, every)] if task.train else _folds(np.zeros(len(every)), [item[0] for item in task.items])
-    for learn, rest in folds:
-        asked = [task.items[row] for row in rest]
-        tags = iter(learnt(task.train if learn is None else [task.items[row] for row in learn], asked))
-        found |= {row: [next(tags) for _ in item[1]] for row, item in zip(rest, asked, strict=True)}
+    tags = iter(classify(rows(task.train), [tag for item in task.train for tag in item[2]], rows(task.items)))
     counts = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for row, item in enumerate(task.items):
-            wanted, guessed = set(get_entities(list(item[2]))), set(get_entities(found[row]))
-            counts.append([len(wanted & guessed), len(guessed), len(wanted)])
+        for _, words, known in task.items:
+            wanted, found = set(get_entities(list(known))), set(get_entities([next(tags) for _ in words]))
+            counts.append([len(wanted & found), len(found), len(wanted)])
     return np.asarray(counts, np.float64)
 
 
 # Metrics
 
 
-def _spearman(rows: Evidence) -> float:
-    from scipy.stats import spearmanr
+def _correlation(rows: Evidence, name: str) -> float:
+    """scipy's; 0 where one side is constant."""
+    from scipy import stats
 
-    return _finite(spearmanr, *rows.T)
-
-
-def _pearson(rows: Evidence) -> float:
-    from scipy.stats import pearsonr
-
-    return _finite(pearsonr, *rows.T)
-
-
-def _finite(correlation: Callable[..., Any], first: Any, second: Any) -> float:
-    """0 where one side is constant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        value = float(correlation(first, second).statistic)
+        value = float(getattr(stats, name)(*rows.T).statistic)
     return value if np.isfinite(value) else 0.0
 
 
@@ -294,13 +262,10 @@ def _v_measure(rows: Evidence) -> float:
     return float(np.mean([v_measure_score(labels, each) for each in clusterings]))
 
 
-def _entity_f1(rows: Evidence) -> float:
-    right, found, wanted = rows.sum(axis=0)
-    return float(2 * right / (found + wanted)) if found + wanted else 0.0
-
-
-def _share(rows: Evidence, part: int, whole: int) -> float:
-    return float(rows[:, part].sum() / rows[:, whole].sum()) if rows[:, whole].any() else 0.0
+def _entities(rows: Evidence, ends: tuple[int, ...]) -> float:
+    """F1, or precision or recall: twice the right ones among those of both sides, or once among those of one."""
+    whole = rows[:, ends].sum()
+    return float(len(ends) * rows[:, 0].sum() / whole) if whole else 0.0
 
 
 def _means(*names: str) -> dict[str, Metric]:
@@ -311,15 +276,19 @@ def _mean(rows: Evidence, column: int) -> float:
     return float(rows[:, column].mean())
 
 
-_PAIRED = {"cosine_spearman": _spearman, "cosine_pearson": _pearson}
+_PAIRED: dict[str, Metric] = {
+    f"cosine_{name}": partial(_correlation, name=f"{name}r") for name in ("spearman", "pearson")
+}
 _TOLD = {"cosine_ap": _average_precision, "cosine_accuracy": _best_accuracy}
-_NEAR = {"accuracy": _nearer, **_means("mean cosine nearer", "mean cosine farther")}
-_CLASSES = {"accuracy": _accuracy, "f1": partial(_f1, average="macro"), "weighted_f1": partial(_f1, average="weighted")}
+_NEAR: dict[str, Metric] = {"accuracy": _nearer, **_means("mean cosine nearer", "mean cosine farther")}
+_CLASSES: dict[str, Metric] = {
+    "accuracy": _accuracy,
+    "f1": partial(_f1, average="macro"),
+    "weighted_f1": partial(_f1, average="weighted"),
+}
 _SENSES = _means("accuracy cosine", "accuracy euclidean")
 _TAGS = {
-    "entity_f1": _entity_f1,
-    "precision": partial(_share, part=0, whole=1),
-    "recall": partial(_share, part=0, whole=2),
+    name: partial(_entities, ends=ends) for name, ends in (("entity_f1", (1, 2)), ("precision", (1,)), ("recall", (2,)))
 }
 
 SCORINGS: dict[str, Scoring] = {

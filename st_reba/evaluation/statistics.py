@@ -17,15 +17,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Difference:
-    """How the scores of two methods differ on the same items.
-
-    Args:
-        first: A method.
-        second: Another.
-        value: The first one's score minus the second one's.
-        low: Lower end of the interval, corrected so that all intervals of a comparison hold together with 95 %.
-        high: Upper end.
-    """
+    """The first method's score minus the second's, with an interval that holds for all pairs together with 95 %."""
 
     first: str
     second: str
@@ -35,7 +27,7 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """The corrected interval excludes 0."""
+        """The interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 

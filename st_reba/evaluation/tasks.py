@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
@@ -42,6 +41,9 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 KINDS = (*ROLES, "WordSense", "NER")
 _FEWEST = 10
+# Files of pairs without a header or quotes: separator, fields, places of score and texts. STS-B-zh; STSBenchmark, where
+# some rows have more fields; SemEval.
+_BARE = (("||", 4, (3, 1, 2)), ("\t", 7, (4, 5, 6)), ("\t", 3, (0, 1, 2)))
 _TRUE = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0}
 
 
@@ -79,8 +81,8 @@ class Task:
         if len(self.items) < least:
             left = "".join(f"; {number} rows dropped: {reason}" for reason, number in self.dropped.items())
             raise ValueError(f"{self.name}: {len(self.items)} items, but {least} are needed{left}.")
-        if self.train and self.kind not in ("Classification", "NER"):
-            raise ValueError(f"{self.name}: nothing is learnt for {self.kind}. Drop train=….")
+        if bool(self.train) and self.kind not in ("Classification", "NER") or (self.kind == "NER" and not self.train):
+            raise ValueError(f"{self.name}: {self.kind} {'needs' if self.kind == 'NER' else 'takes no'} train=….")
         if self.kind in ("Classification", "Clustering", "PairClassification", "STS"):
             values = {item[-1] for item in self.items}
             if len(values) < 2:
@@ -219,29 +221,22 @@ def frame_of(source: Any) -> pd.DataFrame:
     if isinstance(source, pd.DataFrame):
         return source
     if isinstance(source, Mapping):
-        lines = {role: Path(file).read_text(encoding="utf-8").splitlines() for role, file in source.items()}
-        if len(set(map(len, lines.values()))) > 1:
-            counts = ", ".join(f"{source[role]}: {len(each)}" for role, each in lines.items())
+        columns = {role: Path(file).read_text(encoding="utf-8").splitlines() for role, file in source.items()}
+        if len(set(map(len, columns.values()))) > 1:
+            counts = ", ".join(f"{source[role]}: {len(each)}" for role, each in columns.items())
             raise ValueError(f"The files have unlike numbers of lines ({counts}), but line n belongs to line n.")
-        return pd.DataFrame(lines)
+        return pd.DataFrame(columns)
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     if path is None or not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
         return read_table(source)
-    with open(path, encoding="utf-8") as stream:
-        first = stream.readline().rstrip("\n")
-    cells = first.split("\t")
-    bare: Any = {"quoting": csv.QUOTE_NONE, "header": None, "encoding": "utf-8", "keep_default_na": False}
-    if "||" in first:
-        rows = [line.split("||") for line in path.read_text(encoding="utf-8").splitlines() if line]
-        if wrong := [number for number, row in enumerate(rows, 1) if len(row) != 4]:
-            raise ValueError(f"{path}, line {wrong[0]}: not id||text1||text2||score.")
-        return pd.DataFrame(rows, columns=["id", "text1", "text2", "score"])
-    if len(cells) >= 7 and _is_number(cells[4]):
-        # STSBenchmark; some of its rows have further columns.
-        rows = [line.split("\t")[4:7] for line in path.read_text(encoding="utf-8").splitlines() if line]
-        return pd.DataFrame(rows, columns=["score", "text1", "text2"])
-    if len(cells) == 3 and _is_number(cells[0]):
-        return pd.read_csv(path, sep="\t", names=["score", "text1", "text2"], **bare)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for separator, fields, places in _BARE:
+        cells = lines[0].split(separator)
+        if (len(cells) == fields or len(cells) > fields > 4) and _is_number(cells[places[0]]):
+            rows = [line.split(separator) for line in lines if line]
+            if wrong := [number for number, row in enumerate(rows, 1) if len(row) < fields]:
+                raise ValueError(f"{path}, line {wrong[0]}: {fields} fields between {separator!r} are needed.")
+            return pd.DataFrame([[row[place] for place in places] for row in rows], columns=["score", "text1", "text2"])
     return read_table(source)
 
 
@@ -295,6 +290,7 @@ def _text(value: Any) -> str:
 
 
 def _value(kind: str, value: Any) -> Any:
+    """A row's last value: a text, a number, 0 or 1, or a label."""
     if kind == "Triples":
         return _text(value)
     if value is None or value != value or not str(value).strip():
@@ -323,8 +319,8 @@ def _is_questions(path: Path | None) -> bool:
     if path is None or path.suffix not in (".csv", ".tsv") or not path.is_file():
         return False
     with open(path, encoding="utf-8-sig") as stream:
-        header = stream.readline().strip().split("\t" if path.suffix == ".tsv" else ",")
-    return {"问题", "答案"} <= set(header) or {"word", "sentence4", "answer"} <= set(header)
+        header = stream.readline()
+    return "选项4" in header or "sentence4" in header
 
 
 def _beir(folder: Path) -> tuple[dict[str, dict[str, float]], list[str]]:
@@ -392,7 +388,7 @@ def _entities(name: str, source: Any, train: Any, limit: int | None, seed: int) 
         return [(tuple(line[0] for line in each), tuple(line[tagged[-1]] for line in each)) for each in rows]
 
     place: dict[str, int] = {}
-    parts = [
+    parts: list[Any] = [
         tuple(
             (place.setdefault(" ".join(words), len(place)), words, tags)
             for words, tags in drawn(sentences(path), limit, seed)

@@ -34,15 +34,11 @@ class Sentence(NamedTuple):
     late: str
     joiner: str = ""
 
-    @property
-    def text(self) -> str:
-        """Both parts, joined."""
-        return self.early + self.joiner + self.late
-
-    def span(self, part: str) -> tuple[int, int]:
-        """Where a part stands in the text, in characters."""
-        end = len(self.text)
-        return {"early": (0, len(self.early)), "late": (end - len(self.late), end), "whole": (0, end)}[part]
+    def span(self, part: str) -> tuple[str, tuple[int, int]]:
+        """The text, and where a part stands in it, in characters."""
+        text = self.early + self.joiner + self.late
+        start, end = len(text) - len(self.late), len(text)
+        return text, {"early": (0, len(self.early)), "late": (start, end), "whole": (0, end)}[part]
 
 
 def toy_tasks(
@@ -95,7 +91,7 @@ def toy_tasks(
         place: dict[tuple[str, tuple[int, int]], int] = {}
         items, topics = [], []
         for topic, sentences in drawn(triples(structure, language, seed=seed), limit, seed):
-            spans = [(each.text, each.span(part)) for each in sentences]
+            spans = [each.span(part) for each in sentences]
             items.append(tuple(place.setdefault(each, len(place)) for each in spans))
             topics.append(topic)
         name = f"{structure} {language}" + (f" {part}" if part != "whole" else "")
@@ -113,14 +109,13 @@ def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[
         ['S1 zh', 'S3 zh']
     """
     named = [each for each in word.partition(":")[2].split(",") if each]
-    structures = [each for each in named if each in STRUCTURES]
-    languages = [each for each in named if each in LANGUAGES]
-    rest = [each for each in named if each not in (*structures, *languages)]
-    if len(rest) > 1:
+    structures, languages = ([each for each in named if each in known] for known in (STRUCTURES, LANGUAGES))
+    part = [each for each in named if each not in (*structures, *languages)] or ["whole"]
+    if len(part) > 1:
         raise ValueError(
             f"{word!r}: name structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one part."
         )
-    return toy_tasks(structures or list(STRUCTURES), languages or LANGUAGES, *rest, limit=limit, seed=seed)
+    return toy_tasks(structures or list(STRUCTURES), languages or LANGUAGES, part[0], limit, seed)
 
 
 def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, tuple[Sentence, Sentence, Sentence]]]:

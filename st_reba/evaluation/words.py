@@ -72,8 +72,8 @@ def word_sense_task(source: Any, *, name: str = "words", limit: int | None = Non
     for word, sentences, answer in drawn(questions, limit, seed):
         spans = [(sentence, word_span(word, sentence) or (0, 0)) for sentence in sentences]
         items.append((tuple(place.setdefault(each, len(place)) for each in spans), answer))
-    texts, spans = zip(*place, strict=True) if place else ((), ())
-    return Task(name, "WordSense", texts, tuple(items), spans=spans, dropped=dict(dropped))
+    texts, where = tuple(text for text, _ in place), tuple(span for _, span in place)
+    return Task(name, "WordSense", texts, tuple(items), spans=where, dropped=dict(dropped))
 
 
 def word_span(word: str, sentence: str) -> tuple[int, int] | None:

@@ -1,0 +1,153 @@
+"""Scores against the libraries and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import (
+    BinaryClassificationEvaluator,
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+    RerankingEvaluator,
+)
+
+import st_reba
+from st_reba.evaluation.run import evaluate
+from st_reba.evaluation.scores import SCORINGS, classify, cosines, odd_one_out
+from st_reba.evaluation.tasks import Task
+
+RANDOM = np.random.default_rng(0)
+TEXTS = tuple(
+    f"{a} {b}" for a in ("cat", "dog", "rain", "snow", "银行", "天气") for b in ("sleeps", "falls", "很好", "now")
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> SentenceTransformer:
+    return st_reba.build("mini", "classical", pooling="mean")
+
+
+def scored(task: Task, vectors: Any) -> dict[str, float]:
+    evidence = SCORINGS[task.kind].evidence(task, np.asarray(vectors, np.float32))
+    return {name: metric(evidence) for name, metric in SCORINGS[task.kind].metrics.items()}
+
+
+def pairs(kind: str, values: Any) -> Task:
+    return Task(
+        "t", kind, TEXTS, tuple((n, (5 * n + 3) % 24, value) for n, value in zip(range(24), values, strict=True))
+    )
+
+
+def test_pairs_equal_the_evaluators_of_sentence_transformers(model: SentenceTransformer) -> None:
+    grades, labels = RANDOM.random(24).round(2), RANDOM.integers(0, 2, 24)
+    first, second = TEXTS, [TEXTS[(5 * n + 3) % 24] for n in range(24)]
+    (found,) = evaluate(model, pairs("STS", grades))
+    theirs = EmbeddingSimilarityEvaluator(first, second, grades, similarity_fn_names=["cosine"])(model)
+    for name in ("spearman", "pearson"):
+        assert found.scores[f"cosine_{name}"] == pytest.approx(theirs[f"{name}_cosine"], abs=1e-5)
+    (found,) = evaluate(model, pairs("PairClassification", labels))
+    theirs = BinaryClassificationEvaluator(first, second, labels, similarity_fn_names=["cosine"])(model)
+    assert found.scores["cosine_ap"] == pytest.approx(theirs["cosine_ap"], abs=1e-6)
+    assert found.scores["cosine_accuracy"] == pytest.approx(theirs["cosine_accuracy"], abs=1e-6)
+
+
+def test_rankings_equal_the_evaluators_of_sentence_transformers(model: SentenceTransformer) -> None:
+    items = tuple((n, (12 + n, 12 + (n + 5) % 12, 12 + (n + 7) % 12), (1.0, 0.0, 1.0)) for n in range(12))
+    relevant = {
+        str(n): {str(place) for place, grade in zip(item[1], item[2], strict=True) if grade}
+        for n, item in enumerate(items)
+    }
+    queries, corpus = ({str(place): TEXTS[place] for place in part} for part in (range(12), range(12, 24)))
+    (found,) = evaluate(model, Task("t", "Retrieval", TEXTS, items, queries=12))
+    theirs = InformationRetrievalEvaluator(queries, corpus, relevant, map_at_k=[1000], show_progress_bar=False)(model)
+    same = {"ndcg_at_10": "cosine_ndcg@10", "mrr_at_10": "cosine_mrr@10", "recall_at_10": "cosine_recall@10"}
+    for ours, name in {**same, "map_at_1000": "cosine_map@1000"}.items():
+        assert found.scores[ours] == pytest.approx(theirs[name], abs=1e-6), ours
+    (found,) = evaluate(model, Task("t", "Reranking", TEXTS, items, queries=12))
+    samples = [
+        {"query": TEXTS[q], "positive": [TEXTS[d[0]], TEXTS[d[2]]], "negative": [TEXTS[d[1]]]} for q, d, _ in items
+    ]
+    assert found.scores["map_at_1000"] == pytest.approx(RerankingEvaluator(samples)(model)["map"], abs=1e-6)
+
+
+def test_of_equal_cosines_the_irrelevant_stands_first() -> None:
+    vectors = np.ones((14, 2))
+    items = tuple((n, (10, 11, 12, 13), (3.0, 0.0, 1.0, 0.0)) for n in range(10))
+    found = scored(Task("t", "Reranking", tuple(map(str, range(14))), items, queries=10), vectors)
+    assert found["mrr_at_10"] == pytest.approx(1 / 3)
+    assert found["map_at_1000"] == pytest.approx((1 / 3 + 2 / 4) / 2)
+    gains = 1 / np.log2(np.arange(2, 6))
+    assert found["ndcg_at_10"] == pytest.approx((1 * gains[2] + 3 * gains[3]) / (3 * gains[0] + 1 * gains[1]))
+    assert found["recall_at_10"] == found["recall_at_1000"] == 1
+
+
+def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
+    vectors = np.array([[1, 0], [0.6, 0.8], [0.6 + 1e-8, 0.8], [0, 0]])
+    first, second, zero = cosines(vectors, [0, 0, 0], [1, 2, 3])
+    assert first == second == 0.6
+    assert zero == 0
+
+
+def test_triples() -> None:
+    near, far = [1.0, 0.1], [0.1, 1.0]
+    vectors = np.array([[1.0, 0.0], near, far])
+    items = ((0, 1, 2),) * 6 + ((0, 2, 1),) * 3 + ((0, 1, 1),) * 1
+    assert scored(Task("t", "Triples", ("q", "near", "far"), items), vectors)["accuracy"] == pytest.approx(0.65)
+
+
+def test_classes_learn_from_train_or_in_folds_that_share_no_text() -> None:
+    vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 1)])
+    items = tuple((n, "ab"[n // 20]) for n in range(40))
+    texts = tuple(map(str, range(40)))
+    assert scored(Task("t", "Classification", texts, items[1::2], items[::2]), vectors)["accuracy"] == 1
+    assert scored(Task("t", "Classification", texts, items), vectors) == {"accuracy": 1, "f1": 1, "weighted_f1": 1}
+    # Each text stands twice, and nothing else tells its label: whoever saw its twin would know it.
+    alone = np.eye(40)
+    twice = tuple((n, "ab"[n % 2]) for n in range(40)) * 2
+    assert scored(Task("t", "Classification", texts, twice), alone)["accuracy"] < 0.7
+    wrong = tuple((n, "ab"[n // 20] if n % 4 else "b") for n in range(40))
+    found = scored(Task("t", "Classification", texts, wrong, items), vectors)
+    assert found["accuracy"] == 0.875
+    assert found["f1"] == pytest.approx((2 * 15 / 35 + 2 * 20 / 45) / 2)
+    assert classify(vectors, ["a"] * 40, vectors[:2]) == ["a", "a"]
+
+
+def test_clusters() -> None:
+    vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 5)])
+    texts = tuple(map(str, range(40)))
+    found = scored(Task("t", "Clustering", texts, tuple((n, "ab"[n // 20]) for n in range(40))), vectors)
+    assert found == {"v_measure": pytest.approx(1)}
+    assert (
+        scored(Task("t", "Clustering", texts, tuple((n, "ab"[n % 2]) for n in range(40))), vectors)["v_measure"] < 0.1
+    )
+
+
+def test_the_two_distances_of_word_senses_are_two_measures() -> None:
+    four = np.array([[1.0, 0.0], [2.0, 0.0], [9.0, 0.0], [1.0, 1.0]])
+    task = Task("t", "WordSense", tuple("abcd"), (((0, 1, 2, 3), 3), ((0, 1, 3, 2), 2), ((0, 1, 2, 3), 2)))
+    assert scored(task, four) == {"accuracy cosine": pytest.approx(2 / 3), "accuracy euclidean": pytest.approx(1 / 3)}
+    tied = odd_one_out(np.array([[[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]]))
+    assert tied["cosine"].tolist() == tied["euclidean"].tolist() == [0]
+
+
+def test_entities_are_counted_whole() -> None:
+    words, tags = ("New", "York", "sleeps"), ("B-LOC", "I-LOC", "O")
+    vectors = np.tile(np.eye(3), (2, 1)) * 30
+    train = ((0, words, tags),) * 10
+    asked = ((1, words, ("B-LOC", "I-LOC", "O")),) * 6 + ((1, words, ("B-LOC", "O", "O")),) * 4
+    found = scored(Task("t", "NER", ("New York sleeps", "other"), asked, train), vectors)
+    assert found == {name: pytest.approx(0.6) for name in ("entity_f1", "precision", "recall")}
+    none = ((1, words, ("O", "O", "O")),) * 10
+    assert scored(Task("t", "NER", ("New York sleeps", "other"), none, train), vectors)["recall"] == 0
+
+
+def test_a_constant_side_has_no_correlation() -> None:
+    assert scored(pairs("STS", range(24)), np.ones((24, 2)))["cosine_spearman"] == 0
+    vectors = RANDOM.normal(size=(24, 3))
+    task = pairs("STS", range(24))
+    near = cosines(vectors, range(24), [(5 * n + 3) % 24 for n in range(24)])
+    assert scored(task, vectors)["cosine_spearman"] == pytest.approx(spearmanr(near, range(24)).statistic, abs=1e-9)

@@ -1,0 +1,167 @@
+"""Tasks: kinds by columns, the field's files, draws, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from st_reba.evaluation.tasks import Task, drawn, frame_of, labelled_rows, read_task, read_tasks
+
+WORDS = [f"word {number}" for number in range(12)]
+PAIRS = pd.DataFrame({"sentence1": WORDS, "sentence2": WORDS[::-1], "score": range(12)})
+
+
+def frame(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "found", "item"),
+    [
+        (PAIRS, None, "STS", (0, 1, 0.0)),
+        (frame(text1=WORDS, text2=WORDS[::-1], label=[0, 1] * 6), None, "PairClassification", (0, 1, 0)),
+        (frame(text1=WORDS, text2=WORDS[::-1], label=["0", "True"] * 6), "STS", None, None),
+        (frame(text1=WORDS, text2=WORDS[::-1], label=["0", "2"] * 6), "sts", "STS", (0, 1, 0.0)),
+        (frame(text=WORDS, label=list("ab") * 6), None, "Classification", (0, "a")),
+        (frame(text=WORDS, label=list("ab") * 6), "clustering", "Clustering", (0, "a")),
+        (frame(anchor=WORDS, positive=WORDS[::-1], negative=["z"] * 12), None, "Triples", (0, 1, 2)),
+    ],
+)
+def test_columns_tell_the_kind(table: pd.DataFrame, kind: str | None, found: str | None, item: object) -> None:
+    if found is None:
+        with pytest.raises(ValueError):
+            read_task(table, kind)
+        return
+    task = read_task(table, kind)
+    assert task.kind == found
+    assert task.items[0] == item
+
+
+def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
+    quoted = "\"It's huge"
+    rows = [(f"{n}.5", f"{quoted} {n}", f"other {n}") for n in range(10)]
+    files = {
+        "semeval.tsv": "\n".join("\t".join(row) for row in rows),
+        "stsb.csv": "\n".join("\t".join(["g", "f", "y", "1", *row, *(["more"] * (row is rows[3]))]) for row in rows),
+        "zh.txt": "\n".join("||".join(["id", row[1], row[2], row[0]]) for row in rows),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n", encoding="utf-8")
+        task = read_task(tmp_path / name)
+        assert (task.kind, len(task.items), task.texts[0], task.items[9][2]) == ("STS", 10, f"{quoted} 0", 9.5)
+
+
+def test_parallel_files_and_a_table_with_a_header(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "l.txt").write_text("\n".join("ab" * 6) + "\n", encoding="utf-8")
+    assert read_task({"text": tmp_path / "t.txt", "label": tmp_path / "l.txt"}).items[1] == (1, "b")
+    PAIRS.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
+    assert read_task(tmp_path / "p.jsonl").items == read_task(PAIRS).items
+    (tmp_path / "l.txt").write_text("a\n", encoding="utf-8")
+    with pytest.raises(ValueError):
+        frame_of({"text": tmp_path / "t.txt", "label": tmp_path / "l.txt"})
+
+
+def test_labels_columns_and_train() -> None:
+    table = frame(a=WORDS * 2, b=WORDS[::-1] * 2, gold=["entailment", "neutral", "contradiction"] * 8)
+    columns = {"text1": "a", "text2": "b", "label": "gold"}
+    task = read_task(table, columns=columns, labels={"entailment": 1, "contradiction": 0})
+    assert (len(task.items), task.dropped, task.items[1][2]) == (16, {"its label": 8}, 0)
+    known = frame(text=["word 0", "new"] * 6, label=list("ab") * 6)
+    task = read_task(frame(text=WORDS, label=list("ab") * 6), train=known)
+    assert task.train[:2] == ((0, "a"), (12, "b"))
+    assert len(task.texts) == 13
+
+
+def test_rankings() -> None:
+    rows = [(f"q{n}", f"d{n} {m}", m % 2) for n in range(12) for m in range(3)]
+    table = pd.DataFrame([*rows, ("q0", "d0 1", 3), ("alone", "x", 0)], columns=["query", "title", "label"])
+    task = read_task(table)
+    assert (task.kind, task.queries, len(task.items)) == ("Reranking", 12, 12)
+    assert task.items[0] == (0, (12, 13, 14), (0.0, 3.0, 0.0))
+    assert task.dropped == {"queries without both relevant and irrelevant documents": 1}
+    assert "x" not in task.texts
+    assert "x" in read_task(table, "Retrieval").texts
+    assert read_task(table, limit=10, seed=1).queries == 10
+
+
+def test_beir_folder(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    lines = [json.dumps({"_id": n, "title": "T" * (n % 2), "text": f"text {n}"}) for n in range(12)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    lines = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(12)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    header = "query-id\tcorpus-id\tscore\n"
+    for split, grade in (("dev", 1), ("test", 2)):
+        judged = "".join(f"q{n}\t{n}\t{grade}\n" for n in range(11))
+        (tmp_path / "qrels" / f"{split}.tsv").write_text(header + judged, encoding="utf-8")
+    task = read_task(tmp_path)
+    assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)
+    assert task.items[1] == (1, (12,), (2.0,))
+    assert task.texts[11:13] == ("text 0", "T text 1")
+    (tmp_path / "qrels" / "test.tsv").write_text(header + "q0\t99\t1\n", encoding="utf-8")
+    with pytest.raises(ValueError):
+        read_task(tmp_path)
+
+
+def test_conll(tmp_path: Path) -> None:
+    sentence = "-DOCSTART- O O\n\nU.N. NNP B-ORG 0\nofficial NN O 0\n\n"
+    (tmp_path / "a.txt").write_text(sentence.replace("-DOCSTART- O O", "-DOCSTART- -X- O O") * 10, encoding="utf-8")
+    task = read_task(tmp_path / "a.txt", "NER", train=tmp_path / "a.txt", limit=10)
+    assert task.items[0] == (0, ("U.N.", "official"), ("B-ORG", "O"))
+    assert (task.texts, len(task.train)) == (("U.N. official",), 10)
+    with pytest.raises(ValueError):
+        read_task(tmp_path / "a.txt", "NER")
+
+
+def test_a_list_of_tasks_names_files_beside_it(tmp_path: Path) -> None:
+    PAIRS.to_csv(tmp_path / "p.csv", index=False)
+    (tmp_path / "tasks.yaml").write_text("- {name: mine, kind: STS, file: p.csv, limit: 11}\n- {file: p.csv}\n")
+    tasks = read_tasks(tmp_path / "tasks.yaml")
+    assert [(task.name, len(task.items)) for task in tasks] == [("mine", 11), ("p", 12)]
+    (tmp_path / "tasks.yaml").write_text("- {name: mine}\n")
+    with pytest.raises(ValueError):
+        read_tasks(tmp_path / "tasks.yaml")
+
+
+def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
+    first = drawn(range(100), 10, 0)
+    assert first == sorted(first) == drawn(range(100), 10, 0) != drawn(range(100), 10, 1)
+    assert drawn(range(3), None, 0) == drawn(range(3), 5, 0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        (PAIRS, {"kind": "Pairs"}),
+        (PAIRS, {"limit": 0}),
+        (PAIRS, {"columns": {"text1": "nowhere"}}),
+        (PAIRS, {"kind": "Classification"}),
+        (PAIRS, {"train": PAIRS}),
+        (PAIRS[:9], {}),
+        (PAIRS.assign(score=1), {}),
+        (PAIRS.assign(score="high"), {}),
+        (PAIRS.assign(score=float("nan")), {}),
+        (PAIRS.assign(sentence1=" "), {}),
+        (PAIRS.drop(columns="sentence1"), {}),
+        (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}),
+        (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}),
+    ],
+)
+def test_refused(table: pd.DataFrame, options: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        read_task(table, **options)  # type: ignore[arg-type]
+
+
+def test_a_task_stays_as_it_is_and_says_what_it_holds() -> None:
+    task = read_task(PAIRS, name="mine")
+    assert read_task(task) is task
+    assert str(task) == "mine: STS, 12 items"
+    assert (
+        str(Task("t", "WordSense", (), ((), ()), dropped={"no word": 2}))
+        == "t: WordSense, 2 items, 2 dropped (no word)"
+    )
+    assert labelled_rows(PAIRS)[:2] == ("STS", [(WORDS[n], WORDS[11 - n], float(n)) for n in range(12)])
