@@ -13,35 +13,41 @@ from ..filters import MOST_GAIN
 from ..methods import Method
 from .readouts import Readout
 
-# The first four are tried on every readout, the others, which need a whole eigendecomposition, on the best alone.
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "center": {"kind": "center"},
     "abtt-1": {"kind": "abtt", "r": 1},
     "abtt-2": {"kind": "abtt", "r": 2},
     "whiten-half": {"kind": "whiten", "power": 0.5},
-    "whiten": {"kind": "whiten", "power": 1.0},
 }
-EVERYWHERE = tuple(FILTERS)[:4]
 # PromptEOL in the language of a script.
 _PROMPTEOL = {"CJK": "这句话：“{text}”用一个词概括就是：“"}
 
 
 class Use(NamedTuple):
-    """What vectors are for, and what views of texts misjudge there.
+    """How views choose for what the vectors are for; docs/results/tune.md says by which evidence.
 
     Args:
-        filters: Tried on the best readouts. Whitening in full helps views to find each other and harms labels, except
-            in search; any whitening harms topics.
-        end_bonus: Added to the score of a template's end. A mean holds the words that views share, an end does not: it
-            knows better which texts mean the same than views show.
+        filters: Tried on every readout.
+        whitens: Try ``whiten-half`` on the best readouts. It helps pairs and search, and harms topics.
+        halves: Weight of disjoint halves, beside 1 for overlapping crops.
+        end_bonus: Added to a template's end. A mean holds the words that views share, an end does not: it knows better
+            which texts mean the same than views show.
     """
 
     filters: tuple[str, ...]
-    end_bonus: float
+    whitens: bool
+    halves: float = 0.5
+    end_bonus: float = 0.0
 
 
-USES = {"pairs": Use(("whiten-half",), 0.1), "topics": Use((), 0.0), "search": Use(("whiten-half", "whiten"), 0.0)}
+USES = {
+    "pairs": Use(("abtt-2",), whitens=True, end_bonus=0.1),
+    "topics": Use(("none", "center", "abtt-1", "abtt-2"), whitens=False),
+    "search": Use(("abtt-2",), whitens=True, halves=0.0),
+}
+# Labels need no such care.
+LABELLED = Use(("none", "center", "abtt-1", "abtt-2"), whitens=True)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..methods import Method
-from .candidates import EVERYWHERE, FILTERS, USES, Fitted, Pass, Scored, chosen, papers_of, passes_of
+from .candidates import FILTERS, LABELLED, USES, Fitted, Pass, Scored, Use, chosen, papers_of, passes_of
 from .readouts import Progress, Readout, of_base, opened, positions, read, readout_of, shared, vectors
 from .views import Items, drawn, pairs_of, script_of, views_of
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = ("pairs", "classes", "ranking")
 # Of the items, these choose; and so many choose and report at the most.
-CHOOSE, MOST_CHOOSING, MOST_REPORTING = 2 / 3, 400, 330
-AUTO_TEXTS = 300
+CHOOSE, MOST_CHOOSING, MOST_REPORTING, AUTO_CHOOSING = 2 / 3, 300, 200, 240
 # What a built model keeps of the arguments that loaded its base.
 _KEPT = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim", "model_card_data")
 # Bytes of vectors that a pass may hold; numbers are held as so many times their value, where 16 bits are finer.
@@ -41,7 +40,7 @@ _MOST_BYTES, _SCALE = 1 << 30, 64.0
 # Texts that a filter needs: at the least, and for each dimension.
 _FEWEST, _TEXTS_A_DIMENSION = 100, {"abtt": 1, "whiten": 4}
 # Changes with what is stored of a pass, or how it comes about.
-_VERSION = 1
+_VERSION = 2
 
 
 class Held:
@@ -67,7 +66,7 @@ class Search:
         base: Of :func:`~st_reba.evaluation.readouts.opened`.
         items: The items that choose.
         texts: What a filter will be fitted on; those that they are too few for are not tried.
-        use: One of ``USES``.
+        use: How views choose.
         folder: Where finished passes are kept; None: nowhere.
         progress: Called after each batch with its number of texts and of positions.
     """
@@ -77,7 +76,7 @@ class Search:
         base: SentenceTransformer,
         items: Items,
         texts: Sequence[str],
-        use: str,
+        use: Use,
         folder: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -112,25 +111,26 @@ class Search:
     def _searched(
         self, held: Mapping[Readout, Held], layers: Sequence[int], pooling: str
     ) -> dict[tuple[Readout, str], Tensor]:
-        """Every second of the layers that are read, then the neighbours of the best, then further filters there."""
+        """Every second of the layers that are read, then the neighbours of the best, then whitening of these three."""
         found: dict[tuple[Readout, str], Tensor] = {}
 
-        def score(places: Iterable[int], names: Sequence[str]) -> int:
+        def score(places: Iterable[int], names: Sequence[str]) -> None:
             for place in places:
                 readout = Readout(layers[place], pooling)
                 units = held[readout].units()
                 fitted = Fitted(units)
                 for name in names:
-                    if name in self.filters:
-                        evidence = self.items.evidence(fitted.apply(name, units)).cpu()
-                        found[readout, name] = evidence + end_bonus(self.items, self.use, pooling)
-            best = max(found, key=lambda key: float(found[key].mean()))
-            return layers.index(best[0].layer)
+                    found[readout, name] = scores_of(self.items, fitted.apply(name, units), self.use, pooling).cpu()
 
-        last = len(layers) - 1
-        best = score(range(last, -1, -2), EVERYWHERE)
-        best = score([place for place in (best - 1, best + 1) if 0 <= place <= last], EVERYWHERE)
-        score([best], USES[self.use].filters)
+        def near() -> list[int]:
+            best = layers.index(max(found, key=lambda key: float(found[key].mean()))[0].layer)
+            return [place for place in (best - 1, best, best + 1) if 0 <= place < len(layers)]
+
+        everywhere = [name for name in self.use.filters if name in self.filters] or ["none"]
+        score(range(len(layers) - 1, -1, -2), everywhere)
+        score([place for place in near() if (Readout(layers[place], pooling), everywhere[0]) not in found], everywhere)
+        if self.use.whitens and "whiten-half" in self.filters:
+            score(near(), ["whiten-half"])
         return found
 
     def _layers(self, each: Pass) -> list[int]:
@@ -291,7 +291,8 @@ def tune(
     first, second = first.at_most(MOST_CHOOSING, seed), second.at_most(MOST_REPORTING, seed)
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    search, passes = Search(model, first, fit, use, folder / "passes", progress), passes_of(depth, script)
+    how = USES[use] if labels is None else LABELLED
+    search, passes = Search(model, first, fit, how, folder / "passes", progress), passes_of(depth, script)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
         before = time.perf_counter()
@@ -304,8 +305,8 @@ def tune(
         method = replace(method, filter=str(folder / "filter.safetensors"))
         fitted_filter(of_base(model, choice.method), choice.filter, fit).save(method.filter)
     papers = papers_of(depth, script, lambda each: _score_of(scored, each))
-    rows = reported(model, {"chosen": method, **papers}, second, use)
-    counts, notes = (len(first.places), len(second.places)), _notes(first, use, found)
+    rows = reported(model, {"chosen": method, **papers}, second, how)
+    counts, notes = (len(first.places), len(second.places)), _notes(first, how, found)
     seconds = time.perf_counter() - started
     report = Report(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
@@ -314,7 +315,7 @@ def tune(
 
 
 def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, **rest: Any) -> SentenceTransformer:
-    """What ``build(base, "auto", texts=…)`` does: :func:`tune` with five passes, where 300 texts at most all choose.
+    """What ``build(base, "auto", texts=…)`` does: :func:`tune` with five passes, and no texts that report.
 
     Args:
         base: As for :func:`st_reba.build`.
@@ -325,9 +326,9 @@ def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, 
     from ..filters import with_filter
 
     _check(use)
-    found = drawn(texts, AUTO_TEXTS, seed)
+    found = drawn(texts, 1000, seed)
     model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
-    search = Search(model, views_of(found), found, use)
+    search = Search(model, views_of(found).at_most(AUTO_CHOOSING, seed), found, USES[use])
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
     choice = chosen([scored for each in passes for scored in search.scored(each)])
     made = of_base(model, choice.method, **{name: rest[name] for name in _KEPT if name in rest})
@@ -343,7 +344,7 @@ def sample_of(texts: Sequence[str], width: int, name: str) -> list[str] | None:
     if len(texts) >= least or name == "none":
         return list(texts)
     more = list(dict.fromkeys([*texts, *views_of(texts).texts]))
-    return more if len(more) >= least else None
+    return more[:least] if len(more) >= least else None
 
 
 def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Any:
@@ -356,7 +357,7 @@ def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -
     return Filter.fit(encode_texts(model, sample), options.pop("kind"), model=model, **options)
 
 
-def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Items, use: str) -> tuple[Row, ...]:
+def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Items, use: Use) -> tuple[Row, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
     depth, transformer = depth_of(base), base[0]
     plain = sum(positions(transformer, items.texts)) * depth
@@ -371,17 +372,18 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: It
         for name, method in methods.items():
             if method in group and whole is not None:
                 readout = readout_of(method, depth) or whole
-                evidence = items.evidence(normalize(torch.from_numpy(found[method]), dim=1))
-                score = float(evidence.mean()) + end_bonus(items, use, readout.pooling)
+                evidence = scores_of(items, normalize(torch.from_numpy(found[method]), dim=1), use, readout.pooling)
                 error, share = float(evidence.std()) / len(evidence) ** 0.5, readout.layer / whole.layer
                 size = _megabytes(of_base(base, replace(method, filter=None), check=False))
-                rows[name] = Row(name, method, score, error, cost * readout.layer, seconds * share, size)
+                spent = cost * readout.layer, seconds * share
+                rows[name] = Row(name, method, float(evidence.mean()), error, *spent, size)
     return tuple(rows[name] for name in methods)
 
 
-def end_bonus(items: Items, use: str, pooling: str) -> float:
-    """What is added to a score by views; see ``Use``."""
-    return USES[use].end_bonus if pooling == "end" and items.kind == "views" else 0.0
+def scores_of(items: Items, units: Tensor, use: Use, pooling: str) -> Tensor:
+    """What vectors of length 1 say of each item, [number of items]."""
+    bonus = use.end_bonus if pooling == "end" and items.kind == "views" else 0.0
+    return items.evidence(units, use.halves) + bonus
 
 
 def depth_of(model: SentenceTransformer) -> int:
@@ -414,10 +416,10 @@ def _check(use: str, kind: str = "pairs") -> None:
             raise ValueError(f"{name}={value!r} is not known. Choose from {', '.join(known)}.")
 
 
-def _notes(items: Items, use: str, texts: Sequence[str]) -> tuple[str, ...]:
+def _notes(items: Items, use: Use, texts: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if items.kind == "views":
-        bonus = f" A template's end has {USES[use].end_bonus} more." if USES[use].end_bonus else ""
+        bonus = f" A template's end has {use.end_bonus} more." if use.end_bonus else ""
         notes.append(
             "A score is how far crops and halves of a text find each other among those of the others, 0 to 1: it tells "
             f"methods apart, and is no quality that others know.{bonus}"
@@ -432,7 +434,7 @@ def _notes(items: Items, use: str, texts: Sequence[str]) -> tuple[str, ...]:
 def _score_of(scored: Sequence[Scored], method: Method) -> float:
     """What NoSink's method scored: by another name it is a pass of the search."""
     mine = replace(method, name="classical", pooling="mean")
-    return next((one.score for one in scored if one.filter == "none" and one.method == mine), -1.0)
+    return max((one.score for one in scored if one.method == mine), default=-1.0)
 
 
 def _megabytes(model: SentenceTransformer) -> float:

@@ -60,16 +60,17 @@ class Items:
         """So many of the items, drawn at random; all, where there are no more."""
         return self if len(self.places) <= count else self.split(count / len(self.places), seed)[0]
 
-    def evidence(self, units: Tensor) -> Tensor:
+    def evidence(self, units: Tensor, halves: float = 0.5) -> Tensor:
         """What vectors say of each item; the mean is the score.
 
-        Views: how far two overlapping crops, and by half the weight two disjoint halves, find each other among those of
+        Views: how far two overlapping crops, and by another weight two disjoint halves, find each other among those of
         all texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is
         Spearman's correlation. Classes: whether the nearest centroid, of the other items of each class, is the own.
         Ranking: average precision.
 
         Args:
             units: [number of texts, d] vectors of length 1.
+            halves: Weight of the halves, beside 1 for the crops.
 
         Returns:
             [number of items] float32.
@@ -85,7 +86,8 @@ class Items:
         places = torch.tensor(self.places, device=units.device)
         columns = [units[column] for column in places.T]
         if self.kind == "views":
-            return (2 * information(columns[0], columns[1]) + information(columns[2], columns[3])) / 3
+            crops, rest = information(columns[0], columns[1]), information(columns[2], columns[3])
+            return (crops + halves * rest) / (1 + halves)
         if self.kind == "pairs":
             cosines = (columns[0] * columns[1]).sum(dim=1)
             return _standard_ranks(cosines) * _standard_ranks(torch.tensor(self.labels, device=units.device))

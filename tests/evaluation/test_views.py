@@ -46,6 +46,7 @@ def test_views_weigh_crops_twice_as_much_as_halves() -> None:
     columns = [units[[place[column] for place in items.places]] for column in range(4)]
     expected = (2 * information(columns[0], columns[1]) + information(columns[2], columns[3])) / 3
     np.testing.assert_allclose(items.evidence(units), expected, atol=1e-6)
+    np.testing.assert_allclose(items.evidence(units, halves=0), information(columns[0], columns[1]), atol=1e-6)
 
 
 @pytest.mark.parametrize(
