@@ -1,8 +1,159 @@
-"""Measure what st_reba costs; ``python scripts/benchmark.py --help`` says what there is."""
+#!/usr/bin/env python
+"""Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
+    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5] [--json]
+
+MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words N,
+texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
+once, in turn, so that all see the same machine. Printed are medians of the rounds and of their ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
-from benchmarks.cli import main
+# Case: what it is compared with, and how it is built.
+CASES: dict[str, tuple[str, str]] = {
+    "stock": ("stock", "stock"),
+    "classical": ("stock", "build('classical', pooling='mean')"),
+    "prompteol": ("classical", "build('prompteol')"),
+    "echo": ("classical", "build('echo', pooling='mean')"),
+    "reba-last": ("echo", "build('reba', pooling='last')"),
+    "reba-mean": ("echo", "build('reba', pooling='mean')"),
+    "reba-mean, plain": ("echo", "plain(build('reba', pooling='mean'))"),
+    "nosink": ("classical", "build('nosink', setting='mask0-bidir', k=4)"),
+    "inter": ("classical", "build('nosink', setting='inter-bidir', k=4)"),
+}
+
+
+def worker(base: str, case: str, texts: list[str]) -> None:
+    """Build a case, and encode once for every line on standard input."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    def build(method: str, **options: Any) -> SentenceTransformer:
+        import st_reba
+
+        return st_reba.build(base, method, device="cpu", dtype="float32", normalize=False, **options)
+
+    def plain(model: SentenceTransformer) -> SentenceTransformer:
+        from st_reba.modules.layout import PARTS
+
+        PARTS.pop("fused")
+        return model
+
+    if case == "stock":
+        transformer = Transformer(
+            base,
+            model_kwargs={"dtype": torch.float32},
+            modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+            module_output_name="token_embeddings",
+        )
+        transformer.tokenizer.padding_side = "right"
+        transformer.tokenizer.pad_token = transformer.tokenizer.pad_token or transformer.tokenizer.eos_token
+        model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
+    else:
+        model = eval(CASES[case][1], {"build": build, "plain": plain})
+    model.encode(texts[:32], batch_size=32)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        model.encode(texts, batch_size=32)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"took {time.perf_counter() - began} {peak}", flush=True)
+
+
+class Case:
+    """A process that encodes when it is asked."""
+
+    def __init__(self, name: str, checkout: Path, arguments: argparse.Namespace) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-W", "ignore", __file__, arguments.model, arguments.texts, "--case", name]
+        command += ["--words", str(arguments.words)] if arguments.words else []
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self.seconds: list[float] = []
+        self.peak = 0.0
+        self._wait("ready")
+
+    def encode(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        seconds, peak = self._wait("took").split()
+        self.seconds.append(float(seconds))
+        self.peak = float(peak)
+
+    def _wait(self, word: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(word):
+                return line[len(word) :]
+        raise SystemExit(f"{' '.join(self.process.args)} ended.")  # type: ignore[arg-type]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("model")
+    options.add_argument("texts")
+    options.add_argument("--beside", type=Path, help="checkout of another version, whose package is timed too")
+    options.add_argument("--words", type=int, help="join the texts to 64 of so many words")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--only", action="append", help="a case; may be given several times")
+    options.add_argument("--json", action="store_true")
+    options.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
+    texts = [line.strip() for line in Path(arguments.texts).read_text(encoding="utf-8").splitlines() if line.strip()][
+        :1000
+    ]
+    if arguments.words:
+        words = " ".join(texts * 40).split()
+        texts = [" ".join(words[n * arguments.words :][: arguments.words]) for n in range(64)]
+    if arguments.case:
+        worker(arguments.model, arguments.case, texts)
+        return
+    here = Path(__file__).resolve().parent.parent
+    chosen = [name for name in CASES if not arguments.only or name in arguments.only]
+    running = {(name, ""): Case(name, here, arguments) for name in chosen}
+    if arguments.beside:
+        old = [name for name in chosen if name != "stock" and "plain" not in name]
+        running |= {(name, "before"): Case(name, arguments.beside, arguments) for name in old}
+    for _ in range(arguments.rounds):
+        for case in running.values():
+            case.encode()
+    rows = []
+    for (name, version), case in running.items():
+        beside = running.get((CASES[name][0], version), running.get((CASES[name][0], "")))
+        before = running.get((name, "before"))
+        row: dict[str, Any] = {"case": name, "version": version or "now", "seconds": statistics.median(case.seconds)}
+        row["peak GiB"] = case.peak
+        row[f"x {CASES[name][0]}"] = _ratio(case, beside)
+        if before is not None and not version:
+            row["x before"] = _ratio(case, before)
+        rows.append(row)
+    for row in rows:
+        shown = {
+            key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items() if value != ""
+        }
+        print(json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in shown.items()))
+
+
+def _ratio(case: Case, other: Case | None) -> float | str:
+    """Median of the rounds' ratios."""
+    if other is None:
+        return ""
+    return statistics.median(mine / its for mine, its in zip(case.seconds, other.seconds, strict=True))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

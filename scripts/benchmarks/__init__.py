@@ -1,1 +1,0 @@
-"""What scripts/benchmark.py runs: one file an idea, `cli.py` on top."""
