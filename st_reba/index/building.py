@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from os import PathLike
@@ -85,7 +85,7 @@ def is_index(folder: Path) -> bool:
     store = Store(folder)
     if not store.path.is_file():
         return False
-    with store.reading() as tx:
+    with closing(store), store.reading() as tx:
         return read_state(tx, store.path) is not None
 
 

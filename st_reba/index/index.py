@@ -406,6 +406,7 @@ class Index:
     def close(self) -> None:
         """Let go of the files and the model."""
         self._snapshot = self._model = None
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self

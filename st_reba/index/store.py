@@ -81,11 +81,21 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
+        # It does nothing: while one connection is open, others do not clear SQLite's log away when they are closed.
+        self._idle: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._idle is not None:
+            self._idle.close()
+        self._idle = None
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One state of the file for the time of the ``with`` block, whatever writers do."""
         with self._errors(), closing(self._reader()) as connection:
+            if self._idle is None:
+                self._idle = self._reader()
             connection.execute("BEGIN")
             yield connection
 

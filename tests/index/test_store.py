@@ -22,6 +22,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = build(path, documents(40), factory="IVF2,Flat")
     index.add([*texts(9, 1), " "], strict=False, **QUIET)
     index.delete(["d1", "d2", "42"])
+    index.close()  # all is in the file, and nothing in SQLite's log
     return path
 
 
