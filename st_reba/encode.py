@@ -178,13 +178,9 @@ def encode_batch(
 ) -> NDArray[np.float32]:
     """Encode texts in one forward pass, [texts, d] float32; arguments as for :func:`encode_texts`."""
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
-    given = {"batch_size": len(texts), "show_progress_bar": False, **options}
-    vectors: Any = method(texts, **given, convert_to_numpy=False, convert_to_tensor=False)
-    import torch  # here, as much that needs no model imports this file
-
-    vectors = torch.stack(vectors) if isinstance(vectors, list) else torch.as_tensor(vectors)
-    found: NDArray[np.float32] = vectors.float().cpu().numpy()
-    return found
+    given = {"batch_size": len(texts), "show_progress_bar": False, **options, "convert_to_tensor": True}
+    vectors: NDArray[np.float32] = method(texts, **given).float().cpu().numpy()
+    return vectors
 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:

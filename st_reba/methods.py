@@ -35,7 +35,7 @@ _POOLINGS = {
     "prompteol": ("last",),
     "nosink": ("mean", "last", "cls"),
 }
-_POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # The NoSink paper's settings of the layers: architecture, mask of the converted layers, mask of the others, k0.
 SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     "baseline": ("inplace", "forward", "forward", 0),
@@ -141,7 +141,7 @@ class Method:
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
-    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(_POOLED)}; default: last_copy")
+    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POOLED)}; default: last_copy")
     compute_matched: bool = _option(False, "halve the tokens that a copy may hold, so that two cost what one did")
     max_seq_length: int | None = _option(None, "positions of a sequence, all copies together")
     normalize: bool = _option(True, "scale vectors to length 1")
@@ -186,7 +186,7 @@ class Method:
 
     def _check_values(self) -> None:
         _choose("pooling", self.pooling, (None, *_POOLINGS[self.name]))
-        _choose("pooled", self.pooled, (None, *_POOLED))
+        _choose("pooled", self.pooled, (None, *POOLED))
         _choose("implementation", self.implementation, ("paper", "authors"))
         _choose("setting", self.setting, (None, *SETTINGS))
         _choose("join", self.join, ("mean", "concat"))

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from .methods import POOLED
+
 if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
@@ -22,6 +24,8 @@ _MOST_BYTES, _MOST_LAYERS = 1 << 22, 1000
 # What a stored configuration may not hand to transformers: where else to look, whom to ask, pickles, code.
 _CALLERS = {"trust_remote_code", "token", "proxies", "code_revision", "gguf_file", "kernel_config", "use_kernels"}
 _CALLERS |= {"weights_only", "use_safetensors", "state_dict", "adapter_kwargs", "offload_folder"}
+# Numbers of our own modules that stand for memory or time, with the least and the most.
+_LIMITS = {"repeats": (1, 1024), "chunk": (1, 1 << 20), "m": (0, 1 << 20)}
 _REMEDY = "Copy all files of the model, or build it again."
 
 
@@ -160,12 +164,13 @@ def _check_module(path: str, folder: Any, name: Any, file: str, trusted: bool, h
         if held is not None and not (all(type(each) is int for each in sizes) and math.prod(sizes) <= held):
             raise RepositoryRefused(f"{path!r}: {config}: {sizes} do not fit {held:,} weights. {_REMEDY}")
     names = os.listdir(os.path.join(path, folder)) if os.path.isdir(os.path.join(path, folder)) else []
-    if not any(each.endswith((".safetensors", ".onnx")) or each in ("onnx", "openvino") for each in names):
-        for each in sorted(names):
-            if each.lower().endswith(_PICKLES):
-                raise RepositoryRefused(
-                    f"{path!r}: {os.path.join(folder, each)} is a pickle, which can run code. Ask for safetensors."
-                )
+    exported = any(each.endswith(".onnx") or each in ("onnx", "openvino") for each in names)
+    for each in sorted(names):
+        kept = "adapter_model.safetensors" if each == "adapter_model.bin" else ".safetensors"
+        if each.lower().endswith(_PICKLES) and not exported and not any(name.endswith(kept) for name in names):
+            raise RepositoryRefused(
+                f"{path!r}: {os.path.join(folder, each)} is a pickle, which can run code. Ask for safetensors."
+            )
     if kind.__name__ == "Router":
         router = os.path.join(folder, "router_config.json")
         types = (_read(path, router, hub) or {}).get("types")
@@ -211,6 +216,13 @@ def _check_settings(path: str, file: str, hub: dict[str, Any]) -> None:
             raise RepositoryRefused(f"{path!r}: {file}: {name} names a tokenizer elsewhere. Put its files here.")
         elif isinstance(value, int) and re.search("layers?$", name) and value > _MOST_LAYERS:
             raise RepositoryRefused(f"{path!r}: {file}: {name}={value}: at most {_MOST_LAYERS}. Correct it.")
+        least, most = _LIMITS.get(name, (None, 0))
+        if name in ("second", "layer_masks") and isinstance(value, list):
+            least, most, value = 0, _MOST_LAYERS, len(value)
+        if name == "pooled" and value not in POOLED:
+            raise RepositoryRefused(f"{path!r}: {file}: pooled={value!r:.80} is not known. {_REMEDY}")
+        if least is not None and not (type(value) is int and least <= value <= most):
+            raise RepositoryRefused(f"{path!r}: {file}: {name}={value!r:.80} must be from {least} to {most}.")
         if name.endswith("attn_implementation") and "/" in str(value):
             # transformers would download that kernel and run it, whether or not code is trusted.
             raise RepositoryRefused(f"{path!r}: {file}: {name}={value!r:.80} names a kernel elsewhere. Remove it.")
