@@ -26,8 +26,6 @@ DEFAULT_BATCH_TOKENS = 4096
 MAX_PADDING, FREE_PADDING = 0.05, 64
 # Texts that are tokenized together only to count their positions.
 _COUNTED_TOGETHER = 64
-# Texts a forward pass where several processes share them out: sentence-transformers' own default.
-_SHARED_BATCH_SIZE = 32
 
 
 def encode_stream(
@@ -49,10 +47,6 @@ def encode_stream(
 
     Yields:
         The texts of a chunk and their vectors, [texts, d] float32.
-
-    Raises:
-        ValueError: As for :func:`encode_texts`.
-        TypeError: The texts are one str.
 
     Example:
         >>> import st_reba
@@ -100,8 +94,7 @@ def encode_texts(
         [texts, d] float32, in the order of the texts.
 
     Raises:
-        ValueError: Both sizes are given, several processes with ``batch_tokens``, or an option that gives no array of
-            floats a text.
+        ValueError: Both sizes are given, or an option that gives no array of floats a text.
 
     Example:
         >>> import st_reba
@@ -116,18 +109,12 @@ def encode_texts(
             raise ValueError(f"{name}={options[name]!r}: vectors of float32 are given here. Call model.encode.")
     if options.get("pool") is not None or isinstance(options.get("device"), list):
         # One call a batch would give the processes nothing to share.
-        if batch_tokens is not None:
-            raise ValueError(f"batch_tokens={batch_tokens} does not go with several processes. Give batch_size.")
-        batches = [list(range(len(texts)))]
-        sizes = {"batch_size": batch_size or _SHARED_BATCH_SIZE}
-    else:
-        sizes = {}
-        batches, _ = planned_batches(
-            model, texts, task=task, batch_size=batch_size, batch_tokens=batch_tokens, **options
-        )
+        raise ValueError("Several processes share out batches of a fixed number of texts. Call model.encode.")
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    batches, _ = planned_batches(model, texts, task=task, **sizes, **options)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
-        rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **sizes, **options))
+        rows.append(encode_batch(model, [texts[index] for index in batch], task=task, **options))
         if progress is not None:
             progress(len(batch))
     return in_order(rows, batches)

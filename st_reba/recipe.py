@@ -104,7 +104,7 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     for key in values:
         if key not in ("base", "method", "about", *LOADING, *OPTIONS):
             raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
-    about = values.get("about") or {}
+    about = {} if values.get("about") is None else values["about"]
     for key in about if isinstance(about, Mapping) else ("about",):
         if key not in ABOUT:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")

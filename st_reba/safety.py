@@ -159,7 +159,7 @@ def _check_module(path: str, folder: Any, name: Any, file: str, trusted: bool, h
         values = _read(path, config, hub) or {}
         if needed and (missing := sorted(set(needed) - set(values))):
             raise RepositoryRefused(f"{path!r}: {config} is missing, or lacks {missing[0]!r}. {_REMEDY}")
-        sizes = [values.get(each) for each in ("in_features", "out_features") if each in values]
+        sizes: list[Any] = [values[each] for each in ("in_features", "out_features") if each in values]
         held = _held(path, folder, hub) if sizes else None
         if held is not None and not (all(type(each) is int for each in sizes) and math.prod(sizes) <= held):
             raise RepositoryRefused(f"{path!r}: {config}: {sizes} do not fit {held:,} weights. {_REMEDY}")

@@ -198,21 +198,6 @@ def test_half_precision_in_any_form(path: str) -> None:
             np.testing.assert_allclose(vectors, wanted, atol=0.02)
 
 
-def test_several_processes(model: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call a chunk, which sentence-transformers divides."""
-    calls: list[tuple[int, int]] = []
-
-    def encode(texts: list[str], *, batch_size: int, **options: Any) -> Any:
-        calls.append((len(texts), batch_size))
-        return torch.zeros((len(texts), 3))
-
-    monkeypatch.setattr(model, "encode", encode)
-    for options, size in (({"device": ["cpu", "cpu"]}, 32), ({"pool": {}}, 32), ({"pool": {}, "batch_size": 5}, 5)):
-        calls.clear()
-        chunks = list(encode_stream(model, SOME, chunk_size=6, **options))
-        assert [vectors.shape for _, vectors in chunks] == [(6, 3), (5, 3)] and calls == [(6, size), (5, size)]
-
-
 @pytest.mark.parametrize(
     ("texts", "options"),
     [
@@ -227,7 +212,8 @@ def test_several_processes(model: SentenceTransformer, monkeypatch: pytest.Monke
         (SOME, {"colour": "red"}),
         (SOME, {"precision": "int8"}),
         (SOME, {"processing_kwargs": {"text": {"max_length": 9}}}),
-        (SOME, {"batch_tokens": 512, "device": ["cpu", "cpu"]}),
+        (SOME, {"device": ["cpu", "cpu"]}),
+        (SOME, {"pool": {}}),
     ],
 )
 def test_bad_arguments(model: SentenceTransformer, texts: Any, options: dict[str, Any]) -> None:

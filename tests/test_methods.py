@@ -1,0 +1,146 @@
+"""Methods as data: the short form, JSON, what goes together, and what importing them costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tiny import tiny_model
+
+import st_reba
+from st_reba import Method
+from st_reba.methods import METHODS, OPTIONS, SETTINGS, masks_of, method_from, method_of, read_value
+
+SOME = [
+    Method(),
+    Method("reba", pooling="mean", repeats=3, chunk=64),
+    Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
+    Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
+    Method("echo", template={"query": "q {text}", "document": "d {text}"}),
+    Method("classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"),
+    Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=1, m=2),
+    Method("prompteol", template=["a {text} b", "c {text}"], weights=(1, -0.5), equal_norms=False),
+    Method("prompteol", template="metaeol", filter="my filter.safetensors"),
+]
+
+
+@pytest.mark.parametrize("method", SOME, ids=str)
+def test_read_as_written(method: Method) -> None:
+    assert Method.parse(str(method)) == method
+    assert Method(**json.loads(json.dumps(method.to_dict()))) == method
+    assert method_from(str(method), {}) == method
+
+
+def test_options_beside_the_short_form() -> None:
+    assert method_from("echo:pooling=mean,layer=3", {"layer": 4}) == Method("echo", pooling="mean", layer=4)
+    assert [read_value(each) for each in ("3", "True", "None", "all", '"3"', "a b")] == [
+        3,
+        True,
+        None,
+        "all",
+        "3",
+        "a b",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ecko",
+        "echo:poling=mean",
+        "echo:pooling=meen",
+        "echo:pooling=cls",
+        "echo:repeats=0",
+        "echo:repeats=true",
+        "echo:repeats=2.0",
+        "echo:normalize=maybe",
+        "echo:pooling",
+        "echo:chunk=8",
+        "reba:pooled=end",
+        "reba:chunk=5,implementation=authors",
+        "reba:chunk=5,compute_matched=true",
+        "classical:repeats=2",
+        "nosink",
+        "nosink:k=3",
+        "nosink:setting=mask0-bidir",
+        "nosink:setting=mask0-2,k=4,k0=1",
+        "nosink:setting=mask0&bidir,k=4",
+        "nosink:setting=inter-back,k=2,m=3",
+        "nosink:setting=baseline,k=2",
+        "nosink:setting=extend-back,k=[1]",
+        "echo:setting=mask0&bidir,k=1,k0=2",
+        "echo:setting=sideways,k=1",
+        "echo:m=2",
+        "echo:layer=[1,2,3]",
+        "echo:layer=low",
+        "echo:join=sum",
+        "echo:template=[1",
+        "echo:instruction=3",
+        "prompteol:weights=[1,2]",
+        "prompteol:template=metaeol,weights=[1,2]",
+    ],
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Method.parse(text)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_masks_of_every_setting(setting: str) -> None:
+    """Six layers, of which k = 4 are converted, the topmost k0 = 2 without the sink where it has k0."""
+    architecture, mask, others, k0 = SETTINGS[setting]
+    given: dict[str, Any] = {"k": None if setting == "baseline" else 4, "k0": 2 if k0 is None else None}
+    found = masks_of(setting, 6, **given)
+    hiding = {"mask0-mid": 1}.get(setting, k0 if k0 is not None else 2)
+    converted = [] if setting == "baseline" else [mask] * (4 - hiding) + ["nosink-bidirectional"] * hiding
+    layers = [5] * len(converted) if architecture == "extend" else list(range(6 - len(converted), 6))
+    if architecture == "inplace":
+        assert found["layer_masks"] == [others] * (6 - len(converted)) + converted and not found["second"]
+    else:
+        assert found["layer_masks"] == [others] * 6
+        assert found["second"] == [list(each) for each in zip(layers, converted, strict=True)]
+
+
+def test_layers_by_number() -> None:
+    assert masks_of("inplace-back", 4, k=[-1, 0])["layer_masks"] == ["backward", "forward", "forward", "backward"]
+    authors = masks_of("inter-back", 4, k=[1], implementation="authors")["second"]
+    assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
+    for k in (5, -1, [4], [0, -4], [], [True], "some"):
+        with pytest.raises(ValueError):
+            masks_of("inplace-back", 4, k=k)
+
+
+def test_method_of_what_is_not_ours() -> None:
+    assert method_of(tiny_model()) is None
+    model = st_reba.build("mini", check=False)
+    model[0].recipe = {"name": "of a later version"}
+    assert method_of(model) is None
+
+
+def test_methods_and_recipes_need_no_torch() -> None:
+    code = (
+        "import sys, st_reba; from st_reba.recipe import recipe_of; "
+        "method = st_reba.Method.parse('echo:pooling=mean,setting=mask0-bidir,k=4,layer=3'); "
+        "recipe_of({'base': 'mini', 'pooling': 'mean'}, 'x'); st_reba.Method(repeats=3); "
+        "assert not {'torch', 'transformers', 'sentence_transformers', 'faiss', 'yaml'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_public_name_stays_what_it_is_whatever_is_imported_first() -> None:
+    """A submodule takes the place of a public name that it shares."""
+    code = (
+        "import importlib, st_reba; [importlib.import_module(f'st_reba.{n}') for n in ('zoo', 'build', 'index')]; "
+        "assert [n for n in st_reba.__all__ if type(getattr(st_reba, n)).__name__ == 'module'] == []"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_surface_is_small() -> None:
+    assert len(st_reba.__all__) <= 20 and set(METHODS) == {"reba", "echo", "classical", "prompteol", "nosink"}
+    assert all(OPTIONS.values()) and all(getattr(st_reba, name) is not None for name in st_reba.__all__)
+    with pytest.raises(AttributeError):
+        st_reba.nothing  # noqa: B018
