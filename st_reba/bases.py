@@ -197,13 +197,14 @@ def cut(model: Any, layers: int) -> None:
             f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone."
         )
     before = _last_state(model, listed, layers - 1)
-    del listed[max(1, layers) :]
+    kept = max(1, layers)  # Layer 0, the embeddings, is what enters the first.
+    del listed[kept:]
     for name, value in dict(vars(config)).items():
         if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
-            setattr(config, name, value[:layers])
+            setattr(config, name, value[:kept])
         elif name == "num_kv_shared_layers" and isinstance(value, int):
-            setattr(config, name, max(0, value - (depth - layers)))
-    config.num_hidden_layers = max(1, layers)
+            setattr(config, name, max(0, value - (depth - kept)))
+    config.num_hidden_layers = kept
     after = _last_state(model, listed, layers - 1)
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:

@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["ARCHITECTURES", "EXTRA", "SINKS", "SLIDING", "TOKENIZERS", "VOCABULARY", "save"]
+__all__ = ["ARCHITECTURES", "SLIDING", "TOKENIZERS", "VOCABULARY", "save"]
 
 VOCABULARY = 512
 POSITIONS = 256
@@ -36,22 +36,18 @@ _USUAL: dict[str, Any] = {
     "max_position_embeddings": POSITIONS,
 }
 _GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
-_NO_GROUPS = {name: size for name, size in _USUAL.items() if name != "num_key_value_heads"}
 _GROUPS = {**_USUAL, "num_key_value_heads": 2}
 _ALTERNATING = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 _FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 # Name: model type and settings. All families but falcon_alibi go by their model type.
 _MAIN: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", _GPT2),
-    "llama": ("llama", _GROUPS),
+    "gpt2": ("gpt2", {**_GPT2, "n_layer": 3}),
+    "llama": ("llama", {**_GROUPS, "num_hidden_layers": 3}),
     "mistral": ("mistral", {**_GROUPS, "sliding_window": 5}),
     "qwen2": ("qwen2", _GROUPS),
     "qwen3": ("qwen3", {**_GROUPS, "head_dim": 8}),
-    "phi3": ("phi3", {**_GROUPS, "original_max_position_embeddings": POSITIONS}),
-    "olmo2": ("olmo2", _GROUPS),
     # A cap this low bends most of the logits, so code that forgets it cannot agree.
     "gemma2": (
         "gemma2",
@@ -63,6 +59,10 @@ _MAIN: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_logit_softcapping": 3.0,
             "sliding_window": 6,
         },
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {**_GROUPS, **_ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6},
     ),
     "gpt_oss": (
         "gpt_oss",
@@ -80,47 +80,13 @@ _MAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_alibi": ("falcon", {**_FALCON, "multi_query": False, "new_decoder_architecture": False, "alibi": True}),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }
-_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "biogpt": ("biogpt", _NO_GROUPS),
-    "codegen": ("codegen", {**_GPT2, "n_ctx": POSITIONS, "rotary_dim": 4}),
-    "cohere": ("cohere", _GROUPS),
-    "gemma3_text": (
-        "gemma3_text",
-        {**_GROUPS, **_ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6},
-    ),
-    "gpt_neo": (
-        "gpt_neo",
-        {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "window_size": 6,
-            "max_position_embeddings": POSITIONS,
-        },
-    ),
-    "gpt_neox": ("gpt_neox", _NO_GROUPS),
-    "gptj": ("gptj", {**_GPT2, "rotary_dim": 4}),
-    "granite": ("granite", {**_GROUPS, "attention_multiplier": 8**-0.5}),
-    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS}),
-    "olmo": ("olmo", _GROUPS),
-    "opt": ("opt", {**_NO_GROUPS, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "phi": ("phi", _USUAL),
-    "qwen3_moe": ("qwen3_moe", {**_GROUPS, **_EXPERTS, "head_dim": 8}),
-    "stablelm": ("stablelm", _GROUPS),
-    "starcoder2": ("starcoder2", {**_GROUPS, "sliding_window": None}),
-}
-
 # Layers that see no further than a window (a key is visible where query - key < window), by position.
 SLIDING: dict[str, tuple[int, tuple[int, ...]]] = {
     "mistral": (5, (0, 1)),
     "gemma2": (6, (0, 2)),
     "gpt_oss": (6, (0, 2)),
     "gemma3_text": (6, (0, 2)),
-    "gpt_neo": (6, (1,)),
 }
-# Architectures whose attention rows sum to less than 1, as a part of it goes to no token.
-SINKS = frozenset({"gpt_oss"})
 
 
 def _fill(model: PreTrainedModel, seed: int) -> None:
@@ -150,7 +116,7 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
 
 def _build(name: str) -> PreTrainedModel:
     """The model of that name: body without head, float32, eager attention, the same values on every call."""
-    model_type, settings = {**_MAIN, **_OTHERS}[name]
+    model_type, settings = _MAIN[name]
     # Unset: the default ids of special tokens lie beyond this small vocabulary.
     config = AutoConfig.for_model(
         model_type, **settings, vocab_size=VOCABULARY, pad_token_id=None, bos_token_id=None, eos_token_id=None
@@ -164,7 +130,6 @@ def _build(name: str) -> PreTrainedModel:
 
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {name: functools.partial(_build, name) for name in _MAIN}
-EXTRA: dict[str, Callable[[], PreTrainedModel]] = {name: functools.partial(_build, name) for name in _OTHERS}
 
 
 def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast, *, causal_lm: bool = False) -> Path:
@@ -189,108 +154,7 @@ def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast
 # ---------------------------------------------------------------------------------------------------------------------
 # Tokenizers
 
-_LINES = """\
-The river runs past the old mill and under the bridge.
-A small dog slept on the steps of the house all afternoon.
-She put her money in the bank before the end of the week.
-They sat on the bank of the river and watched the boats.
-The weather today is better than it was yesterday.
-He reads the same book again and again, and never tires of it.
-Where is the nearest station, and when does the last train leave?
-The children are playing in the garden behind the school.
-I would like a cup of tea with milk and no sugar, please.
-The teacher asked the students to write a short paragraph.
-Rewrite the following paragraph: the rewritten paragraph.
-Instruct: find the document that answers the question.
-Query: how do plants make food from light?
-Query again: how do plants make food from light?
-Document: plants make food from light, water and air.
-Document again: plants make food from light, water and air.
-This sentence: "the sea is calm" means in one word: "peace".
-Write a paragraph: the market opens early in the morning.
-Cooking rice takes about twenty minutes and a heavy pot.
-The price of apples rose by ten percent in three months.
-There are 365 days in a year, and 24 hours in a day.
-My brother bought a new bicycle and rode it to the lake.
-The museum is closed on Monday, but the park is open.
-Heavy rain fell during the night and the streets were wet.
-The doctor told him to rest, to drink water and to sleep.
-Birds fly south when the winter comes to the mountains.
-The film was long, but the ending was beautiful.
-We need more paper, two pens and a box of chalk.
-The letter arrived three days late, without a stamp.
-An apple a day keeps the doctor away, as they say.
-The computer is slow because the disk is full.
-Light travels faster than sound through the air.
-The old man walked slowly along the sandy beach.
-She sings well, and her sister plays the piano.
-The company sells phones, watches and small radios.
-Every morning the baker makes bread for the village.
-The team won the match in the last minute of the game.
-You can see the stars when the sky is clear.
-The train to the city leaves at nine o'clock.
-He forgot his keys again and waited by the door.
-A good question is worth more than a quick answer.
-The cat watched the fish in the pond for an hour.
-Green leaves turn yellow and red in the autumn.
-The book on the table belongs to my teacher.
-Please close the window before you leave the room.
-The road over the hill is steep and narrow.
-They planted a tree for every child in the town.
-Music was playing in the street until midnight.
-The meaning of a word depends on the words around it.
-The second half of the sentence explains the first half.
-今天的天气很好，我们去公园散步吧。
-他每天早上都在河边跑步。
-这本书我已经看过三遍了，还想再看一遍。
-请问最近的地铁站在哪里？
-老师让学生写一篇关于春天的短文。
-苹果的价格在三个月里上涨了百分之十。
-我想喝一杯热茶，不要加糖。
-她把钱存进了银行，然后去买东西。
-孩子们在学校后面的花园里玩耍。
-昨天晚上下了很大的雨，街道都湿了。
-这座桥很老，桥下的河水很清。
-火车九点钟从北京出发，下午到达上海。
-医生告诉他要多喝水，多休息。
-我的弟弟买了一辆新的自行车。
-博物馆星期一不开门，但是公园开门。
-电影很长，不过结尾非常感人。
-植物用阳光、水和空气制造食物。
-冬天来了，鸟儿飞向温暖的南方。
-一年有三百六十五天，一天有二十四小时。
-电脑很慢，因为硬盘已经满了。
-天空晴朗的时候可以看见星星。
-光在空气中传播得比声音快。
-老人沿着沙滩慢慢地走着。
-她唱歌很好听，她的妹妹会弹钢琴。
-这家公司出售手机、手表和收音机。
-面包师每天早上为村里的人做面包。
-球队在比赛的最后一分钟赢了。
-他又忘了带钥匙，只好在门口等着。
-一个好问题比一个快答案更有价值。
-猫在池塘边看鱼，看了一个小时。
-秋天，绿色的叶子变成了黄色和红色。
-桌子上的那本书是我老师的。
-离开房间之前请把窗户关上。
-翻过山的那条路又陡又窄。
-他们为镇上的每个孩子种了一棵树。
-街上的音乐一直放到半夜。
-一个词的意思取决于它周围的词。
-句子的后半部分解释了前半部分。
-中文里的词语之间没有空格。
-人工智能正在改变我们的生活。
-语言模型可以把句子变成向量。
-北京是中国的首都，上海是最大的城市。
-我们明天上午开会，请大家准时参加。
-这个苹果很甜，那个苹果有点酸。
-他打算去打球，她打电话给朋友。
-水果店里有苹果、香蕉和西瓜。
-意思意思就行了，你这是什么意思？
-The word 意思 has many meanings in Chinese.
-我用 Python 写了一个小程序。
-北京 Beijing and 上海 Shanghai are large cities.
-""".splitlines()
+_LINES = (Path(__file__).parent / "data" / "lines.txt").read_text(encoding="utf-8").splitlines()
 
 _CHAT = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\n{% endfor %}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, EXTRA, save
+from architectures import ARCHITECTURES, save
 
 from st_reba.bases import EMBEDDED
 
@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             if not STORIES.is_dir():
                 pytest.skip("stories260K is not on this machine: its exactness is not tested here")
             return str(STORIES)
-        assert name in ARCHITECTURES or name in EXTRA
+        assert name in ARCHITECTURES
         if (name, tokenizer) not in made:
             made[name, tokenizer] = str(save(name, tmp_path_factory.mktemp(name), tokenizer))
         return made[name, tokenizer]

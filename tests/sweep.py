@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import st_reba
-from st_reba import LayerPlan
+from st_reba.selfcheck import check_masks
 
 __all__ = ["METHODS", "REFUSALS", "TOLERANCE", "Outcome", "Record", "encoder_error", "sweep"]
 
@@ -37,20 +37,20 @@ TEXTS = (ORACLE_TEXTS[0], "The bank is steep.", ORACLE_TEXTS[4])
 # Why a method is refused, by what its error says.
 REFUSALS: dict[str, str] = {
     r"does not call transformers' attention interface": "calls no attention interface",
-    r"handed out the attention of 0 of": "shows no softmax attention",
+    r"showed theirs|masks were not used": "shows no softmax attention",
     r"looks both ways": "looks both ways",
     r"is an encoder-decoder": "is an encoder-decoder",
     r"attends to more keys than tokens|is of shape .* for \d+ tokens": "attends to more keys than tokens",
-    r"passes '\w+' to its attention": "selects keys in a way of its own",
+    r"passes an unknown": "selects keys in a way of its own",
     r"no single stack of layers": "is no single stack of layers",
     r"when a text is padded": "sees padding",
-    r"chooses its keys by an indexer": "selects keys in a way of its own",
+    r"chooses? (its|their) keys by an indexer": "selects keys in a way of its own",
     r"cannot run it: ": "cannot run with a mask of another shape",
     r"did not run it": "shows no softmax attention",
     r"token \d+ sees token": "mixes tokens beside its attention",
     r"adds position biases to its mask": "adds position biases to its mask",
     r"says layer_idx=": "shares its attention between layers",
-    r"\d+ times in place of 1": "runs its layers more than once",
+    r"ran as \S+ \d+ times, not": "runs its layers more than once",
 }
 # Types whose reported attention is not what the values are weighed by: the oracle weighs the identity instead.
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
@@ -241,29 +241,30 @@ class Sweep:
         plain = self.plain(placed)
         layers = sorted({int(index) for index, _ in plain[0][1].seen if index is not None}) if plain else []
         if not layers or layers[0] < 0:
-            # What st_reba says to any plan.
-            self.build("nosink", stages=[LayerPlan(kind="nosink-bidirectional", k=1)])
+            # What st_reba says to any setting.
+            self.build("nosink", setting="mask0-bidir", k=1)
             raise AssertionError("converts layers that the oracle cannot")
         *below, top = layers
-        last: dict[Any, list[int]] = {"backward": [top], "nosink-forward": below} if below else {"backward": [top]}
-        plans = (
-            LayerPlan(layers={"nosink-bidirectional": [top]}),
-            LayerPlan(layers={"bidirectional": layers}),
-            LayerPlan(layers=last, m=2 if below else 0),
+        model = self.build("nosink", setting="mask0-bidir", k=[top])
+        module: Any = model[0]
+        lower = dict.fromkeys(below, "nosink-forward")
+        cases = (
+            (1, {top: "nosink-bidirectional"}),
+            (1, dict.fromkeys(layers, "bidirectional")),
+            (2 if below else 1, {**lower, top: "backward"}),
         )
         errors = []
-        model = self.build("nosink", stages=[plans[0]], pooling="mean")
-        for plan in plans:
-            model[0].rebind([plan])
-            kinds = {index: model[0].stack.kinds[index] for index in layers}
+        for m, kinds in cases:
+            module.layer_masks, module.m = [kinds.get(index, "forward") for index in range(module.depth)], m
+            check_masks(module)
             moved = []
             for each, (before, _), got in zip(placed, plain, _encode(model), strict=True):
-                hidden, _ = masked_run(self.double, each.ids, kinds, plan.m)
+                hidden, _ = masked_run(self.double, each.ids, kinds, m)
                 wanted = reference.classical(hidden, each, "mean")
                 errors.append(_error(got, wanted))
                 moved.append(_error(reference.classical(before, each, "mean"), wanted))
             if max(moved) < 0.01:
-                self.outcome.unfit.append(f"{plan!r} hardly changes a vector: {moved}")
+                self.outcome.unfit.append(f"{kinds} hardly change a vector: {moved}")
         return max(errors)
 
     def plain(self, placed: list[Layout]) -> list[tuple[Tensor, _Pass]]:

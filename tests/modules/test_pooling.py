@@ -1,129 +1,164 @@
-"""ReBAPooling among other modules: what it hands on, what it needs in front, and what it refuses."""
+"""ReBA, Echo, classical and PromptEOL against the float64 oracle, in one batch of mixed lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import reference
 import torch
 from oracle import TEXTS, assert_close, oracle
-from pipelines import encoded, features_of, pipeline, transformer
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-from st_reba import ChunkedReBAPooling, DecoderTransformer, ReBAPooling
+from pipelines import build, encoded, features_of
+from torch import Tensor
+from transformers import AutoModel
 
 Base = Callable[..., str]
+TWICE = (None, None)
+# gpt2, llama; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
+FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")
+POOLINGS: Any = ("last", "mean")
 
 
-@pytest.fixture(scope="module")
-def model(base: Base) -> SentenceTransformer:
-    return pipeline(base("llama", "bos_eos"), normalize=True)
+def assert_all(got: Any, wanted: Callable[[str], Tensor]) -> None:
+    for text, one in zip(TEXTS, got, strict=True):
+        assert_close(one, wanted(text))
 
 
-# Token vectors on demand
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(base: Base, name: str, pooling: Any) -> None:
+    path = base(name)
+
+    def reba(text: str) -> Tensor:
+        placed, hidden, fused = oracle(path, text, TWICE)
+        return reference.reba(hidden, fused, placed, pooling)
+
+    def echo(text: str) -> Tensor:
+        placed, hidden, _ = oracle(path, text, TWICE)
+        return reference.echo(hidden, placed, pooling)
+
+    assert_all(encoded(build(path, "reba", pooling=pooling)), reba)
+    assert_all(encoded(build(path, "echo", pooling=pooling)), echo)
 
 
-def test_output_values(base: Base, model: SentenceTransformer) -> None:
-    """All of ``encode``'s forms have the token vectors."""
-    everything = model.encode(list(TEXTS), output_value=None)
-    tokens = model.encode(list(TEXTS), output_value="token_embeddings")
-    for each, one, vector in zip(everything, tokens, encoded(model), strict=True):
-        assert torch.equal(each["token_embeddings"][: len(one)], one)
-        assert_close(each["sentence_embedding"], vector.double())
+# Options of ReBA, pieces of the input, and what the oracle calls the options.
+OPTIONS: dict[str, tuple[dict[str, Any], tuple[str | None, ...], dict[str, bool]]] = {
+    "one copy": ({"repeats": 1}, (None,), {}),
+    "three copies": ({"repeats": 3}, (None,) * 3, {}),
+    "special": ({"include_special": True}, TWICE, {"include_special": True}),
+    "normalized": ({"normalize_weights": True}, TWICE, {"normalize_weights": True}),
+    "template": ({"template": "A {text} B {text} C {{}}"}, ("A ", None, " B ", None, " C {}"), {}),
+    "touching": ({"template": "{text}{text} 又", "include_special": True}, (*TWICE, " 又"), {"include_special": True}),
+}
 
 
-def test_defaults() -> None:
-    plain = {"variant": "paper", "include_special": False, "normalize_weights": False}
-    assert ReBAPooling(4).get_config_dict() == {"embedding_dimension": 4, "pooling": "last", **plain}
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("of", "tokenizer"), [("gpt2", "plain"), ("llama", "bos_eos"), ("gemma2", "cls_sep")])
+def test_reba(base: Base, of: str, tokenizer: str, name: str) -> None:
+    path, (options, pieces, as_called) = base(of, tokenizer), OPTIONS[name]
+    last, mean = (build(path, pooling=pooling, **options) for pooling in POOLINGS)
+    tokens = mean.encode(list(TEXTS), output_value="token_embeddings", batch_size=9)
+    for text, one, other, rows in zip(TEXTS, encoded(last), encoded(mean), tokens, strict=True):
+        placed, hidden, fused = oracle(path, text, pieces)
+        wanted = reference.reba_tokens(hidden, fused, placed, **as_called)
+        assert_close(one, wanted[-1])
+        assert_close(other, wanted.mean(dim=0))
+        assert_close(rows, wanted)
 
 
-def test_span_embeddings(base: Base) -> None:
-    """The mean of a span's e_i, or in the published code its rows together."""
+@pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
+@pytest.mark.parametrize("of", ["gpt2", "gpt_oss", "bloom"])
+def test_authors(base: Base, of: str, tokenizer: str) -> None:
+    """Special tokens count, and rows look both ways."""
+    path = base(of, tokenizer)
+    for pooling, wanted in (("last", reference.published_last), ("mean", reference.published_mean)):
+        got = encoded(build(path, implementation="authors", pooling=pooling))
+        assert_all(got, lambda text, wanted=wanted: wanted(*oracle(path, text, TWICE)[1:]))  # type: ignore[misc]
+
+
+WORD = "The bank of the river is steep."
+
+
+@pytest.mark.parametrize("implementation", ["paper", "authors"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_spans(base: Base, implementation: str, normalize: bool) -> None:
+    """A word's vector is the mean of its tokens', or their rows together in the authors' code."""
     path = base("llama", "bos_eos")
-    spans = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0]]).bool()
-    texts = ("The bank", "hi")
-    for variant, normalize in (("paper", False), ("paper", True), ("published", False)):
-        made: Any = pipeline(path, variant=variant)
-        with torch.inference_mode():
-            given = made[0](features_of(made, texts), watch=[made[1].token_capture])
-            got = made[1].span_embeddings(given, spans[:, : max(n for _, n, _ in given["places"])], normalize=normalize)
-        for text, row, vector in zip(texts, spans, got, strict=True):
-            placed, hidden, fused = oracle(path, text, (None, None))
-            inside = [index for index in range(placed.n) if index < len(row) and row[index]]
-            assert inside
-            if variant == "published":
-                assert_close(vector, reference.published_word(hidden, fused, placed, inside))
-            else:
-                assert_close(vector, reference.reba_word(hidden, fused, placed, inside, normalize_weights=normalize))
+    model: Any = build(path, implementation=implementation)
+    pooling, features = model[1], features_of(model, [WORD, "hi"])
+    chosen = torch.zeros(2, features["spans"][0].length, dtype=torch.bool)
+    chosen[0, 1:4] = chosen[1, 0] = True
+    with torch.inference_mode():
+        output = model[0](features, capture=pooling.token_capture)
+        got = pooling.span_embeddings(output, chosen, normalize=normalize)
+    for vector, text, span in zip(got, (WORD, "hi"), ([1, 2, 3], [0]), strict=True):
+        placed, hidden, fused = oracle(path, text, TWICE)
+        if implementation == "authors":
+            assert_close(vector, reference.published_word(hidden, fused, placed, span))
+        else:
+            assert_close(vector, reference.reba_word(hidden, fused, placed, span, normalize_weights=normalize))
 
 
-# What does not fit
+@pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
+@pytest.mark.parametrize("pooled", ["last_copy", "repeats", "last_copy_and_end", "end", "all"])
+def test_echo_spans(base: Base, tokenizer: str, pooled: Any) -> None:
+    """The end is special tokens but no template words."""
+    path, pieces = base("llama", tokenizer), ("A ", None, " B ", None, None, " C")
+    model = build(path, "echo", template="A {text} B {text}{text} C", pooling="mean", pooled=pooled)
+    for text, got in zip(TEXTS, encoded(model), strict=True):
+        placed, hidden, _ = oracle(path, text, pieces)
+        other = {"end": reference.very_last(hidden), "all": hidden.mean(dim=0)}
+        assert_close(got, other[pooled] if pooled in other else reference.echo(hidden, placed, "mean", pooled))
 
 
-def test_pipelines_that_do_not_fit(base: Base) -> None:
-    path = base("llama", "bos_eos")
-    for first, message in (
-        (Transformer(path), "the pipeline starts with Transformer. Put st_reba.RepeatTransformer in front"),
-        (torch.nn.Identity(), "starts with Identity"),
-        # It knows no copies.
-        (DecoderTransformer(path), "starts with DecoderTransformer"),
-    ):
-        for pooling in (ReBAPooling(32), ChunkedReBAPooling(32, 8)):
-            with pytest.raises(ValueError, match=message.split(".")[0]):
-                SentenceTransformer(modules=[first, pooling], device="cpu")
-    with pytest.raises(ValueError, match="embedding_dimension=100, but the hidden states have 32"):
-        SentenceTransformer(modules=[transformer(path), ReBAPooling(100)], device="cpu").encode("hi")
-    with pytest.raises(ValueError, match="no pooling follows RepeatTransformer"):
-        SentenceTransformer(modules=[transformer(path), Normalize()], device="cpu")
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize("of", ["gpt2", "gemma3_text"])
+def test_classical(base: Base, of: str, pooling: Any) -> None:
+    path = base(of, "cls_sep")
+    for text, got in zip(TEXTS, encoded(build(path, "classical", pooling=pooling)), strict=True):
+        placed, hidden, _ = oracle(path, text, (None,))
+        assert_close(got, reference.classical(hidden, placed, pooling))
 
 
-def test_a_module_that_asked_for_nothing(base: Base) -> None:
-    """One that was appended to a ready model, or whose neighbour serves another model since."""
-    first = transformer(base("llama"))
-    features = first(dict(first.preprocess(["hi"])))
-    with pytest.raises(ValueError, match="no 'backward_attention'.*hand both to SentenceTransformer"):
-        ReBAPooling(32)(features)
-    with pytest.raises(ValueError, match="knows no module in front"):
-        _ = ReBAPooling(32).source
-    last = SentenceTransformer(modules=[first, ReBAPooling(32)], device="cpu")
-    mean = SentenceTransformer(modules=[first, ReBAPooling(32, "mean")], device="cpu")
-    mean.encode("hi")
-    with pytest.raises(ValueError, match="RepeatTransformer captured .*copy.* it serves another model too"):
-        last.encode("hi")
+def test_prompteol(base: Base) -> None:
+    path, quoted = base("llama", "bos"), ('This sentence: "', None, '" means in one word:"')
+    assert_all(encoded(build(path, "prompteol")), lambda text: reference.very_last(oracle(path, text, quoted)[1]))
 
 
-def test_a_plain_pooling_after_a_capture(base: Base) -> None:
-    """A module that served ReBA before computes for Echo what it always did."""
-    path = base("llama")
-    first: Any = transformer(path, "echo")
-    SentenceTransformer(modules=[first, ReBAPooling(32)], device="cpu").encode("hi")
-    echo = SentenceTransformer(modules=[first, Pooling(32, "mean")], device="cpu")
-    np.testing.assert_allclose(encoded(echo), encoded(pipeline(path, "echo", pooling="mean")), atol=1e-5)
+@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 12)])
+def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> None:
+    """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
+    path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
+    model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
+    # The oracle knows no half: its limit leaves as many tokens.
+    room = model[0].budget()
+    assert room == ((limit - 2) // 3) // (2 if matched else 1)
+    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
+    assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
 
 
-HUGE: Any = [0, -1, 10**9, True, 32.0, "32", None, float("inf")]
+def test_bfloat16(base: Base) -> None:
+    """8 bits of every number: 1 − cosine to float32, and between alone and together, is below 1e-3."""
+    for of, pooling in (("gpt_oss", "last"), ("llama", "mean"), ("mini", "mean")):
+        exact = encoded(build(base(of), pooling=pooling))
+        model = build(base(of), pooling=pooling, dtype="bfloat16")
+        together, alone = encoded(model).float(), encoded(model, alone=True).float()
+        assert model.dtype == torch.bfloat16
+        assert (1 - torch.cosine_similarity(exact, together)).max() <= 1e-3
+        assert (1 - torch.cosine_similarity(together, alone)).max() <= 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "named"),
-    [
-        *((ReBAPooling, {"embedding_dimension": value}, "embedding_dimension") for value in HUGE),
-        *((ReBAPooling, {"pooling": value}, "pooling") for value in ("cls", "Last", None, 3, ["last"], "x" * 60_000)),
-        *((ReBAPooling, {"variant": value}, "variant") for value in ("code", None, 3)),
-        *((ReBAPooling, {name: 1}, name) for name in ("include_special", "normalize_weights")),
-        *((ChunkedReBAPooling, {"chunk": value}, "chunk") for value in (0, -1, 1 << 25, True, 2.0, "8", None)),
-        *((ChunkedReBAPooling, {"chunk": 8, "repeats": value}, "repeats") for value in (0, 65, 2.0, None)),
-        *((ChunkedReBAPooling, {"chunk": 8, "pooling": value}, "pooling") for value in ("cls", None)),
-        (ChunkedReBAPooling, {"chunk": 8, "include_special": "yes"}, "include_special"),
-    ],
-    ids=lambda each: repr(each)[:50],
-)
-def test_hostile_values(kind: Any, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        kind(**{"embedding_dimension": 32, **options})
-    assert named in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 600
+def test_attention_that_is_not_the_models_own_is_refused(base: Base) -> None:
+    """Falcon's eager attention counts ALiBi twice: ReBA says so, Echo runs the model's own."""
+    path, ids = base("falcon_alibi"), torch.arange(5, 25)[None]
+    models = [AutoModel.from_pretrained(path, attn_implementation=each).eval() for each in ("sdpa", "eager")]
+    with torch.no_grad():
+        hidden = [each(ids, attention_mask=torch.ones_like(ids)).last_hidden_state for each in models]
+        assert not torch.allclose(*hidden, atol=1e-4), "the premise"
+        with pytest.raises(ValueError, match="hidden states change"):
+            build(path)
+        echo = build(path, "echo")
+        features = features_of(echo, ["他在银行"])
+        wanted = models[0](features["input_ids"], attention_mask=features["attention_mask"]).last_hidden_state[0, -1]
+    assert_close(encoded(echo, ["他在银行"])[0], wanted.double())

@@ -1,0 +1,137 @@
+"""Every NoSink setting against the float64 oracle, alone and together with ReBA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+from architectures import SLIDING
+from oracle import TEXTS, assert_close, double, oracle
+from pipelines import build, encoded, features_of
+from reference_nosink import Plan, hooked, plan, run, visible
+
+from st_reba.methods import SETTINGS
+from st_reba.modules.masks import MASKS, see
+
+Base = Callable[..., str]
+DEPTH = 3
+BIDIR, NOSINK = "bidirectional", "nosink-bidirectional"
+# Setting with its numbers → the oracle's plan, for models of three layers.
+CASES: list[Any] = [
+    pytest.param({"setting": setting, **numbers}, wanted, id=f"{setting} {numbers}")
+    for setting, numbers, wanted in (
+        ("baseline", {}, plan(DEPTH)),
+        ("inplace-back", {"k": 2}, plan(DEPTH, kind="backward", k=2)),
+        ("inplace-bidir", {"k": "all"}, plan(DEPTH, k=3)),
+        ("inplace-bidir", {"k": [0, -1]}, Plan((BIDIR, None, BIDIR))),
+        ("inter-back", {"k": 2}, plan(DEPTH, "inter", "backward", 2)),
+        ("inter-bidir", {"k": [0, 2]}, Plan((BIDIR, None, BIDIR), "inter")),
+        ("inter-back", {"k": [0, 2], "implementation": "authors"}, Plan(("backward", None, "backward"), "inter", variant="published")),
+        ("inter-bidir", {"k": 2, "implementation": "authors"}, plan(DEPTH, "inter", k=2, variant="published")),
+        ("extra-back", {"k": 3}, plan(DEPTH, "extra", "backward", 3)),
+        ("extra-bidir", {"k": [1]}, Plan((None, BIDIR, None), "extra")),
+        ("extra-bidir", {"k": 2, "implementation": "authors"}, plan(DEPTH, "extra", k=2, variant="published")),
+        ("extra-back", {"k": 1, "implementation": "authors"}, plan(DEPTH, "extra", "backward", 1, variant="published")),
+        ("extend-back", {"k": 1}, plan(DEPTH, "extend", "backward", 1)),
+        ("extend-bidir", {"k": 2}, plan(DEPTH, "extend", k=2)),
+        ("mask0-for", {"k": 2}, plan(DEPTH, kind="nosink-forward", k=2)),
+        ("mask0-for", {"k": 3, "m": 3}, plan(DEPTH, kind="nosink-forward", k=3, m=3)),
+        ("mask0-bidir", {"k": 1}, plan(DEPTH, kind=NOSINK, k=1)),
+        ("mask0-bidir", {"k": [1], "m": 2}, Plan((None, NOSINK, None), m=2)),
+        ("mask0-all", {"k": 1}, plan(DEPTH, kind=NOSINK, k=1, others="nosink-forward")),
+        ("mask0&bidir", {"k": 3, "k0": 1}, plan(DEPTH, k=3, k0=1)),
+        ("mask0-1", {"k": 2}, plan(DEPTH, k=2, k0=1)),
+        ("mask0-2", {"k": 3}, plan(DEPTH, k=3, k0=2)),
+        ("mask0-3", {"k": 3}, plan(DEPTH, k=3, k0=3)),
+        ("mask0-last", {"k": 3, "k0": 2}, plan(DEPTH, k=3, k0=2)),
+        ("mask0-mid", {"k": 3, "k0": 2}, plan(DEPTH, k=3, k0=1)),
+        ("rerouted", {"k": 2}, plan(DEPTH, kind="rerouted", k=2)),
+    )
+]  # fmt: skip
+
+
+def windows(name: str) -> list[int | None]:
+    width, layers = SLIDING.get(name, (0, ()))
+    return [width if index in layers else None for index in range(DEPTH)]
+
+
+def test_every_setting_has_a_case() -> None:
+    assert {each.values[0]["setting"] for each in CASES} == set(SETTINGS)
+
+
+@pytest.mark.parametrize(("options", "wanted"), CASES)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_settings(base: Base, name: str, options: Any, wanted: Plan) -> None:
+    """The mean over content, special tokens around it, by transformers' layers run one after another by hand."""
+    path = base(name, "bos_eos")
+    got = encoded(build(path, "nosink", **options))
+    moved = []
+    for text, vector in zip(TEXTS, got, strict=True):
+        placed, plain, _ = oracle(path, text, (None,))
+        exact = reference.classical(run(double(path), placed.ids, wanted)[0], placed, "mean")
+        assert_close(vector, exact)
+        moved.append((exact - reference.classical(plain, placed, "mean")).abs().max())
+    assert max(moved) > 0.01 or options["setting"] == "baseline", "nothing was converted"
+
+
+# With windows, soft caps and sinks; and the rows that ReBA takes of layers that look ahead or run twice.
+SOME = CASES[::3]
+
+
+@pytest.mark.parametrize(("options", "wanted"), SOME)
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "gpt_oss"])
+def test_windows_caps_and_sinks(base: Base, name: str, options: Any, wanted: Plan) -> None:
+    path = base(name)
+    model, texts = build(path, "nosink", **options), TEXTS[1:4]
+    for text, vector in zip(texts, encoded(model, texts), strict=True):
+        placed = oracle(path, text, (None,))[0]
+        hidden, _ = hooked(double(path), placed.ids, wanted, windows(name))
+        assert_close(vector, reference.classical(hidden, placed, "mean"))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize(("options", "wanted"), SOME[1:])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_with_reba(base: Base, name: str, options: Any, wanted: Plan, pooling: Any) -> None:
+    """A^new takes every run of every layer, both ways within a head where a layer looks ahead."""
+    path = base(name)
+    model, texts = build(path, "reba", pooling=pooling, **options), TEXTS[1:4]
+    for text, vector in zip(texts, encoded(model, texts), strict=True):
+        placed = oracle(path, text, (None, None))[0]
+        hidden, maps = hooked(double(path), placed.ids, wanted, windows(name))
+        fused = reference.symmetrized_max(maps)
+        if options.get("implementation") == "authors":  # of both
+            published = {"last": reference.published_last, "mean": reference.published_mean}
+            assert_close(vector, published[pooling](hidden, fused))
+        else:
+            assert_close(vector, reference.reba(hidden, fused, placed, pooling))
+
+
+@pytest.mark.parametrize("m", [1, 2, 5])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str, m: int) -> None:
+    """Of every length and window, and with padding, which nobody sees but itself."""
+    for length in (1, 2, 6):
+        for window in (None, 2):
+            own = visible("forward", length, m, window)[None, None]
+            assert torch.equal(see(name, own, m=m)[0, 0], visible(name, length, m, window))
+    own = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    real = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6]).bool()
+    short, long = see(name, own, real, m)[:, 0]
+    assert torch.equal(long, visible(name, 6, m)) and torch.equal(short[:4, :4], visible(name, 4, m))
+    assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
+
+
+def test_one_token(base: Base) -> None:
+    """A text of one token, without any special one, is never left without a key."""
+    for name, case in ((name, case) for name in ("gpt2", "gpt_oss") for case in SOME):
+        options, wanted = case.values
+        path = base(name, "plain")
+        model = build(path, "nosink", **options)
+        ids = features_of(model, ["a"])["input_ids"]
+        hidden, _ = hooked(double(path), ids[0].tolist(), wanted, windows(name))
+        assert ids.shape == (1, 1)
+        assert_close(encoded(model, ["a", TEXTS[1]])[0], hidden[0])

@@ -1,0 +1,56 @@
+"""ReBA by pieces against the float64 oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracle import TEXTS, assert_close, double, oracle
+from pipelines import build, encoded, features_of
+from reference import hidden_and_attention, symmetrized_max
+from reference_chunked import Run, chunked_pooled, chunked_tokens, cut
+
+from st_reba.modules import pieces
+from st_reba.modules.pieces import cuts
+
+Base = Callable[..., str]
+
+
+def run_of(path: str) -> Run:
+    known: dict[tuple[int, ...], Any] = {}
+
+    def run(ids: tuple[int, ...]) -> Any:
+        if ids not in known:
+            hidden, maps = hidden_and_attention(double(path), ids)
+            known[ids] = hidden, symmetrized_max(maps)
+        return known[ids]
+
+    return run
+
+
+@pytest.mark.parametrize("options", [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}], ids=str)
+@pytest.mark.parametrize(("name", "chunk"), [("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)])
+def test_pieces(base: Base, name: str, chunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, run = base(name, "bos_eos"), run_of(base(name, "bos_eos"))
+    monkeypatch.setattr(pieces, "_POSITIONS", 64)  # several passes
+    last, mean = (build(path, pooling=pooling, chunk=chunk, **options) for pooling in ("last", "mean"))
+    with torch.inference_mode():
+        features = mean[0](features_of(mean), capture=mean[1].token_capture)
+        tokens = mean[1].token_vectors(features)
+    repeats = options.get("repeats", 2)
+    special = {key: value for key, value in options.items() if key != "repeats"}
+    for text, one, other, rows in zip(TEXTS, encoded(last), encoded(mean), tokens, strict=True):
+        placed = oracle(path, text, (None,))[0]
+        wanted = chunked_tokens(run, placed, chunk, repeats, **special)
+        assert_close(one, chunked_pooled(wanted, "last"))
+        assert_close(other, chunked_pooled(wanted, "mean"))
+        assert_close(rows[: placed.n], wanted)
+
+
+def test_cuts() -> None:
+    for count in range(1, 40):
+        for chunk in range(1, 12):
+            assert cuts(count, chunk)[:-1] == [piece.start for piece in cut(count, chunk)]
+            assert cuts(count, chunk)[-1] == count

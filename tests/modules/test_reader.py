@@ -1,0 +1,66 @@
+"""Inner layers, one or several, against the float64 oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+from architectures import save
+from oracle import TEXTS, assert_close, double, oracle
+from pipelines import build, encoded
+from reference import hidden_and_attention, symmetrized_max
+from sentence_transformers import SentenceTransformer
+
+Base = Callable[..., str]
+DEPTH, TWICE = 3, (None, None)
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+@pytest.mark.parametrize("layer", [0, 1, -2, -1])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss"])
+def test_one(base: Base, name: str, layer: int, final_norm: bool) -> None:
+    """A model that reads layer k has k layers: Echo's states, and ReBA's attention of these alone."""
+    path, number = base(name), layer % (DEPTH + 1)
+    echo, reba = (build(path, method, pooling="mean", layer=layer, final_norm=final_norm) for method in ("echo", "reba"))
+    assert {echo[0].depth, reba[0].depth} == {max(1, number)}
+    for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
+        placed = oracle(path, text, TWICE)[0]
+        hidden = reference.layer_states(double(path), placed.ids, final_norm=final_norm)[number]
+        maps = hidden_and_attention(double(path), placed.ids)[1]
+        assert_close(by_echo, reference.echo(hidden, placed, "mean"))
+        assert_close(by_reba, reference.reba(hidden, symmetrized_max(maps[: max(1, number)]), placed, "mean"))
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+@pytest.mark.parametrize("join", ["mean", "concat"])
+@pytest.mark.parametrize(("name", "ends"), [("gpt2", (0, 3)), ("llama", (1, 2)), ("gemma2", (-3, -1))])
+def test_several(base: Base, name: str, ends: tuple[int, int], join: Any, final_norm: bool) -> None:
+    path, (first, last) = base(name), (each % (DEPTH + 1) for each in ends)
+    model = build(path, "echo", pooling="mean", layer=list(ends), join=join, final_norm=final_norm)
+    assert model.get_embedding_dimension() == 32 * (last - first + 1 if join == "concat" else 1)
+    for text, vector in zip(TEXTS, encoded(model), strict=True):
+        placed = oracle(path, text, TWICE)[0]
+        states = reference.layer_states(double(path), placed.ids, final_norm=final_norm)
+        units = [states[each] / states[each].norm(dim=1, keepdim=True) for each in range(first, last + 1)]
+        joined = reference.mean_of_layers(states, first, last) if join == "mean" else torch.cat(units, dim=1)
+        assert_close(vector, reference.echo(joined, placed, "mean"))
+
+
+def test_saved(base: Base, tmp_path: Any) -> None:
+    """The file holds the layers that run alone, and the model reads what it read."""
+    for number, options in enumerate(({"layer": 1}, {"layer": [1, 2], "join": "concat"})):
+        model = build(base("llama"), "reba", **options)
+        model.save_pretrained(str(tmp_path / str(number)))
+        again = SentenceTransformer(str(tmp_path / str(number)), device="cpu")
+        assert torch.equal(encoded(again), encoded(model)) and again[0].depth == number + 1
+        assert sum(".layers." in name for name in again[0].state_dict()) == 9 * (number + 1)
+
+
+def test_layers_that_are_needed_stay(tmp_path: Any) -> None:
+    """Layers of other kinds and lists of a configuration are cut with the layers."""
+    model: Any = build(str(save("gemma3_text", tmp_path, "bos")), "echo", layer=2)
+    assert model[0].config.layer_types == ["sliding_attention", "full_attention"]
+    assert len(model[0].model.layers) == 2

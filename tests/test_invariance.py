@@ -1,0 +1,75 @@
+"""A vector depends on its text alone: not on the batch, its order or size, padding, or other threads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from marks import slow_but
+from oracle import assert_close
+from pipelines import PIPELINES, build, encoded, made
+
+Base = Callable[..., str]
+HOSTILE = (
+    "",
+    "a",
+    "今天天气很好，我们去公园散步吧。",
+    "🙂👩‍👩‍👧‍👦🇨🇳",
+    "<s></s> <|endoftext|> [PAD][CLS]",
+    "\ud83d lone \udc00",
+    "\x00\n\t ",
+    "{text} {instruction} {{",
+    "The river runs past the old mill and under the bridge. " * 12,
+    "e\u0301" * 40,
+)
+# Quick: one of each kind of base; the other pairs at night.
+CASES = [(of, name) for of in ("llama", "gpt2", "gemma2", "gpt_oss") for name in PIPELINES]
+QUICK = [("llama", name) for name in PIPELINES] + [("gemma2", "mask0"), ("gpt_oss", "reba mask0"), ("gpt_oss", "inter")]
+
+
+@pytest.mark.parametrize(("of", "name"), slow_but(CASES, *QUICK, rows=True))
+def test_batches(base: Base, of: str, name: str) -> None:
+    model = made(base(of), name)
+    alone = encoded(model, HOSTILE, alone=True)
+    assert alone.isfinite().all() and (alone.norm(dim=1) > 0).all()
+    order = random.Random(0).sample(range(len(HOSTILE)), len(HOSTILE))
+    shuffled = encoded(model, [HOSTILE[index] for index in order])
+    threes = model.encode(list(HOSTILE), batch_size=3, convert_to_tensor=True)
+    for place, index in enumerate(order):
+        assert_close(shuffled[place], alone[index].double())
+    assert_close(threes, alone.double())
+
+
+@pytest.mark.parametrize("of", ["mistral", "qwen2", "bloom", "falcon"])
+@pytest.mark.parametrize("name", ["reba mean", "authors last", "echo last"])
+def test_other_bases(base: Base, of: str, name: str) -> None:
+    model = made(base(of, "bos_eos"), name)
+    for together, alone in zip(encoded(model, HOSTILE), encoded(model, HOSTILE, alone=True), strict=True):
+        assert_close(together, alone.double())
+
+
+def test_special_tokens_in_a_text_are_text(base: Base) -> None:
+    first: Any = build(base("llama", "bos_eos"), "echo")[0]
+    ids = first.content(["<s>", "</s>", "\ud83d"])["input_ids"]
+    assert not {first.tokenizer.bos_token_id, first.tokenizer.eos_token_id} & {each for row in ids for each in row}
+    assert first.content(["x\ud83d", "x\ufffd"])["input_ids"][0] == first.content(["x\ufffd"])["input_ids"][0]
+
+
+def test_threads(base: Base) -> None:
+    """Models of several kinds in many threads at once, each in a pass of its own."""
+    names = ("reba mean", "mask0", "inter", "echo last", "layers", "chunk mean", "ensemble")
+    models = {name: made(base("llama"), name) for name in names}
+    wanted = {name: encoded(model, HOSTILE, alone=True) for name, model in models.items()}
+
+    def run(job: tuple[str, int]) -> None:
+        name, start = job
+        texts = [*HOSTILE[start:], *HOSTILE[:start]]
+        got = encoded(models[name], texts)
+        assert_close(torch.roll(got, start, dims=0), wanted[name].double())
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, [(name, start) for start in range(5) for name in names]))
