@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..modules.attention import Scores, blocked_attention, show_attention
+
 if TYPE_CHECKING:
     import pandas as pd
     from sentence_transformers import SentenceTransformer
@@ -101,9 +103,9 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
     with torch.inference_mode():
         transformer(batch_to_device(features, model.device), capture=recorder)
     m, runs, layers = getattr(transformer, "m", 1), Counter[int](), []
-    for layer, mask, summed in recorder.layers:
+    for layer, mask, kept in recorder.layers:
         runs[layer] += 1
-        matrix: NDArray[np.float32] = (summed[0, :length, :length] / recorder.heads).numpy()
+        matrix: NDArray[np.float32] = kept[:length, :length].numpy()
         name = f"{mask}({m})" if mask.startswith("nosink") and m != 1 else mask
         layers.append(LayerMap(layer, name, matrix, runs[layer]))
     ids = features["input_ids"][0][:length].tolist()
@@ -111,43 +113,34 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
 
 
 class _Recorder:
-    """Takes the place of a Capture, and keeps all attention of each layer, summed over heads."""
+    """Takes the place of a Capture, and keeps the attention of each layer, mean over heads."""
 
     pieces, zeros, both = None, False, True
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, str, Tensor]] = []
-        self.heads = 0
         self.state: Any = None
 
     def begin(self, state: Any) -> None:
-        """Take the place of what captures."""
-        from ..modules.attention import show_attention
-
-        show_attention(state.transformer.model)
+        if not show_attention(state.transformer.model):
+            raise ValueError(f"{type(state.transformer.model).__name__} shows no attention.")
         self.state, state.capture = state, self
 
     def finish(self, state: Any, hidden: Tensor) -> Tensor:
-        """Refuse a model whose layers did not show their attention."""
-        if not self.layers:
-            raise ValueError(f"{type(state.transformer.model).__name__} shows no attention.")
         return hidden
 
-    def sums(self, probabilities: Tensor) -> Tensor:
-        """All of one head's [B, T, T]."""
-        return probabilities.detach().float().cpu()
-
-    def add(self, layer: Tensor, *, first: bool = True) -> None:
-        """One head's attention; ``first``: of a further run."""
-        if not first:
-            self.heads += len(self.layers) == 1
-            self.layers[-1][2].add_(layer)
-            return
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, looks_ahead: bool) -> Tensor:
         masks = self.state.masks
         module, mask = (None, "forward") if masks is None or masks.last is None else masks.last
-        index = getattr(module, "layer_idx", len(self.layers))
-        self.heads = 1 if not self.layers else self.heads
-        self.layers.append((index, mask, layer.clone()))
+        kept = torch.zeros(query.shape[2], key.shape[2])
+
+        def see(probabilities: Tensor, start: int) -> None:
+            block = probabilities[0].mean(dim=0, dtype=torch.float32).cpu()
+            kept[start : start + block.shape[0], : block.shape[1]] = block
+
+        output = blocked_attention(query, key, value, scores, see)
+        self.layers.append((getattr(module, "layer_idx", len(self.layers)), mask, kept))
+        return output
 
 
 def _shown(tokenizer: Any, token: int) -> str:

@@ -41,30 +41,34 @@ def shared_vectors(
     found = {
         each: model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show) for each in alone
     }
-    together = [each for each in methods if each not in found]
-    wanted = [words[each] for each in together] if task.spans else together
-    has_field = any("{instruction}" in str(each.template) for each in methods)
-    runs: list[tuple[list[str], Any, dict[str, Any]]] = [
-        (list(texts), role, {"task": role, "prompt": instructions.before(task.name, role, has_field)})
-        for texts, role in _parts(task)
+    fielded = [
+        each
+        for each in methods
+        if each.template is not None and has_field(readouts.of_base(base, each, check=False), None)
     ]
+    groups = [
+        [each for each in methods if each not in found and (each in fielded) == with_field] for with_field in (0, 1)
+    ]
+    plans: list[tuple[list[Method], list[Method], list[Any]]] = []
     total = 0
-    for first in readouts.shared(wanted, layers.depth):
-        transformer: Any = readouts.of_base(base, replace(first, filter=None), check=False)[0]
-        single = readouts.readout_of(first, layers.depth) is not None
-        total += sum(
-            sum(readouts.positions(transformer, each[0], **each[2])) if single else len(each[0]) for each in runs
-        )
+    for with_field, group in enumerate(groups):
+        wanted = [words[each] for each in group] if task.spans else group
+        runs = [
+            (list(texts), {"task": role, "prompt": instructions.before(task.name, role, bool(with_field))})
+            for texts, role in _parts(task)
+        ]
+        for first in readouts.shared(wanted, layers.depth):
+            transformer: Any = readouts.of_base(base, replace(first, filter=None), check=False)[0]
+            single = readouts.readout_of(first, layers.depth) is not None
+            total += sum(sum(readouts.positions(transformer, one, **how)) if single else len(one) for one, how in runs)
+        plans.append((group, wanted, runs if wanted else []))
     with progress_bar(total, show) as bar:
-        parts = token_spans(base, task)
-        made: list[dict[Method, Vectors]] = [
-            readouts.vectors(
-                base, wanted, texts, parts=parts, batch_tokens=batch_tokens,
-                progress=lambda texts, positions: bar.update(positions), **options,
-            )
-            for texts, _, options in (runs if wanted else [])
-        ]  # fmt: skip
-    found |= {each: np.concatenate([one[own] for one in made]) for each, own in zip(together, wanted, strict=True)}
+        options: dict[str, Any] = {"parts": token_spans(base, task), "batch_tokens": batch_tokens}
+        options["progress"] = lambda texts, positions: bar.update(positions)
+        for group, wanted, runs in plans:
+            made = [readouts.vectors(base, wanted, texts, **how, **options) for texts, how in runs]
+            rows = zip(group, wanted, strict=True)
+            found |= {each: np.concatenate([one[as_run] for one in made]) for each, as_run in rows}
     return {each: found[each] for each in methods}
 
 

@@ -64,8 +64,8 @@ def choose_k(
 
     def best(methods: Iterable[Method], of: Any = task, known: dict[Method, float] = scores) -> Method:
         tried = list(methods)
-        found = compare(model, of, [each for each in tried if each not in known], draws=0).results
-        known |= {Method.parse(each.method): each.score for each in found}
+        if new := [each for each in tried if each not in known]:
+            known |= {Method.parse(each.method): each.score for each in compare(model, of, new, draws=0).results}
         return min(tried, key=lambda each: (-known[each], each.k or 0, each.k0 or 0))
 
     numbers = range(1, transformer.depth + 1)

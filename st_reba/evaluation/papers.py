@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from .. import zoo
 from ..methods import Method
+from ..zoo import recipe, zoo
 from .run import Result
 
 # By which a printed value is divided, and the digits that it then has.
@@ -39,7 +39,7 @@ class PaperScore:
         paper: ``"reba"``, ``"echo"`` or ``"nosink"``.
         table: Where it stands.
         base: The base model, as the zoo spells it.
-        arguments: Fields of :class:`st_reba.Method`, ``name`` among them.
+        arguments: Fields of :class:`st_reba.Method`, ``name`` among them; none: the base is an embedder as it is.
         task: Of a benchmark, or a set of tasks that was averaged, as the paper calls it.
         metric: As the paper calls it; ``"main_score"``: each task's own; ``"average"``: of the paper's metrics.
         printed: The value as it is printed: a fraction, or percent.
@@ -74,10 +74,9 @@ def paper_scores() -> tuple[PaperScore, ...]:
     """All numbers of the papers' tables that the project knows, those of the zoo's models first.
 
     Example:
-        >>> found = {(each.base, each.arguments["name"], each.task): each for each in paper_scores()}
-        >>> each = found["ckiplab/gpt2-base-chinese", "reba", "TNews"]
-        >>> each.value, each.source
-        (0.3061, 'ReBA, Table 3')
+        >>> each = next(each for each in paper_scores() if each.task == "TNews" and each.arguments["name"] == "reba")
+        >>> each.base, each.source
+        ('ckiplab/gpt2-base-chinese', 'ReBA, Table 4')
     """
     return (*_of_zoo(), *_of_file())
 
@@ -97,8 +96,7 @@ def beside(result: Result) -> list[PaperScore]:
     return [
         each
         for each in paper_scores()
-        if own
-        and not each.fine_tuned
+        if not each.fine_tuned
         and result.model in (each.base, each.base.rpartition("/")[2])
         and task_name(each.task) == task_name(result.task)
         and (each.metric == "main_score" or set(metric_names(each.metric)) & set(result.scores))
@@ -135,6 +133,8 @@ def _same(limit: int | None, of_paper: int | None) -> bool:
 def _canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with their defaults, without limits and numbers of layers, which the papers chose for each task."""
     whole = {key: value for key, value in arguments.items() if key not in ("k", "k0", "max_seq_length")}
+    if not whole:
+        return {}  # a model as it is
     if whole.get("setting") == "baseline":
         whole = {"pooling": "mean", **whole, "name": "classical"}
         whole.pop("setting")
@@ -145,9 +145,9 @@ def _canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_zoo() -> Iterator[PaperScore]:
-    for recipe in map(zoo.load, zoo.names()):
-        for score in recipe.about.scores:
-            where = (recipe.about.paper or "", score["table"], recipe.base, recipe.method.to_dict())
+    for each in map(recipe, zoo()):
+        for score in each.about.get("scores", ()):
+            where = (each.about["paper"], score["table"], each.base, each.method)
             yield PaperScore(*where, score["task"], score["metric"], float(score["value"]))
 
 

@@ -1,0 +1,187 @@
+"""The papers' numbers, sets of tasks, instructions, and mteb's own runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import st_reba
+from st_reba import Method
+from st_reba.evaluation import mteb_tasks
+from st_reba.evaluation.instructions import Instructions, read_instructions
+from st_reba.evaluation.mteb_tasks import find_tasks, scores_of, suites
+from st_reba.evaluation.papers import PaperScore, beside, metric_names, paper_scores, task_name
+from st_reba.evaluation.run import Result, evaluate
+
+GPT2 = "ckiplab/gpt2-base-chinese"
+
+
+def result(**changes: Any) -> Result:
+    return replace(
+        Result("TNews", "Classification", GPT2, "reba", "accuracy", 0.3, scores={"accuracy": 0.3}), **changes
+    )
+
+
+def test_all_numbers_are_fractions_of_methods_that_can_be_written() -> None:
+    scores = paper_scores()
+    assert len(scores) > 500
+    assert {each.paper for each in scores} == {"reba", "echo", "nosink"}
+    assert all(-0.2 < each.value <= 1 for each in scores)
+    for each in scores:
+        arguments = dict(each.arguments)
+        if "setting" in arguments:
+            arguments = {"k": "all", **arguments}
+            if "&" in arguments["setting"]:
+                arguments = {"k0": 1, **arguments}
+        Method(**arguments)
+
+
+def test_numbers_as_printed() -> None:
+    found = [
+        each for each in paper_scores() if (each.base, each.task, each.arguments.get("name")) == (GPT2, "TNews", "reba")
+    ]
+    last = {(each.source, each.value) for each in found if each.arguments.get("pooling") != "mean"}
+    assert last == {("ReBA, Table 3", 0.3061), ("ReBA, Table 3", 0.3055)}
+    assert PaperScore("echo", "Table 1", "b", {}, "t", "m", 71.23).value == 0.7123
+    assert PaperScore("nosink", "Table 1", "b", {}, "t", "m", 71.2).value == 0.712
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 1),
+        ({"model": "gpt2-base-chinese"}, 1),
+        ({"method": "reba:max_seq_length=512"}, 1),
+        ({"method": "reba:repeats=2,pooling=last"}, 1),
+        ({"method": "reba:max_seq_length=100"}, 0),
+        ({"method": "reba:repeats=3"}, 1),
+        ({"method": "reba:repeats=4"}, 0),
+        ({"method": ""}, 0),
+        ({"model": "mini"}, 0),
+        ({"model": "BAAI/bge-m3", "method": "", "task": "CoNLL-2003", "scores": {"entity_f1": 0.7}}, 1),
+        ({"task": "tnews"}, 1),
+        ({"task": "STSB"}, 0),
+        ({"prompts": "nosink"}, 0),
+        ({"scores": {"f1": 0.3}}, 0),
+    ],
+)
+def test_a_paper_stands_beside_the_same_thing_alone(changes: dict[str, Any], count: int) -> None:
+    found = beside(result(**changes))
+    assert len(found) == count
+
+
+def test_names() -> None:
+    assert task_name("CMedQAv2") == task_name("cmedqav2_reranking")
+    assert metric_names("f1") == ("f1", "entity_f1")
+    assert metric_names("ndcg_at_10") == ("ndcg_at_10",)
+
+
+def test_sets_name_tasks_of_mteb() -> None:
+    mteb = pytest.importorskip("mteb")
+    for suite in suites().values():
+        for kind, names in suite.tasks.items():
+            assert {mteb.get_task(name).metadata.type for name in names} <= {kind, "Summarization"}, suite.name
+    found = find_tasks("c-mteb")
+    assert len(found) == 31
+    assert {named for _, named in found} == {None}
+    assert {named for _, named in find_tasks("MTEB-15")} == {"nosink"}
+    (sts17,) = (task for task, _ in find_tasks("MTEB-15") if task.metadata.name == "STS17")
+    assert sts17.hf_subsets == ["en-en"]
+    assert [task.metadata.name for task, _ in find_tasks("STSB")] == ["STSB"]
+    with pytest.raises(ValueError):
+        find_tasks("STSBx")
+
+
+def test_instructions(tmp_path: Path) -> None:
+    nosink = read_instructions("nosink")
+    assert set(suites()["MTEB-15"].names) <= set(nosink.tasks)
+    assert nosink.before("SciFact", "query", False) == f"Instruct: {nosink.of('SciFact')}\nQuery: "
+    assert nosink.before("SciFact", "query", True) == nosink.of("SciFact")
+    assert nosink.before("SciFact", "document", False) is None
+    assert read_instructions(nosink) is nosink
+    assert read_instructions("none").tasks == read_instructions(None).tasks == {}
+    own = {"tasks": {"*": {"document": "D"}}, "document": "{instruction}: "}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    found = read_instructions(tmp_path / "own.yaml")
+    assert (found.name, found.before("any", "document", False), found.before("any", None, False)) == (
+        "own",
+        "D: ",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {},
+        {"STS": ""},
+        {"STS": 3},
+        {"STS": {"passage": "x"}, "tasks": {}},
+        {"tasks": {"STS": "x"}, "query": "no field"},
+        {"tasks": {"STS": "x"}, "passage": "{instruction}"},
+        {"tasks": {"STS": {}}},
+    ],
+)
+def test_what_is_none_of_instructions_is_refused(source: Any) -> None:
+    with pytest.raises(ValueError):
+        read_instructions(source)
+    with pytest.raises(FileNotFoundError):
+        read_instructions("nowhere.yaml")
+
+
+class Prompted:
+    """Records the prompts that stand while a task runs."""
+
+    def __init__(self) -> None:
+        self.prompts = {"query": "q"}
+
+    def __getitem__(self, index: int) -> Any:
+        return object()
+
+
+def test_instructions_are_the_prompts_while_mteb_runs() -> None:
+    mteb = pytest.importorskip("mteb")
+    model = Prompted()
+    task = mteb.get_task("SciFact")
+    with mteb_tasks._prompted(model, task, Instructions("x", {"SciFact": "Find."})):
+        assert model.prompts == {"query": "q", "SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
+    assert model.prompts == {"query": "q"}
+    with mteb_tasks._prompted(model, task, Instructions("x", {"STSB": "Find."})):
+        assert model.prompts == {"query": "q"}
+
+
+def test_mteb_scores_as_we_do() -> None:
+    """A task of pairs and one of classes of pairs, of the same data."""
+    mteb = pytest.importorskip("mteb")
+    datasets = pytest.importorskip("datasets")
+    from st_reba.evaluation.tasks import Task
+
+    words = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]
+    other = [f"the {word}" for word in words[3:] + words[:3]]
+    scores, labels = [float(n) for n in range(12)], [n % 2 for n in range(12)]
+    metadata = mteb.get_task("STSBenchmark").metadata
+
+    def task_of(name: str, like: str, data: Any) -> Any:
+        base = type(mteb.get_task(like))
+        given = base.metadata.model_copy(update={"name": name, "dataset": {**metadata.dataset, "revision": "1"}})
+        task = type(name, (base,), {"metadata": given, "load_data": lambda self, *a, **k: None})()
+        task.dataset, task.data_loaded = {"test": data}, True
+        return task
+
+    model = st_reba.build("mini", "echo", pooling="mean")
+    pairs = datasets.Dataset.from_dict({"sentence1": words, "sentence2": other, "score": scores})
+    theirs = scores_of(model, task_of("OwnPairs", "STSBenchmark", pairs))
+    items = tuple((n, 12 + n, score) for n, score in enumerate(scores))
+    (ours,) = evaluate(model, Task("t", "STS", (*words, *other), items))
+    assert theirs["cosine_spearman"] == pytest.approx(ours.scores["cosine_spearman"], abs=1e-4)
+    assert theirs["cosine_pearson"] == pytest.approx(ours.scores["cosine_pearson"], abs=1e-4)
+    classes = datasets.Dataset.from_dict({"sentence1": words, "sentence2": other, "labels": labels})
+    theirs = scores_of(model, task_of("OwnClasses", "TwitterSemEval2015", classes))
+    items = tuple((n, 12 + n, label) for n, label in enumerate(labels))
+    (ours,) = evaluate(model, Task("t", "PairClassification", (*words, *other), items))
+    # mteb's best accuracy leaves out the threshold above all cosines, so that it may be lower.
+    assert theirs["cosine_ap"] == pytest.approx(ours.scores["cosine_ap"], abs=1e-4)

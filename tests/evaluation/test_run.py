@@ -1,0 +1,230 @@
+"""Compare, curve and evaluate on real models."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import st_reba
+from st_reba.evaluation import encoding, readouts, run
+from st_reba.evaluation.instructions import Instructions
+from st_reba.evaluation.run import Result, compare, curve, evaluate, markdown
+from st_reba.evaluation.tasks import Task, read_task
+from st_reba.evaluation.toy import toy_tasks
+from st_reba.methods import Method
+
+PLAIN = "classical:pooling=mean"
+WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]
+PAIRS = pd.DataFrame({"text1": WORDS, "text2": [f"the {word}" for word in WORDS[::-1]], "score": range(12)})
+RANKING = pd.DataFrame([(f"q {w}", f"d {v}", int(w == v)) for w in WORDS for v in WORDS[:3] + [w]])
+RANKING.columns = ["query", "document", "relevance"]
+
+
+@pytest.fixture(scope="module")
+def base() -> SentenceTransformer:
+    return readouts.opened("mini")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        read_task(PAIRS, name="pairs"),
+        read_task(RANKING, "Retrieval", name="ranking"),
+        toy_tasks(["S3"], ["en"], "early", limit=12)[0],
+        Task(
+            "ner",
+            "NER",
+            ("New York", "he is"),
+            ((0, ("New", "York"), ("B-LOC", "I-LOC")),) * 10,
+            ((1, ("he", "is"), ("O", "O")),),
+        ),
+    ],
+    ids=lambda task: task.name,
+)
+def test_compare_scores_what_evaluate_scores(base: SentenceTransformer, task: Task) -> None:
+    methods = [PLAIN, "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
+    found = compare(base, task, methods)
+    assert [each.method for each in found.results] == methods
+    for method, result in zip(methods, found.results, strict=True):
+        (alone,) = evaluate(st_reba.build("mini", method), task)
+        assert alone.scores == pytest.approx(result.scores, abs=1e-3)
+        assert (alone.method, alone.items, alone.interval) == (
+            method,
+            result.items,
+            pytest.approx(result.interval, abs=1e-3),
+        )
+
+
+def test_methods_with_the_same_input_run_once(base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    read = readouts.read
+    monkeypatch.setattr(readouts, "read", lambda *args, **options: passes.append(args) or read(*args, **options))
+    compare(base, PAIRS, ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"], draws=0)
+    assert len(passes) == 2
+
+
+def test_templates_of_queries_and_documents(base: SentenceTransformer) -> None:
+    method = Method("echo", pooling="mean", template="echo-instruct")
+    task = read_task(RANKING, "Retrieval")
+    # One of the two methods has a field for the instruction, the other takes it as text.
+    told = Instructions("own", {task.name: "Find"}, query="Instruct: {instruction}\n")
+    vectors = encoding.shared_vectors(base, task, [Method.parse(PLAIN), method], told, 4096, False)
+    query, document = task.texts[0], task.texts[task.queries]
+    for each, prompt in ((method, "Find"), (Method.parse(PLAIN), "Instruct: Find\n")):
+        model = st_reba.build("mini", each)
+        assert np.abs(vectors[each][0] - model.encode_query(query, prompt=prompt)).max() < 1e-5
+        assert np.abs(vectors[each][task.queries] - model.encode_document(document)).max() < 1e-5
+
+
+def test_instructions_stand_before_queries(base: SentenceTransformer) -> None:
+    task = read_task(RANKING, "Retrieval", name="mine")
+    prompts = {"mine": "Find: "}
+    (told,) = compare(base, task, [PLAIN], prompts=prompts).results
+    (alone,) = evaluate(st_reba.build("mini", PLAIN), task, prompts=prompts)
+    (without,) = compare(base, task, [PLAIN]).results
+    assert told.prompts == "own"
+    assert told.scores == pytest.approx(alone.scores, abs=1e-3)
+    assert told.scores != without.scores
+    model = st_reba.build("mini", "echo", template="echo-instruct")
+    assert encoding.has_field(model, "query") and encoding.has_field(model, None)
+    assert not encoding.has_field(st_reba.build("mini"), None)
+
+
+def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    found = compare(base, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="a $ name_")
+    evaluate(st_reba.build("mini"), read_task(PAIRS, name="b"), out=out, figure=tmp_path / "e.svg")
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(line["task"], line["method"]) for line in lines] == [
+        ("a $ name_", PLAIN),
+        ("a $ name_", "echo"),
+        ("b", "reba"),
+    ]
+    first = Result(**{**lines[0], "interval": tuple(lines[0]["interval"])})
+    assert first == found.results[0]
+    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    assert "</svg>" in (tmp_path / "e.svg").read_text()
+
+
+def test_the_table_counts_significant_differences(base: SentenceTransformer) -> None:
+    table = pd.DataFrame({"text1": WORDS * 10, "text2": (WORDS[::-1] + WORDS) * 5, "score": ([0] * 12 + [1] * 12) * 5})
+    table["text1"] = [f"{word} {n}" for n, word in enumerate(table["text1"])]
+    found = compare(base, table, [PLAIN, "prompteol", "classical"])
+    rows = found.table()
+    certain = [each for each in found.differences if each.significant]
+    assert rows["above"].sum() == rows["below"].sum() == len(certain) > 0
+    best = max(found.results, key=lambda each: each.score).method
+    assert rows.loc[best, "above"] == sum(best in (each.first, each.second) for each in certain)
+    assert found.results[0].method in str(found)
+
+
+def test_metrics(base: SentenceTransformer) -> None:
+    (found,) = compare(base, PAIRS, [PLAIN], metric="paper").results
+    assert (found.metric, found.score) == ("cosine_pearson", found.scores["cosine_pearson"])
+    (found,) = compare(base, PAIRS, [PLAIN], draws=0).results
+    assert (found.metric, found.interval) == ("cosine_spearman", None)
+
+
+def test_curves(base: SentenceTransformer, tmp_path: Path) -> None:
+    frame = curve(base, PAIRS, [PLAIN, "echo:pooling=mean"], "layer", [2, 4], figure=tmp_path / "f.png")
+    (found,) = compare(base, PAIRS, [f"{PLAIN},layer=4"]).results
+    assert frame.loc[PLAIN, "4"] == pytest.approx(found.score)
+    assert frame.shape == (2, 2)
+    assert (tmp_path / "f.png").stat().st_size > 0
+    frame = curve(base, PAIRS, [PLAIN, "echo:pooling=mean"], "repeats", [2, 3])
+    assert frame.isna().all(axis=1).tolist() == [True, False]
+    frame = curve(base, PAIRS, [PLAIN, "prompteol"], "max_seq_length", [4, 40])
+    assert frame.isna().to_numpy().tolist() == [[False, False], [True, False]]
+
+
+def test_tasks_by_their_names(tmp_path: Path) -> None:
+    PAIRS.to_csv(tmp_path / "p.csv", index=False)
+    (tmp_path / "t.yaml").write_text("- {name: listed, file: p.csv}\n")
+    model = st_reba.build("mini")
+    model.save(str(tmp_path / "model"))
+    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", tmp_path / "p.csv", tmp_path / "t.yaml", PAIRS]
+    found = evaluate(tmp_path / "model", names, limit=11)
+    assert [(each.task, each.items) for each in found] == [
+        ("S1 en", 11),
+        ("p", 11),
+        ("p", 11),
+        ("listed", 12),
+        ("table", 11),
+    ]
+    assert {each.method for each in found} == {"reba"}
+
+
+def test_the_estimate_of_a_slow_model_holds(base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a third of the work on, the time that is left is within a factor of 1.5."""
+    texts = [" ".join(WORDS[: 1 + n % 12]) + f" {n}" for n in range(240)]
+    task = read_task(pd.DataFrame({"text1": texts, "text2": texts[::-1], "score": range(240)}))
+    seen: list[tuple[float, float]] = []
+    bar_of = encoding.progress_bar
+
+    class Bar:
+        def __init__(self, bar: Any) -> None:
+            self.bar = bar
+
+        def update(self, positions: int) -> None:
+            time.sleep(positions / 4000)
+            self.bar.update(positions)
+            about = self.bar.format_dict
+            seen.append((time.perf_counter(), (about["total"] - about["n"]) * about["elapsed"] / about["n"]))
+
+    class Context:
+        def __init__(self, total: int, show: bool | None) -> None:
+            self.inner = bar_of(total, True)
+
+        def __enter__(self) -> Bar:
+            return Bar(self.inner.__enter__())
+
+        def __exit__(self, *error: Any) -> None:
+            self.inner.__exit__(*error)
+
+    monkeypatch.setattr(encoding, "progress_bar", Context)
+    compare(base, task, [PLAIN, "echo", "prompteol"], draws=0, batch_tokens=512)
+    end = seen[-1][0]
+    checked = [(at, left) for at, left in seen if (at - seen[0][0]) > (end - seen[0][0]) / 3 and end - at > 0.2]
+    assert len(checked) > 5
+    assert all((end - at) / 1.5 < left < (end - at) * 1.5 for at, left in checked)
+
+
+@pytest.mark.parametrize(
+    ("table", "methods", "options"),
+    [
+        (PAIRS, [], {}),
+        (PAIRS, ["eco"], {}),
+        (PAIRS, [PLAIN], {"metric": "accuracy"}),
+        (PAIRS, [PLAIN], {"kinds": "STS"}),
+        (PAIRS.drop(columns="score"), [PLAIN], {}),
+    ],
+)
+def test_refused(base: SentenceTransformer, table: pd.DataFrame, methods: list[str], options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        compare(base, table, methods, **options)
+
+
+def test_unusable_vectors_are_named(base: SentenceTransformer) -> None:
+    task = read_task(PAIRS)
+    vectors = np.ones((len(task.texts), 2), np.float32)
+    assert encoding.usable(vectors, task, "m") is vectors
+    for value in (0, np.nan):
+        bad = vectors.copy()
+        bad[3] = value
+        with pytest.raises(ValueError, match=task.texts[3]):
+            encoding.usable(bad, task, "m")
+    with pytest.raises(ValueError):
+        curve(base, PAIRS, [PLAIN], "repeats", [2])
+
+
+def test_markdown() -> None:
+    frame = pd.DataFrame({"a|b": [0.12345, float("nan")], "c": [3, None]}, index=["x\ny", "z"])
+    assert markdown(frame, 2).splitlines()[2:] == ["| x y | 0.12 | 3.00 |", "| z |  |  |"]
+    assert run.markdown(frame).startswith("|  | a\\|b | c |")
