@@ -153,12 +153,13 @@ def _check_module(path: str, folder: Any, name: Any, file: str, trusted: bool, h
     config = os.path.join(folder, "config.json")
     for each in (config, os.path.join(folder, "sentence_bert_config.json")):
         _check_settings(path, each, hub)
-    own = inspect.signature(kind.__init__).parameters.values()
     if "config_keys" in vars(kind) and not hasattr(kind, "tokenizer"):
-        needed = [each.name for each in own if each.default is each.empty and each.name in kind.config_keys]
         values = _read(path, config, hub) or {}
-        if needed and (missing := sorted(set(needed) - set(values))):
-            raise RepositoryRefused(f"{path!r}: {config} is missing, or lacks {missing[0]!r}. {_REMEDY}")
+        parameters = inspect.signature(kind.__init__).parameters
+        if not values and any(
+            name in kind.config_keys and each.default is each.empty for name, each in parameters.items()
+        ):
+            raise RepositoryRefused(f"{path!r}: {config} is missing. {_REMEDY}")
         sizes: list[Any] = [values[each] for each in ("in_features", "out_features") if each in values]
         held = _held(path, folder, hub) if sizes else None
         if held is not None and not (all(type(each) is int for each in sizes) and math.prod(sizes) <= held):

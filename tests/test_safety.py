@@ -57,6 +57,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     st_reba.fit_filter(echo, texts, "center").save_pretrained(str(root / "filtered"))
     plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16)]
     SentenceTransformer(modules=plain, device="cpu", prompts={"query": "Q: "}).save_pretrained(str(root / "plain"))
+    # As older versions of sentence-transformers wrote it.
+    old = {"word_embedding_dimension": 192, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    shutil.copytree(root / "plain", root / "old")
+    (root / "old" / "1_Pooling" / "config.json").write_text(json.dumps(old), encoding="utf-8")
     return {path.name: path for path in root.iterdir()}
 
 
@@ -106,7 +110,7 @@ class Planted:
         return exec, ("import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('pickle')",)
 
 
-@pytest.mark.parametrize("kind", [*METHODS, "filtered", "plain"])
+@pytest.mark.parametrize("kind", [*METHODS, "filtered", "plain", "old"])
 def test_sound(models: dict[str, Path], kind: str) -> None:
     plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
     assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
