@@ -3,8 +3,8 @@
 
     scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5] [--json]
 
-MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words N,
-texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
+MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words
+N, texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
 once, in turn, so that all see the same machine. Printed are medians of the rounds and of their ratios.
 """
 

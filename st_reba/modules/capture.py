@@ -47,7 +47,8 @@ class Capture:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
         config, seen = state.transformer.config.get_text_config(), state.capture.layers
         types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-        expected = sum("attention" in each and "linear" not in each for each in types) or config.num_hidden_layers
+        kinds = [each for each in types if each == "hybrid" or ("attention" in each and "linear" not in each)]
+        expected = len(kinds) or config.num_hidden_layers
         if seen < expected + (0 if state.masks is None else len(state.masks.second)):
             raise ValueError(f"ReBA needs the attention of {expected} layers, but {seen} showed theirs. Use Echo.")
         state.features["backward_attention"] = state.capture.rows()
@@ -86,20 +87,23 @@ class BackwardAttention:
                 found = output, torch.cat(columns, dim=2)
             self.add(found[1])
             return found[0]
-        # Head by head, for rows and columns of one head at once; one head's [B, T, T] is held at a time.
-        outputs, size, length = [], query.shape[1] // key.shape[1], query.shape[2]
-        for head in range(query.shape[1]):
-            one, group = slice(head, head + 1), slice(head // size, head // size + 1)
+        # Few heads at a time, for rows and columns of one head at once; those of one group share a key.
+        batch, heads, length, _ = query.shape
+        size = heads // key.shape[1]
+        most = max(1, (1 << 22) // (batch * length * length))
+        step = min(most, heads) if size == 1 else max(n for n in range(1, size + 1) if size % n == 0 and n <= most)
+        outputs = []
+        for head in range(0, heads, step):
+            some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
             # Masks are mostly shared by all heads.
             own = {name: getattr(scores, name) for name in ("mask", "bias")}
-            own = {name: each if each is None or each.shape[1] == 1 else each[:, one] for name, each in own.items()}
-            mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[one])
+            own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
+            mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[some])
             blocks: list[Tensor] = []
-            keep = blocks.append
-            see = lambda block, _: keep(block)  # noqa: E731, B023 - called at once
-            outputs.append(blocked_attention(query[:, one], key[:, group], value[:, group], mine, see))
+            see = lambda block, start, kept=blocks: kept.append(block)  # noqa: E731
+            outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, see))
             padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
-            self.add(self.sums(torch.cat(padded, dim=2)[:, 0]), first=head == 0)
+            self.add(self.sums(torch.cat(padded, dim=2)), first=head == 0)
         return torch.cat(outputs, dim=2)
 
     def columns(self, probabilities: Tensor, start: int) -> Tensor:
@@ -113,10 +117,11 @@ class BackwardAttention:
         return largest.masked_fill(self.anchors[:, None] >= keys, 0.0).mT
 
     def sums(self, probabilities: Tensor) -> Tensor:
-        """A[r, t] + A[t, r] of one head, [B, R, T], but A[r, r] on the diagonal; probabilities: [B, T, T]."""
-        index = self.anchors[:, :, None].expand(-1, -1, probabilities.shape[2])
-        rows = probabilities.gather(1, index)
-        return torch.where(self._here(), rows, rows + probabilities.mT.gather(1, index))
+        """A[r, t] + A[t, r], [B, R, T], but A[r, r] on the diagonal, the maximum over heads, of [B, H, T, T]."""
+        index = self.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
+        rows = probabilities.gather(2, index)
+        sums = torch.where(self._here()[:, None], rows, rows + probabilities.mT.gather(2, index))
+        return sums.amax(dim=1)
 
     def add(self, layer: Tensor, *, first: bool = True) -> None:
         """Raise the maxima by a layer's, or one head's, [B, R, T]; ``first``: of a layer that was not counted yet."""

@@ -40,7 +40,7 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
             capture = state.capture
             if capture.both:
                 for head in range(value.shape[1]):
-                    capture.add(capture.sums(value[:, head]), first=head == 0)
+                    capture.add(capture.sums(value[:, head : head + 1]), first=head == 0)
             else:
                 capture.add(capture.columns(value, 0))
             kept.append(None)
