@@ -87,12 +87,9 @@ def show_attention(model: Any) -> bool:
         transformers_logging.set_verbosity(verbosity)
     if decoder.config._attn_implementation != ATTENTION_NAME:
         if "eager" not in PARTS:
-            raise ValueError(
-                f"{type(decoder).__name__} has an attention of its own: pip install st-reba, and import it."
-            )
+            raise ValueError(f"{type(decoder).__name__} has an attention of its own: pip install st-reba, import it.")
         PARTS["eager"](decoder)
-        return False
-    return True
+    return bool(decoder.config._attn_implementation == ATTENTION_NAME)
 
 
 def attention(

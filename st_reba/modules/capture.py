@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .attention import ForwardPass, Scores, blocked_attention, show_attention
 from .layout import PARTS, Span
-
-Rows = Literal["last", "copy", "end", "half"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Capture:
         pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
     """
 
-    rows: Rows
+    rows: str
     both: bool = False
     zeros: bool = False
     pieces: Any = None
@@ -82,8 +80,9 @@ class BackwardAttention:
             found = PARTS["fused"](query, key, value, scores, self) if "fused" in PARTS else None
             if found is None:
                 columns: list[Tensor] = []
-                see = lambda block, start: columns.append(self.columns(block, start))  # noqa: E731
-                output = blocked_attention(query, key, value, scores, see)
+                output = blocked_attention(
+                    query, key, value, scores, lambda block, start: columns.append(self.columns(block, start))
+                )
                 found = output, torch.cat(columns, dim=2)
             self.add(found[1])
             return found[0]
@@ -95,13 +94,15 @@ class BackwardAttention:
         outputs = []
         for head in range(0, heads, step):
             some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
-            # Masks are mostly shared by all heads.
             own = {name: getattr(scores, name) for name in ("mask", "bias")}
             own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
             mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[some])
             blocks: list[Tensor] = []
-            see = lambda block, start, kept=blocks: kept.append(block)  # noqa: E731
-            outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, see))
+
+            def keep(block: Tensor, start: int, kept: list[Tensor] = blocks) -> None:
+                kept.append(block)
+
+            outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, keep))
             padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
             self.add(self.sums(torch.cat(padded, dim=2)), first=head == 0)
         return torch.cat(outputs, dim=2)

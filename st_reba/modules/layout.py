@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Parts of this code that not every repository carries, and what the installed package adds; each enters itself.
+# Parts of this code that not every repository carries, or that the package adds; each enters itself.
 PARTS: dict[str, Any] = {}
 TASKS = ("query", "document")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.

@@ -99,7 +99,6 @@ class RepeatTransformer(Transformer):
     ]
     # Rows of attention that the pooling asks for (a Capture); set by it. None: none.
     capture: Any = None
-    # In which type the base stores its weights, and what transformers said of loading them.
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] | None = None
 
@@ -282,7 +281,6 @@ class RepeatTransformer(Transformer):
         return {**self._run(features, None), "pieces": pieces}
 
     def _parts(self, capture: Any) -> list[Any]:
-        """What acts in a pass: each has ``begin(state)`` and ``finish(state, hidden)``."""
         return [part for part in (capture, self.reader) if part is not None]
 
     def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
