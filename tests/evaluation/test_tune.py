@@ -16,10 +16,11 @@ from torch import Tensor
 
 import st_reba
 from st_reba import Method
-from st_reba.evaluation import readouts, tune
+from st_reba.evaluation import readouts, search, tune
 from st_reba.evaluation.candidates import FILTERS, USES, Fitted, Scored, chosen, papers_of, passes_of
 from st_reba.evaluation.readouts import gathered, of_base, opened, read, vectors
-from st_reba.evaluation.tune import Held, Search, auto, fitted_filter, scores_of
+from st_reba.evaluation.search import Held, Search, fitted_filter, scores_of
+from st_reba.evaluation.tune import auto
 from st_reba.evaluation.views import pairs_of, views_of
 
 WHO = ["a man", "the old woman", "my neighbour", "a black cat", "the teacher"]
@@ -216,7 +217,7 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
         ran.append(str(model[0].recipe))
         return read(model, *rest, **options)
 
-    monkeypatch.setattr(tune, "read", counting)
+    monkeypatch.setattr(search, "read", counting)
     passes = Path(found.folder) / "passes"
     files = sorted(passes.iterdir())
     assert len(files) == 12
@@ -227,7 +228,7 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
     assert [row.score for row in again.rows] == [row.score for row in found.rows]
     assert len(list(passes.glob("*.npz"))) == 12
     # Other texts, another use or another number type are other passes.
-    search = Search(opened("mini"), views_of(TEXTS), TEXTS, USES["pairs"])
+    mine = Search(opened("mini"), views_of(TEXTS), TEXTS, USES["pairs"])
     others = [
         Search(opened("mini"), views_of(TEXTS[1:]), TEXTS, USES["pairs"]),
         Search(opened("mini"), views_of(TEXTS), TEXTS, USES["topics"]),
@@ -235,7 +236,7 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
         Search(opened("mini"), views_of(TEXTS), [f"{text} {n}" for text in TEXTS for n in range(9)], USES["pairs"]),
     ]
     first, second = passes_of(6, "LATIN")[:2]
-    keys = [search._key(first), search._key(second), *(each._key(first) for each in others)]
+    keys = [mine._key(first), mine._key(second), *(each._key(first) for each in others)]
     assert len(set(keys)) == len(keys)
 
 
