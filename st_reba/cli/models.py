@@ -1,277 +1,230 @@
-"""The commands that make and show a model: build, postfilter, info, zoo, demo."""
+"""Commands for models: build, info, verify, push, zoo, onnx."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
-from ..modules import Filter, Stage
-from ..recipe import About, Recipe, is_recipe, read_recipe
-from ..spec import METHODS, Spec
-from ..zoo import load, names, recipe_named
-from . import places
-from .app import app, command
-from .fields import Fields, options_of
-from .options import (
-    BASE,
-    MODEL,
-    NO_GOLDEN,
-    OUT,
-    OVERWRITE,
-    PROMPT,
-    REVISION,
-    SEED,
-    TOP,
-    TRUST,
-    Output,
-    Running,
-    Texts,
-    arg,
-    choice,
-    completing,
-    opt,
-    table,
-    texts_of,
-)
+import typer
+from typer import Argument, Option
 
-_PANEL = "Make a model"
+from .app import app
 
-_STAGES = ", ".join(sorted(Stage.registry))
-STATUSES = get_args(get_type_hints(About)["status"])
-if TYPE_CHECKING:
-    MethodFields = Fields
-    FilterFields = Fields
-else:
-    MethodFields = options_of(
-        "The method's fields", [(name, kind) for name, kinds in METHODS.items() for kind in kinds]
-    )
-    FilterFields = options_of("The filter's fields", [("", Filter)], ("kind", "r", "dimensions", "power"))
+Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
+Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
+Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
+Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-@command(app, _PANEL, interrupted="what --keep has so far can be removed")
-def demo(
-    *,
-    out: Output,
-    keep: Path | None = opt(None, "Keep the model and the index in this new folder.", "FOLDER"),
-    query: list[str] | None = opt(None, "Search for this instead; repeatable.", "TEXT"),
-    top: int = TOP,
-) -> None:
-    """Do the whole job offline: build, save, load, index, search, compare methods.
-
-    Examples:
-        st-reba demo
-        st-reba demo --keep demo_files --query 股票为什么下跌
-    """
-    if keep is not None and places.kind_of(keep) not in (None, "an empty folder"):
-        raise FileExistsError(f"--keep {str(keep)!r} is not empty: name a new folder.")
-    from .. import demo as demonstration
-
-    say = (lambda line: None) if out.json or out.quiet else print
-    report = demonstration.run(keep, queries=tuple(query or demonstration.QUERIES), k=top, say=say)
-    if out.json:
-        out.answer("", report, indent=2)
-
-
-@command(app, _PANEL)
+@app.command()
 def build(
-    *,
-    base: str = BASE,
-    folder: Path = OUT,
-    fields: MethodFields,
-    run: Running,
-    out: Output,
-    method: str | None = opt(
-        None,
-        f"{', '.join(METHODS)}; or with its fields, as echo:pooling=mean. [default: reba, or the recipe's]",
-        "NAME",
-        autocompletion=completing(METHODS),
-    ),
-    stage: list[str] | None = opt(
-        None,
-        f"What happens around the layers, as nosink:setting=mask0-bidir,k=4; repeatable: {_STAGES}.",
-        "STAGE",
-    ),
-    prompt: list[str] | None = opt(None, "A saved prompt; repeatable.", "NAME=TEXT"),
-    tokenizer: str | None = opt(None, "Folder or Hub id of a tokenizer, in place of the base's.", "NAME"),
-    truncate_layers: bool = opt(False, "Save no layers above the one that is read."),
-    no_check: bool = opt(False, "Do not check that each layer sees what it should."),
-    revision: str | None = REVISION,
-    no_golden: bool = NO_GOLDEN,
-    overwrite: bool = OVERWRITE,
+    base: Annotated[str, Argument(metavar="BASE", help="mini, a folder, Hub id, GGUF file, recipe.yaml or zoo:NAME.")],
+    out: Out,
+    method: Annotated[
+        str | None, Option(help="reba, echo, classical, prompteol, nosink; its short form; auto.")
+    ] = None,
+    pooling: Annotated[str | None, Option(help="last, mean or cls.")] = None,
+    repeats: Annotated[int | None, Option(help="Copies of the text. [default: 2]")] = None,
+    template: Annotated[
+        list[str] | None, Option(help="Text with {text} slots, or a name. Repeated: an ensemble.")
+    ] = None,
+    instruction: Annotated[str | None, Option(help="Value of the template's {instruction}.")] = None,
+    setting: Annotated[str | None, Option(help="NoSink's masks, as mask0-bidir.")] = None,
+    k: Annotated[str | None, Option(help="Layers whose masks change: a number from the top, all, or [1,2].")] = None,
+    k0: Annotated[int | None, Option(help="Topmost of them that hide the sink.")] = None,
+    layer: Annotated[str | None, Option(help="Layer to read; [first,last] joins several.")] = None,
+    chunk: Annotated[int | None, Option(help="Tokens of the pieces of long texts, by ReBA.")] = None,
+    filter: Annotated[str | None, Option(metavar="FILE", help="Fitted filter.")] = None,
+    set: Annotated[
+        list[str] | None, Option(metavar="OPTION=VALUE", help="Any other option of Method. Repeatable.")
+    ] = None,
+    tokenizer: Annotated[str | None, Option(help="Folder or Hub id of another tokenizer.")] = None,
+    prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Saved prompt. Repeatable.")] = None,
+    texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, for --method auto.")] = None,
+    quantization: Annotated[str | None, Option(help="nf4 or int8, by bitsandbytes.")] = None,
+    gguf_file: Annotated[str | None, Option(help="GGUF file in the folder or repository BASE.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    revision: Revision = None,
+    trust_remote_code: Trust = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
-    """Turn a base model into a text embedder, and save it.
+    """Turn a base model into a text embedder, without training, and save it.
 
-    SentenceTransformer(OUT) loads it, after import st_reba or with trust_remote_code=True.
-
-    Examples:
-        st-reba build mini my_model
-        st-reba build mini my_encoder --method nosink --setting mask0-bidir --k 4
-        st-reba build mini my_half --method echo --pooling mean --stage read:layers=3
-        st-reba build zoo:mini-nosink my_zoo_model
+    Example: st-reba build mini my_model --method echo --pooling mean
     """
-    places.expect_base("BASE", base)
-    places.expect_no_embedder("BASE", base)
-    places.expect_free(folder, "a saved model", overwrite=overwrite)
-    given = fields.given
-    asked = {"prompts": _prompts(prompt or []), "device": run.device, "revision": revision}
-    loading: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    loading |= {"trust_remote_code": True} if run.trust_remote_code else {}
-    recipe = None
-    if base.startswith("zoo:"):
-        recipe = recipe_named(base.removeprefix("zoo:"), {**loading, **given, "stages": stage})
-    elif is_recipe(base):
-        recipe = read_recipe(base)
-    _check_spec(recipe, method, stage, given)
-    from ..building import build as build_model
-    from ..describe import describe
-    from ..hub.saving import save
+    from ..methods import read_value
 
-    model = build_model(
-        base, method, stages=stage, tokenizer=tokenizer, dtype=run.dtype, check=not no_check, **given, **loading
-    )
-    # What a recipe says of its model holds of that model alone.
-    facts: dict[str, Any] = (
-        {"about": recipe.about, "name": recipe.name} if recipe and not (method or stage or given) else {}
-    )
-    save(model, folder, overwrite=overwrite, golden=not no_golden, truncate_layers=truncate_layers, **facts)
-    description = describe(folder, trust_remote_code=run.trust_remote_code)
-    loads = f"saved: SentenceTransformer({str(folder)!r}) loads it after import st_reba"
-    out.report(f"{description}\n\n{loads}", description.to_json(), indent=2)
+    options: dict[str, Any] = {
+        **{name: read_value(text) for name, text in _pairs(set, "--set").items()},
+        **{"pooling": pooling, "repeats": repeats, "instruction": instruction, "setting": setting, "k0": k0},
+        **{"chunk": chunk, "filter": filter, "tokenizer": tokenizer, "quantization": quantization},
+        **{"gguf_file": gguf_file, "dtype": dtype, "device": device, "revision": revision},
+        **{"k": k and read_value(k), "layer": layer and read_value(layer), "prompts": _pairs(prompt, "--prompt")},
+        **{"template": template[0] if template and len(template) == 1 else template},
+        **{"texts": texts and texts.read_text(encoding="utf-8").splitlines()},
+        **{"trust_remote_code": trust_remote_code or None},
+    }
+    given = {name: value for name, value in options.items() if value not in (None, [], {})}
+    from ..recipe import recipe_for
+
+    found = recipe_for(base, given)
+    facts = {"about": found.about, "name": found.name} if found and not method and not _methodical(given) else {}
+    from ..hub.save import check_free, save
+
+    check_free(out, overwrite=overwrite)
+    from .. import build as build_model
+
+    model = build_model(base, method, **given)
+    save(model, out, overwrite=overwrite, **facts)
+    _print(_told(str(out), model), as_json)
 
 
-def _prompts(given: list[str]) -> dict[str, str]:
-    prompts = {}
-    for prompt in given:
-        name, equals, text = prompt.partition("=")
-        if not name or not equals:
-            raise ValueError(f"--prompt {prompt!r}: write NAME=TEXT, as in --prompt 'query=query: '.")
-        prompts[name] = text
-    return prompts
-
-
-def _check_spec(recipe: Recipe | None, method: str | None, stages: Any, fields: dict[str, Any]) -> None:
-    """Refuse names and values that are not known, as ``st_reba.build`` would once its libraries are loaded."""
-    if recipe is not None and ":" not in (method or ""):
-        own = dict(recipe.values)
-        stages, method = stages or own.pop("stages", None), method or own.pop("method", None)
-        fields = {**own, **fields}
-    if method == "nosink" and fields.get("setting") and not {"k", "pooling"} & fields.keys():
-        fields = {**fields, "k": "all"}  # which holds for a sentence-transformers model; for others it is judged later
-    Spec.make(method, stages, {name: value for name, value in fields.items() if name not in ("method", "stages")})
-
-
-@command(app, _PANEL)
+@app.command()
 def info(
-    *,
-    path: str = arg("PATH", "A folder of build, onnx or index build, or a Hub id."),
-    out: Output,
-    rejects: bool = opt(False, "Of an index: show what its last change set aside."),
-    revision: str | None = REVISION,
-    trust_remote_code: bool = TRUST,
+    model: Annotated[str, Argument(metavar="MODEL", help="Saved model, Hub id, recipe.yaml or zoo:NAME.")],
+    revision: Revision = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
 ) -> None:
-    """Show what a model or an index holds, without loading weights.
+    """Show what a model or a recipe is: base, method, layers, masks, sizes, files."""
+    if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
+        return zoo(model, as_json)
+    from ..safety import load
 
-    Examples:
-        st-reba info my_model
-        st-reba info my_index --rejects
+    loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
+    _print(_told(model, loaded), as_json)
+
+
+@app.command()
+def verify(
+    model: Model,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> int:
+    """Compare a model with its golden vectors, and its code with the installed st_reba's. Status 1: they differ."""
+    from ..hub import verify as verify_model
+
+    report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+    print(json.dumps(report.to_dict(), ensure_ascii=False, indent=1) if as_json else report)
+    return 0 if report.ok else 1
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder that build or onnx wrote.")],
+    repo_id: Annotated[str, Argument(metavar="ORG/NAME", help="Repository; made where it is missing.")],
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
+    revision: Annotated[str | None, Option(metavar="BRANCH", help="Branch to write to. [default: main]")] = None,
+    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request.")] = False,
+    message: Annotated[str | None, Option(metavar="TEXT", help="Of the commit.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Verify, list the files, and send nothing.")] = False,
+    with_endpoint: Annotated[bool, Option("--with-endpoint", help="Add handler.py, for Inference Endpoints.")] = False,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Verify a model in a process of its own, and publish it on the Hub.
+
+    The token is that of hf auth login, or HF_TOKEN.
     """
-    if rejects or places.kind_of(path) == "an index":
-        from .index import show_index
+    from ..hub import push as push_model
 
-        places.expect("PATH", path, "an index")
-        show_index(Path(path), out, rejects=rejects)
-        return
-    places.expect_model("PATH", path)
-    from ..describe import describe
-
-    description = describe(path, revision=revision, trust_remote_code=trust_remote_code)
-    out.answer(description, description.to_json(), indent=2)
+    options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
+    options |= {"dry_run": dry_run, "with_endpoint": with_endpoint, "trust_remote_code": trust_remote_code}
+    push_model(folder, repo_id, **options)
 
 
-@command(app, _PANEL)
+@app.command()
 def zoo(
-    *,
-    out: Output,
-    name: str | None = arg(
-        "[NAME]",
-        "Show this one: a name of the list, or a recipe.yaml.",
-        None,
-        autocompletion=places.zoo_names,
-    ),
-    language: str | None = opt(None, "List those for this language, as zh.", "CODE"),
-    method: str | None = choice(None, METHODS, f"List those of this method: {', '.join(METHODS)}."),
-    status: str | None = choice(None, STATUSES, f"List those of this status: {', '.join(STATUSES)}."),
+    name: Annotated[str | None, Argument(metavar="NAME", help="Show this model's recipe; or a recipe.yaml.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """List the models that are known, or show one's recipe.
+    """List the models of the zoo, or show the recipe of one. st-reba build zoo:NAME OUT builds it."""
+    from ..recipe import read_recipe
+    from ..zoo import recipe
+    from ..zoo import zoo as names
 
-    They are the papers' models, current ones, and tiny ones that run offline. st-reba build zoo:NAME OUT builds one.
-
-    Examples:
-        st-reba zoo --language zh --method reba --status ready
-        st-reba zoo llama2-chinese-reba
-    """
     if name is not None:
-        import yaml
-
-        recipe = load(name.removeprefix("zoo:"))
-        text = yaml.safe_dump(recipe.to_dict(), allow_unicode=True, sort_keys=False, default_flow_style=None)
-        out.answer(text.rstrip(), {"name": recipe.name, **recipe.to_dict()}, indent=2)
-        return
-    chosen = [
-        recipe
-        for recipe in map(load, names())
-        if language in (None, *recipe.about.language)
-        and method in (None, recipe.values.get("method"))
-        and status in (None, recipe.about.status)
-    ]
-    rows = [("NAME", "BASE", "PARAMETERS", "LANGUAGE", "LICENCE", "PAPER", "STATUS")]
-    for recipe in chosen:
-        about = recipe.about
-        shown = (about.parameters, " ".join(about.language), about.licence, about.paper, about.status)
-        rows.append((recipe.name, recipe.base, *(each or "-" for each in shown)))  # type: ignore[arg-type]
-    out.answer(table(rows), [{"name": each.name, **each.to_dict()} for each in chosen], indent=2)
+        yaml = name.endswith((".yaml", ".yml"))
+        return _print((read_recipe(name) if yaml else recipe(name.removeprefix("zoo:"))).to_dict(), as_json)
+    found = [recipe(each) for each in names()]
+    if as_json:
+        return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
+    for each in found:
+        method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
+        print(f"{each.name:38} {each.base:44} {each.status:12} {each.method['name']}{':' * bool(method)}{method}")
 
 
-@command(app, _PANEL)
-def postfilter(
-    *,
-    model: str = MODEL,
-    texts: str = arg("TEXTS", "Texts like those to be embedded: .txt (one on each line), .jsonl, .csv or .tsv."),
-    to: Path = arg("OUT", "The folder to write; or X.safetensors: the filter alone, for a recipe's stage."),
-    fields: FilterFields,
-    read: Texts,
-    run: Running,
-    out: Output,
-    sample: int | None = opt(None, "Fit on N of the texts, drawn at random.", "N", min=1),
-    seed: int = SEED,
-    prompt: str | None = PROMPT,
-    no_golden: bool = NO_GOLDEN,
-    overwrite: bool = OVERWRITE,
+@app.command()
+def onnx(
+    model: Model,
+    out: Out,
+    task: Annotated[str | None, Option(help="query or document, where their templates or prompts differ.")] = None,
+    quantize: Annotated[str | None, Option(help="int8: also a graph in 8 bits, and what it loses.")] = None,
+    texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, to measure 8 bits on.")] = None,
+    trust_remote_code: Trust = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
-    """Fit a linear filter on a saved model's vectors of unlabelled texts, and save the model with it.
+    """Write a saved model as one ONNX graph, which needs neither torch nor st_reba."""
+    if task not in (None, "query", "document"):
+        raise ValueError(f"task={task!r} is not known: query or document.")
+    from ..onnx import export
+    from ..safety import load
 
-    Examples:
-        st-reba postfilter my_model corpus.jsonl my_filtered --kind abtt --r 2
-        st-reba postfilter my_model corpus.txt my_filter.safetensors --kind center
-    """
-    given: dict[str, Any] = {"kind": "abtt", **fields.given}
-    Filter(**given)
-    alone = to.suffix == ".safetensors"
-    places.expect_model("MODEL", model)
-    if not alone:
-        places.expect_free(to, "a saved model", overwrite=overwrite)
-    elif to.exists() and not overwrite:
-        raise FileExistsError(f"{to}: already there; give another path, or --overwrite to replace it.")
-    lines = texts_of(texts, read.text_column)
-    from ..filters import postfilter_of, told, with_postfilter
-    from ..hub.saving import save
+    lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()] if texts else []
+    loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {"task": task, "quantize": quantize, "texts": lines, "overwrite": overwrite}
+    _print(export(loaded, out, **options), as_json)
 
-    loaded = run.load(model)
-    fitted = postfilter_of(loaded, lines, sample=sample, seed=seed, prompt=prompt, **given, **read.sizes)
-    record = fitted.record()
-    if alone:
-        fitted.save(to)
-    else:
-        save(with_postfilter(loaded, fitted), to, overwrite=overwrite, golden=not no_golden)
-    about = {"path": str(to), **record.to_dict(), "dimension": fitted.out_dimension}
-    out.report(f"{to}: {told(record)}; vectors of {fitted.out_dimension} dimensions", about)
+
+def _told(place: str, model: Any) -> dict[str, Any]:
+    """What `info` shows of a loaded model."""
+    from ..methods import method_of
+
+    first, method = model[0], method_of(model)
+    told: dict[str, Any] = {"model": place, "method": str(method) if method else None}
+    if hasattr(first, "base_model"):
+        told |= {"base": first.base_model, "revision": first.base_revision, "layers": first.depth}
+        told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies, "templates": first.rows}
+        fields = {name: "-" for name in first.fields("document")}
+        told["tokens a text"] = first.budget(task="document", **fields)
+    told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
+    told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}
+    folder = Path(place)
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    told["files"] = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return told
+
+
+def _methodical(given: dict[str, Any]) -> bool:
+    """Whether options change what a recipe computes, so that its facts do not hold."""
+    from ..methods import OPTIONS
+
+    return bool({*OPTIONS, "tokenizer", "quantization", "gguf_file", "revision", "prompts"} & given.keys())
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    for each in given or []:
+        if "=" not in each.lstrip("="):
+            raise ValueError(f"{option} {each!r}: write name=value.")
+    return dict(each.split("=", 1) for each in given or [])  # type: ignore[misc]
+
+
+def _print(value: Any, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+        return
+    for key, each in value.items():
+        if isinstance(each, dict):
+            typer.echo("\n".join([f"{key}:", *(f"  {name}: {one}" for name, one in each.items())]))
+        elif each is not None:
+            typer.echo(f"{key}: {each}")

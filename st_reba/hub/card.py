@@ -1,4 +1,4 @@
-"""The model card, README.md of a saved model: one template over the model's own spec, files and golden vectors."""
+"""The model card, README.md of a saved model: one template, filled from the model, its method and its files."""
 
 from __future__ import annotations
 
@@ -6,37 +6,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.base.modules import Dense, Normalize
 
 from ..bases import EMBEDDED
-from ..encode import PROMPT_NAMES
-from ..files import whole_file
-from ..modules import ReBA
-from ..modules.decoder import has_adapter
-from ..modules.kinds import KINDS
-from ..modules.poolings import POOLINGS
-from ..modules.stages import Stage
-from ..recipe import About, Score
-from ..spec import spec_of
+from ..methods import METHODS, OPTIONS, Method, method_of
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
 FILE = "README.md"
-TEMPLATE = Path(__file__).parent / "template.md"
-# What the examples load while the repository has no name; `with_repo_id` puts the name in.
+TEMPLATE = Path(__file__).with_name("template.md")
+# The examples load it until the repository has a name, which `push` puts in.
 PLACEHOLDER = "path/to/model"
-_TAG = "st-reba"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What a base's own card says that holds for a model without training as well, and what of it may be a list.
-_INHERITED = ("license", "license_name", "license_link", "language", "base_model")
-_LISTS = ("language", "base_model")
-_MOST_CHARACTERS = 1 << 20
+_HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
+# What a base's card says that holds without training as well.
+_INHERITED = ("license", "license_name", "license_link", "language")
 _NOTICES = {
     "llama2": "Llama 2 is licensed under the LLAMA 2 Community License, Copyright (c) Meta Platforms, Inc. All Rights "
     "Reserved.",
@@ -45,374 +34,257 @@ _NOTICES = {
     "llama3.2": "Built with Llama.",
     "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
 }
-
-
-def card_of(
-    model: SentenceTransformer,
-    folder: str | os.PathLike[str] | None = None,
-    *,
-    about: About | None = None,
-    name: str | None = None,
-) -> str:
-    """The text of a model's card; the same model gives the same text.
-
-    Args:
-        model: A model of this package.
-        folder: Where it was saved, with its golden vectors and code; None: nowhere.
-        about: What a recipe says of it; None: what the card that it was loaded with says, if it is that model still.
-        name: What the metadata call it; None: its base and its short form.
-
-    Raises:
-        ValueError: It is no model of this package.
-
-    Example:
-        >>> import st_reba
-        >>> card = card_of(st_reba.build("mini", "echo", pooling="mean"))
-        >>> [line for line in card.splitlines() if line.startswith("# ")]
-        ['# mini with Echo (mean)']
-    """
-    return render(TEMPLATE, values_of(model, folder, about=about, name=name))
+_POOLED = {
+    "last_copy": "the content of the last copy",
+    "repeats": "the content of copies 2 to k",
+    "last_copy_and_end": "the last copy's content and the special tokens behind it",
+    "end": "the very last position",
+    "all": "all positions",
+}
+# What token i sees, by the name of the layer's mask; m is the number of sink tokens.
+_SEES = {
+    "forward": "the tokens up to i, as in the base",
+    "backward": "the tokens from i on",
+    "bidirectional": "all tokens",
+    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
+    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
+    "rerouted": "the tokens up to i and the very last one, past any window",
+}
+_TRAINED = re.compile(r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def write_card(model: SentenceTransformer, folder: str | os.PathLike[str], **options: Any) -> None:
-    """Write the README.md of a saved model; arguments as for :func:`card_of`."""
-    with whole_file(Path(folder) / FILE) as stream:
-        stream.write(card_of(model, folder, **options).encode("utf-8"))
-
-
-def with_repo_id(card: str, repo_id: str) -> str:
-    """A card whose examples name the repository, where it had no name yet."""
-    return card.replace(PLACEHOLDER, repo_id)
+    """Write the README.md of a saved model; ``name`` and ``about`` as for :func:`st_reba.hub.save`."""
+    text = render(TEMPLATE, values_of(model, folder, **options))
+    Path(folder, FILE).write_text(text, encoding="utf-8", newline="\n")
 
 
 def render(template: Path, values: Mapping[str, Any]) -> str:
-    """Fill a template of a card; huggingface_hub checks that the result is one."""
+    """Fill the template of a card; huggingface_hub checks that the result is one."""
     import jinja2
     from huggingface_hub import ModelCard
 
-    environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     text = environment.from_string(template.read_text(encoding="utf-8")).render(values)
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.splitlines()))
-    return str(ModelCard(text.rstrip() + "\n").content)
+    return str(ModelCard(f"{text.strip()}\n").content)
 
 
 def values_of(
-    model: SentenceTransformer,
-    folder: str | os.PathLike[str] | None = None,
-    *,
-    about: About | None = None,
-    name: str | None = None,
-    tags: Sequence[str] = (),
+    model: SentenceTransformer, folder: str | os.PathLike[str], *, name: str | None = None, about: Any = None
 ) -> dict[str, Any]:
-    """What a card's template is filled with; arguments as for :func:`card_of`, and more ``tags`` for the Hub."""
-    from huggingface_hub import ModelCardData
-
-    spec, first, place = spec_of(model), cast(Any, model[0]), None if folder is None else Path(folder)
-    method, stack = cast(Any, spec.method), first.stack
-    saved = _read(place, "sentence_bert_config.json")
-    from_base = bool(saved.get("from_base"))
-    base, revision, linked = _base(saved if from_base else vars(first))
+    """Values of a card's template for a model of this package that was saved in a folder."""
+    first: Any = model[0]
+    place, method = Path(folder), method_of(model)
+    facts = dict.fromkeys(("note", "measured", "scores"))
+    facts |= about if isinstance(about, Mapping) else vars(about) if about is not None else {}
+    base, linked, hub_id = _base(first.base_model)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
-    recipe = _recipe({"base": base, "revision": revision, **spec.to_dict(), "prompts": prompts})
-    trained = _training(model)
-    inherited, earlier, sections = _earlier(model, recipe, changed=trained is not None or about is not None)
-    about = about or About()
-    sections |= {**_sections(about), **({"Training": trained} if trained else {})}
-    inherited = {**_metadata_beside(first), **inherited}
-    licence = {"license": about.licence, "license_link": about.licence_link} if about.licence else inherited
-    adapter, quantized = has_adapter(first.model), getattr(first.model, "hf_quantizer", None) is not None
-    fine_tuned = "Training" in sections
-    # The Hub's relations each say that weights were changed: without training none is.
-    relation = "adapter" if adapter else "finetune" if fine_tuned else "quantized" if quantized else None
-    known = base if "/" in base else inherited.get("base_model")
-    names = dict.fromkeys((spec.name, method.name, *(stage.name for stage in spec.stages)))
-    if name is None:
-        name = earlier.model_name if earlier else _slug(base, spec, [prompts, sections.get("Training")])
-    data = ModelCardData(
-        language=list(about.language) or inherited.get("language"),
-        library_name="sentence-transformers",
-        **_licensed(licence, known),
-        pipeline_tag="sentence-similarity",
-        tags=["sentence-transformers", _TAG, *tags, *names, "sentence-similarity", "feature-extraction", "dense"],
-        base_model=known,
-        base_model_relation=known and relation,
-        datasets=list(dict.fromkeys(str(each["id"]) for each in _data(model) if each.get("id"))) or None,
-        model_name=name,
-        eval_results=_results(about) or (earlier.eval_results if earlier else None),
-    )
-    parts = [part for part in (method, *spec.stages) if part.name != "by-hand"]
-    title = " + ".join(type(part).__name__ for part in parts) or "a layout of its own"
-    pooling = getattr(method, "pooling", None)
+    training = _training(model)
+    metadata = _metadata(model, facts, hub_id)
+    tags = ["sentence-transformers", "st-reba", *([method.name] if method else []), "feature-extraction"]
+    shown = {key: value for key, value in metadata.items() if value is not None}
+    shown |= {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity", "tags": tags}
+    shown |= {"base_model": hub_id} if hub_id else {}
+    relation = "finetune" if training else "quantized" if _quantization(first) else None
+    shown |= {"base_model_relation": relation} if hub_id and relation else {}
+    shown["model_name"] = name or _name(base, method, [prompts, training, _dense(model)])
+    config = first.model.config.get_text_config()
     return {
-        **_input(model, method, prompts),
-        "first": first,
-        "metadata": data,
-        "title": f"{base.rsplit('/', 1)[-1]} with {title}{f' ({pooling})' if pooling else ''}",
+        "metadata": yaml.safe_dump(shown, sort_keys=True, allow_unicode=True, width=120).strip(),
+        "model_name": shown["model_name"],
+        "title": f"{base} with {method or 'a pipeline of its own'}",
         "repo": PLACEHOLDER,
         "base": linked,
-        "base_revision": revision,
-        "from_base": from_base,
-        "spec": spec,
+        "revision": first.base_revision,
         "method": method,
-        "pooling": pooling,
-        "chunk": getattr(method, "chunk", None),
-        "formula": POOLINGS[method.pooling].formula if isinstance(method, ReBA) else None,
-        "parts": [_part(part) for part in parts],
-        "recipe": recipe,
-        "sections": sections,
-        "licence_text": _licence(linked, licence.get("license"), licence.get("license_link")),
-        "prompts": prompts,
-        "normalized": any(isinstance(module, Normalize) for module in model),
+        "about_method": METHODS[method.name] if method else "",
+        "formula": _formula(first, method),
+        "recipe": _recipe(base, first.base_revision, method, prompts),
+        "options": {key: OPTIONS[key] for key in method.to_dict() if key in OPTIONS} if method else {},
+        "dense": _dense(model),
+        "layers": f"{first.depth} of {type(first.model).__name__}",
+        "masks": _masks(first),
+        "mask_words": {each: _SEES[each].format(m=first.m) for each in _used(first)},
+        "quantization": _quantization(first),
+        "dtype": str(getattr(first, "stored_dtype", None) or config.dtype or first.model.dtype).removeprefix("torch."),
+        "parameters": first.model.num_parameters(),
         "dimension": model.get_embedding_dimension(),
+        "normalized": any(isinstance(module, Normalize) for module in model),
         "modules": [type(module).__name__ for module in model],
-        "passes": len(stack.calls) if stack else first.runs,
-        "kinds": {kind: KINDS[kind].about.format(m=stack.m) for _, kind in stack.calls} if stack else {},
-        "dtype": str(_read(place, "config.json").get("dtype") or first.model.dtype).removeprefix("torch."),
-        "adapter": adapter,
-        "quantized": quantized,
-        "fine_tuned": fine_tuned,
+        "prompts": prompts,
         "trusted": bool(getattr(first.model.config, "auto_map", None)),
-        "golden": read_golden(place / GOLDEN) if place and (place / GOLDEN).is_file() else None,
-        "code": [_digest(file) for file in sorted(place.glob("st_reba*.py"))] if place else [],
-        "chinese": "zh" in (data.language or ()),
+        "hooked": first.capture is not None and first.model.config._attn_implementation == "eager",
+        "requirements": _read(place / "config_sentence_transformers.json").get("requirements", {}),
+        "training": training,
+        "facts": facts,
+        "licence": metadata.get("license"),
+        "notice": _NOTICES.get(str(metadata.get("license"))),
+        "golden": read_golden(place / GOLDEN) if (place / GOLDEN).is_file() else None,
+        "code": [_digest(file) for file in sorted(place.glob("st_reba*.py"))],
+        **_input(first, model),
     }
 
 
-def _base(record: Mapping[str, Any]) -> tuple[str, str | None, str]:
-    """The base's name, never a path of this machine; its revision; and its name with a link."""
-    base = record["base_model"] or "a base without a name"
-    if not _HUB_ID.fullmatch(base):
-        base = os.path.basename(os.path.abspath(base))
-    linked = f"[{base}](https://huggingface.co/{base})" if base.count("/") == 1 else f"`{base}`"
-    return base, record["base_revision"], f"{linked} (embedded in st_reba)" if base in EMBEDDED else linked
+def _base(recorded: str | None) -> tuple[str, str, str | None]:
+    """Name of the base, the same with a link, and its Hub id."""
+    recorded = recorded or "a base without a name"
+    found = _HUB_ID.match(recorded)
+    base = recorded.rsplit("/", 1)[-1]
+    if recorded in EMBEDDED:
+        return base, f"`{base}` (embedded in st_reba)", None
+    linked = f"[{recorded}](https://huggingface.co/{found[1]})" if found else f"`{recorded}`"
+    return base, linked, found[1] if found else None
 
 
-def _recipe(values: Mapping[str, Any]) -> str:
-    """A recipe in YAML, without a revision or prompts where there are none."""
-    given = {name: value for name, value in values.items() if value not in (None, {})}
-    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120)
+def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str | None) -> dict[str, Any]:
+    """Licence and language: as given, as sentence-transformers knows them, or as the card beside the base's weights."""
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+
+    backbone: Any = model.transformers_model
+    place, known = str(getattr(backbone, "name_or_path", "") or ""), model.model_card_data
+    file: Any = Path(place, FILE) if os.path.isdir(place) else None
+    if file is None and place.count("/") == 1:
+        revision = getattr(backbone.config, "_commit_hash", None)
+        file = try_to_load_from_cache(place, FILE, revision=revision)
+    found: dict[str, Any] = {}
+    if isinstance(file, (str, Path)) and os.path.isfile(file):
+        try:
+            data: Any = ModelCard(Path(file).read_text(encoding="utf-8", errors="replace")[: 1 << 20]).data
+            found = {key: getattr(data, key, None) for key in _INHERITED}
+        except Exception:  # whatever a stranger's card holds, this model gets a card of its own
+            found = {}
+    own = {"license": facts.get("licence") or known.license, "license_link": facts.get("licence_link")}
+    own |= {"language": list(facts.get("language") or []) or known.language}
+    found |= {key: value for key, value in own.items() if value}
+    if found.get("license") == "other":  # of which the Hub asks for a name and a place
+        found["license_name"] = found.get("license_name") or "as-base-model"
+        found["license_link"] = found.get("license_link") or (hub_id and f"https://huggingface.co/{hub_id}")
+    return {key: value for key, value in found.items() if isinstance(value, (str, list))}
 
 
-def _licensed(licence: Mapping[str, Any], base: object) -> dict[str, Any]:
-    """The licence's metadata; the Hub asks for a name and a place of one that is not in its list."""
-    found = {"license": licence.get("license")}
-    if found["license"] == "other":
-        page = f"https://huggingface.co/{base}" if isinstance(base, str) else None
-        found["license_name"] = licence.get("license_name") or "as-base-model"
-        found["license_link"] = licence.get("license_link") or page
-    return found
+def _training(model: SentenceTransformer) -> str | None:
+    """How the model was trained: sentence-transformers' own section, of its trainer or of the model's earlier card."""
+    if model.model_card_data.train_datasets or getattr(model.model_card_data, "trainer", None) is not None:
+        from sentence_transformers.base.model_card import generate_model_card
+
+        text = generate_model_card(model)
+    else:
+        text = model._model_card_text or ""
+    found = _TRAINED.search(text)
+    return found[1] if found else None
 
 
-def _licence(base: str, licence: str | None, link: str | None) -> str:
-    """Under which licence the weights are, and what whoever passes them on has to say."""
-    if not licence:
-        return f"The licence of {base} holds for its weights; which one that is, is not known here."
-    text = f" ([its text]({link}))" if link else ""
-    notice = f" Whoever passes them on has to say: {_NOTICES[licence]}" if licence in _NOTICES else ""
-    return f"The weights are those of {base}, under its licence: `{licence}`{text}.{notice}"
+def _recipe(base: str, revision: str | None, method: Method | None, prompts: Mapping[str, str]) -> str:
+    if method is None:
+        return ""
+    options = method.to_dict()
+    values = {"base": base, "revision": revision, "method": options.pop("name"), **options, "prompts": dict(prompts)}
+    given = {key: value for key, value in values.items() if value not in (None, {})}
+    return str(yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120))
 
 
-def _read(folder: Path | None, name: str) -> dict[str, Any]:
-    """A JSON file of the saved model, if there is one."""
-    file = None if folder is None else folder / name
-    return json.loads(file.read_text(encoding="utf-8")) if file and file.is_file() else {}
+def _formula(first: Any, method: Method | None) -> list[str]:
+    if method is None:
+        return []
+    pooling = method.sentence_pooling
+    if method.name != "reba":
+        where = _POOLED[first.pooled]
+        each = {
+            "mean": f"the mean of v over {where}",
+            "last": f"v at the last position of {where}",
+            "cls": "v at the first",
+        }
+        return [f"text  = {each[pooling]}"]
+    lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
+    if method.implementation == "authors":
+        seen = (
+            "A^new[T, t], T the very last position" if pooling == "last" else "Σ A^new[i, t], i ≤ t in the first half"
+        )
+        return [*lines, f"text  = Σ_t a_t · v_t / Σ_t a_t over all positions t, a_t = {seen}"]
+    where = "all positions" if method.include_special else "the content positions"
+    if method.chunk is not None:
+        lines.append(f"e_i   = A^new[p, p] · v_i + Σ_t A^new[p, t] · v'_t over {where} t > p of the piece's own run,")
+        lines.append("        v' its hidden states, p the place of token i in its copy 1")
+    else:
+        lines.append(
+            f"e_i   = Σ_t A^new[p, t] · v_t over {where} t ≥ p of all copies, p the place of token i in copy 1"
+        )
+    lines += ["        the weights of each e_i divided by their sum"] if method.normalize_weights else []
+    return [*lines, "text  = " + ("e_n, of the last token" if pooling == "last" else "(1/n) Σ_i e_i")]
+
+
+def _used(first: Any) -> list[str]:
+    names = [*(getattr(first, "layer_masks", None) or []), *(mask for _, mask in getattr(first, "second", None) or [])]
+    return list(dict.fromkeys(names))
+
+
+def _masks(first: Any) -> str:
+    """Masks of the layers, in runs, as ``1-4 forward``; and the layers that run twice."""
+    masks, runs = list(getattr(first, "layer_masks", None) or []), []
+    while masks:
+        same = next((n for n, mask in enumerate(masks) if mask != masks[0]), len(masks))
+        start = first.depth - len(masks) + 1
+        runs.append(f"{start}-{start + same - 1} {masks[0]}" if same > 1 else f"{start} {masks[0]}")
+        masks = masks[same:]
+    if second := getattr(first, "second", None):
+        listed = ", ".join(f"{layer + 1} {mask}" for layer, mask in second)
+        runs.append(f"run again ({first.architecture}): {listed}")
+    return "; ".join(runs)
+
+
+def _quantization(first: Any) -> str | None:
+    given: Any = getattr(first.model.config, "quantization_config", None) or {}
+    given = given if isinstance(given, dict) else given.to_dict()
+    if "GGUF" in str(first.base_model):
+        return "dequantized from the base's GGUF file, whose rounding they keep"
+    bits = next((bits for bits in (4, 8) if given.get(f"load_in_{bits}bit", given.get(f"_load_in_{bits}bit"))), None)
+    kind = given.get("bnb_4bit_quant_type", "") if bits == 4 else "int8"
+    return f"{given.get('quant_method')}, {bits} bits ({kind})" if bits else given.get("quant_method")
+
+
+def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
+    """Templates, fields, copies, and how many tokens of a text are read."""
+    fields = {task: dict.fromkeys(open_fields(first, task), "…") for task in ("query", "document")}
+    written = {
+        task: [
+            "".join(literal + (f"{{{name}}}" if name else "") for literal, name in each[task])
+            for each in first.templates
+        ]
+        for task in fields
+    }
+    frames = first.frames(None, "document", **fields["document"])
+    return {
+        "fields": fields,
+        "templates": written,
+        "plain": all(each == ["{text}" * first.copies] for each in written.values()),
+        "copies": getattr(next((each for each in model if hasattr(each, "chunk")), None), "repeats", first.copies),
+        "chunk": next((each.chunk for each in model if hasattr(each, "chunk")), None),
+        "rows": first.rows,
+        "positions": model.max_seq_length,
+        "budget": first.budget(None, "document", **fields["document"]),
+        "overhead": max(frame.overhead for frame in frames),
+    }
+
+
+def _dense(model: SentenceTransformer) -> list[str]:
+    return [f"{each.in_features} to {each.out_features}" for each in model if isinstance(each, Dense)]
+
+
+def _name(base: str, method: Method | None, rest: list[Any]) -> str:
+    """A name that differs where base, method or an option does: mteb keeps its results by it."""
+    text = re.sub(r"[^\w.=]+", "-", f"{base}-{method or 'by-hand'}").strip("-")
+    if len(text) <= 80 and not any(rest):
+        return text
+    whole = json.dumps([base, method.to_dict() if method else None, *rest], sort_keys=True, ensure_ascii=False)
+    return f"{text[:73].rstrip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _digest(file: Path) -> tuple[str, int, str]:
     content = file.read_bytes()
     return file.name, content.count(b"\n"), hashlib.sha256(content).hexdigest()
-
-
-def _input(model: SentenceTransformer, method: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """How texts are laid out, and with which arguments plain ``encode`` does what the tasks' own methods do."""
-    first = cast(Any, model[0])
-    layouts: dict[str, list[str]] | None = None
-    fields: dict[str, dict[str, str]] = {"query": {}, "document": {}}
-    # A sentence-transformers model that was converted keeps its own input.
-    found: dict[str, Any] = {"copies": 1, "positions": model.max_seq_length, "budget": model.max_seq_length}
-    if hasattr(first, "token_layout"):
-        layouts = {task: [_written(each[task]) for each in first.token_layout.templates] for task in fields}
-        fields = {task: dict.fromkeys(open_fields(first, task), "…") for task in fields}
-        found = {
-            "plain": all(each == ["{text}" * first.repeats] for each in layouts.values()),
-            "copies": first.repeats if getattr(method, "chunk", None) is None else method.repeats or 2,
-            "positions": first.token_layout.limit(),
-            "overhead": max(frame.overhead for frame in first.frames(None, "document", **fields["document"])),
-            "budget": first.budget(None, "document", **fields["document"]),
-        }
-    calls: dict[str, Any] = {}
-    for task, given in fields.items():
-        prompt = next((name for name in PROMPT_NAMES[task] if name in prompts), None)
-        differ = layouts is not None and layouts["query"] != layouts["document"]
-        calls[task] = {**({"task": task} if differ else {}), **({"prompt_name": prompt} if prompt else {}), **given}
-    # Without arguments of their own, queries would take the documents'.
-    calls["query"] = calls["query"] or ({"prompt": ""} if calls["document"] else {})
-    return {**found, "layouts": layouts, "fields": fields, "calls": calls}
-
-
-def _written(template: Any) -> str:
-    return "".join(literal + ("" if name is None else f"{{{name}}}") for literal, name in template.pieces)
-
-
-def _slug(base: str, spec: Any, rest: Sequence[Any]) -> str:
-    """A name that differs where base, method or an option differs: mteb keeps its results by it."""
-    text = re.sub(r"[^\w.=]+", "-", f"{base.rsplit('/', 1)[-1]}-{spec}").strip("-")
-    if len(text) <= 80 and not any(rest):
-        return text
-    whole = json.dumps([base, spec.to_dict(), *rest], sort_keys=True, ensure_ascii=False)
-    return f"{text[:73].rstrip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
-
-
-def _part(part: Any) -> dict[str, Any]:
-    """A method or stage: its name, what it is, and its options that are not at their default."""
-    return {
-        "name": type(part).__name__,
-        "stage": isinstance(part, Stage),
-        "about": (type(part).__doc__ or "").split("\n")[0].strip(),
-        "source": getattr(part, "source", ""),
-        "options": [(name, help) for name, _, _, help in part.described() if name in part.to_dict()],
-    }
-
-
-# What other cards say.
-
-
-def _parsed(text: str | None) -> tuple[dict[str, Any], Any]:
-    """A card's inherited and all of its metadata; nothing of a card that is none."""
-    from huggingface_hub import ModelCard
-
-    if not text or not text.startswith("---"):
-        return {}, None
-    try:
-        data: Any = ModelCard(text[:_MOST_CHARACTERS]).data
-    except Exception:
-        # Whatever a stranger's card holds, this model gets a card of its own.
-        return {}, None
-    found = {}
-    for name in _INHERITED:
-        value = getattr(data, name, None)
-        listed = isinstance(value, list) and name in _LISTS and all(isinstance(each, str) for each in value)
-        if value and (isinstance(value, str) or listed):
-            found[name] = value
-    return found, data
-
-
-def _metadata_beside(first: Any) -> dict[str, Any]:
-    """What the card beside the base's weights says of it; nothing is downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-
-    place = str(getattr(first.model, "name_or_path", "") or "")
-    file: Any = Path(place, FILE) if os.path.isdir(place) else None
-    if file is None and _HUB_ID.fullmatch(place) and "/" in place:
-        file = try_to_load_from_cache(place, FILE, revision=getattr(first.model.config, "_commit_hash", None))
-    if not isinstance(file, (str, Path)) or not os.path.isfile(file):
-        return {}
-    return _parsed(Path(file).read_text(encoding="utf-8", errors="replace"))[0]
-
-
-def _earlier(model: SentenceTransformer, recipe: str, *, changed: bool) -> tuple[dict[str, Any], Any, dict[str, str]]:
-    """What a loaded model's own card says that holds still.
-
-    Its inherited metadata; all of it and all sections that were measured or written by hand, where it is a card of this
-    very model, by its recipe; and how the weights were trained.
-    """
-    text = getattr(model, "_model_card_text", None) or ""
-    inherited, data = _parsed(text)
-    if data is None or _TAG not in (data.tags or ()):
-        return inherited, None, {}
-    same = not changed and f"```yaml\n{recipe}```" in text
-    sections = {}
-    for heading in ("Training", *(("Notes", "Results", "The paper's scores") if same else ())):
-        if found := re.search(rf"^## {heading}\n\n(.*?)\n+(?=## |\Z)", text, re.MULTILINE | re.DOTALL):
-            sections[heading] = found[1].rstrip()
-    return inherited, data if same else None, sections
-
-
-# What was measured, and how the model was trained.
-
-
-def _sections(about: About) -> dict[str, str]:
-    """The sections that a recipe gives."""
-    found = {"Notes": about.note} if about.note else {}
-    measured, printed = (
-        [(each.task, each.metric, _with_interval(each), each.table) for each in map(Score.of, scores)]
-        for scores in (about.measured, about.scores)
-    )
-    if measured:
-        head = "Measured with this model; in brackets 95 % intervals.\n\n"
-        found["Results"] = head + _table(("task", "metric", "value", "on"), measured)
-    if printed:
-        found["The paper's scores"] = (
-            "As the paper prints them for this base and method, with its authors' code. They were **not measured with "
-            "this model**.\n\n" + _table(("task", "metric", "value", "in the paper"), printed)
-        )
-    return found
-
-
-def _with_interval(score: Score) -> str:
-    return f"{score.value}" + (" ({}–{})".format(*score.interval) if score.interval else "")
-
-
-def _results(about: About) -> list[Any]:
-    """What was measured, as the Hub's widgets read it (``model-index``)."""
-    from huggingface_hub import EvalResult
-
-    return [
-        EvalResult(
-            task_type="sentence-similarity",
-            dataset_type=re.sub(r"[^\w.-]+", "-", each.task),
-            dataset_name=each.task,
-            metric_type=each.metric,
-            metric_value=each.value,
-        )
-        for each in map(Score.of, about.measured)
-    ]
-
-
-def _data(model: SentenceTransformer) -> list[dict[str, Any]]:
-    """The data that sentence-transformers' trainer trained a model on in this process."""
-    return getattr(model.model_card_data, "train_datasets", None) or []
-
-
-def _training(model: SentenceTransformer) -> str | None:
-    """How a model was trained in this process; None: it was not."""
-    if not (trained := _data(model)):
-        return None
-    rows = []
-    for each in trained:
-        name = each.get("id") or each.get("name") or "not named"
-        revision = f" at {each['revision']}" if each.get("revision") else ""
-        columns = ", ".join(re.sub(r"</?code>", "", str(column)) for column in each.get("columns") or ())
-        rows.append((f"{name}{revision}", each.get("size") or "not known", columns, _loss(each.get("loss") or {})))
-    # Those that change a training and say nothing of the machine.
-    settings = ", ".join(
-        f"`{key}={value}`"
-        for key, value in sorted(getattr(model.model_card_data, "non_default_hyperparameters", {}).items())
-        if isinstance(value, (bool, int, float, str)) and not os.path.isabs(str(value)) and "\n" not in str(value)
-    )
-    text = "The weights were fine-tuned with sentence-transformers' trainer.\n\n" + _table(
-        ("data", "rows", "columns", "loss"), rows
-    )
-    return text + (f"\n\nSettings other than its own: {settings}." if settings else "")
-
-
-def _loss(loss: Mapping[str, Any]) -> str:
-    name = str(loss.get("fullname") or "not known").rsplit(".", 1)[-1]
-    found = re.search(r"{.*}", str(loss.get("config_code") or ""), re.DOTALL)
-    try:
-        given = json.loads(found[0]) if found else {}
-    except ValueError:
-        given = {}
-    return f"{name}({', '.join(f'{key}={value}' for key, value in given.items() if value is not None)})"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *(map(_cell, row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: object) -> str:
-    return " ".join(str(value).replace("|", r"\|").split())

@@ -1,41 +1,28 @@
-"""Golden vectors: what a saved model made of twenty texts, so that any machine can tell whether it makes the same."""
+"""Golden vectors: vectors of twenty texts, kept with a model, so that any machine can compare its own."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import load_file_path
-from tqdm.auto import tqdm
 
-from ..files import whole_file
-from ..modules.layout import special_ids
-from ..modules.options import MOST_CHARACTERS
+from ..modules.layout import PARTS
+from ..probe import worst
 from ..version import __version__
 
 FILE = "golden.json"
-FORMAT = 1
-# What an exported model's file names, and the graph of 8 bits beside it: transformers.js knows both by these names.
-GRAPH, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
-# Cosines to float32 that a graph of 8 bits must reach, over all texts.
-LEAST = {"min": 0.98, "mean": 0.99}
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
-# A file of another program may hold more texts than ours, but not without end.
-_MOST_TEXTS = 1000
 _MOST_BYTES = 1 << 26
-# A vector's own numbers are far smaller, and their squares must still be finite.
-_LARGEST = 1e38
-_DIGITS = 7
 
 TEXTS = (
     "",
@@ -66,272 +53,186 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class TextResult:
-    """How near a text's vector is to the golden one."""
-
-    text: str
-    # Between the two vectors; 1 where both are zero.
-    cosine: float
-    # The largest absolute one, in units of the golden vector's largest number.
-    difference: float
-    # Whether that is within the tolerance.
-    ok: bool
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """What a graph of 8 bits gives, beside float32."""
-
-    graph: str
-    # Cosines between their vectors.
-    min: float
-    mean: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether it loses no more than it may."""
-        return self.min >= LEAST["min"] and self.mean >= LEAST["mean"]
-
-
-@dataclass(frozen=True)
 class Report:
-    """Whether a model gives its golden vectors."""
+    """Comparison of a model with its golden vectors.
 
-    texts: tuple[TextResult, ...]
-    # The largest ``difference`` that is allowed.
+    Args:
+        distance: Of all vectors, as :func:`st_reba.probe.worst` gives it.
+        tolerance: The largest distance that is allowed.
+        texts: Distance of each text's two vectors, relative to the length of the golden one.
+        changes: What differs between then and now: (then, now) by name.
+        code: How the repository's code differs from the installed package's; None: it does not.
+        foreign: The code is of another version of st_reba, so its difference says nothing.
+        graph: The ONNX graph that was run; None: torch ran the model.
+        rounded: Of a graph of 8 bits beside it: ``ok`` and its cosines to float32.
+    """
+
+    distance: float
     tolerance: float
-    # What differs between then and now: the name, what it was, what it is.
+    texts: dict[str, float]
     changes: dict[str, tuple[str | None, str | None]]
-    # What the code in the repository is, where it is not the installed package's own.
     code: str | None = None
-    # The ONNX graph that was run; None: torch ran the model.
+    foreign: bool = False
     graph: str | None = None
-    # What the graph of 8 bits beside it gives.
-    rounded: Rounded | None = None
+    rounded: Mapping[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether every text agrees, and a graph of 8 bits is near enough."""
-        return all(each.ok for each in self.texts) and (self.rounded is None or self.rounded.ok)
-
-    @property
-    def worst(self) -> TextResult:
-        """The text whose vector is furthest off."""
-        return max(self.texts, key=lambda each: each.difference)
+        """Whether the vectors agree, and the code is what its version of st_reba writes."""
+        rounded = self.rounded is None or bool(self.rounded["ok"])
+        return self.distance <= self.tolerance and rounded and (self.code is None or self.foreign)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, JSON-serializable."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        lines = [f"{'1 - cosine':>10}  {'difference':>10}      text"]
-        for each in self.texts:
-            shown = json.dumps(each.text[:48], ensure_ascii=False)
-            mark = "ok  " if each.ok else "FAIL"
-            lines.append(f"{max(0.0, 1 - each.cosine):10.1e}  {each.difference:10.1e}  {mark}  {shown}")
+        furthest = max(self.texts, key=lambda text: self.texts[text])
+        lines = [
+            f"{len(self.texts)} texts: distance {self.distance:.1e}, allowed {self.tolerance:.1e}",
+            f"furthest: {json.dumps(furthest[:48], ensure_ascii=False)}, by {self.texts[furthest]:.1e} of its length",
+        ]
         lines += [f"changed since: {name} {then} -> {now}" for name, (then, now) in self.changes.items()]
         lines += [f"run by onnxruntime: {self.graph}"] if self.graph else []
-        if self.rounded is not None:
-            lines.append(
-                f"{self.rounded.graph}: {'ok' if self.rounded.ok else 'FAIL'}, cosines min {self.rounded.min}, mean "
-                f"{self.rounded.mean} (at least {LEAST['min']} and {LEAST['mean']})"
-            )
+        lines += [f"8 bits: {json.dumps(dict(self.rounded))}"] if self.rounded else []
         lines += [f"code: {self.code}"] if self.code else []
-        right = sum(each.ok for each in self.texts)
-        lines.append(f"{right} of {len(self.texts)} texts agree (largest difference allowed: {self.tolerance:.1e})")
-        return "\n".join(lines)
+        return "\n".join([*lines, "ok" if self.ok else "FAIL"])
 
 
 def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
-    """How far a model's vectors may be off on another machine, in units of their largest number.
+    """How far a model's vectors may be off on another machine.
 
-    Rounding errors grow with the square root of the number L of layers. Against float64, as the largest of 20 texts and
-    4 methods, they were at most 5.0·ε·√L in float32 and 2.2·ε·√L in bfloat16 and float16 in trained models (of 5 and 6
-    layers), where ε is the type's precision, and 25 and 8 in random ones of 4 to 80 layers. Two machines may differ by
-    twice as much. ``dtype`` is the type of the weights; None: as they are.
+    Rounding errors grow with the square root of the number L of layers. Relative to a vector's largest number they were
+    at most 5·ε·√L in float32 and 2.2·ε·√L in bfloat16 and float16 in trained models, where ε is the type's precision,
+    and 25 and 8 in random ones. Two machines may differ by twice as much.
+
+    Args:
+        model: The model.
+        dtype: Type of its weights; None: as they are.
     """
-    config: Any = getattr(model.transformers_model, "config", None)
+    backbone: Any = model.transformers_model
+    config = getattr(backbone, "config", None)
     depth = getattr(config and config.get_text_config(), "num_hidden_layers", None) or 1
-    if getattr(model.transformers_model, "hf_quantizer", None) is not None:
-        # Kernels for quantized weights round differently from machine to machine.
-        dtype = "bfloat16"
-    dtype = dtype or _environment(model)["dtype"]
-    # The file keeps no more digits than float32 has.
+    # Kernels for quantized weights round differently from machine to machine.
+    dtype = "bfloat16" if getattr(backbone, "hf_quantizer", None) is not None else dtype or environment(model)["dtype"]
     exact = dtype in ("float32", "float64")
     precision = torch.finfo(torch.float32 if exact else getattr(torch, dtype)).eps
     return float(f"{(64 if exact else 5) * precision * math.sqrt(depth):.2g}")
 
 
-def write_golden(model: SentenceTransformer, folder: str | os.PathLike[str]) -> None:
-    """Write ``golden.json`` into a model's folder: texts, their vectors and what made them."""
+def environment(model: SentenceTransformer) -> dict[str, str]:
+    """Type of the weights, device, and versions."""
+    weights: Any = model.transformers_model.parameters()  # type: ignore[union-attr]
+    # Quantized weights say nothing of the numbers that run through them.
+    dtype = next((each.dtype for each in weights if each.is_floating_point()), torch.float32)
+    device = model.device
+    name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+    versions = {"st-reba": __version__, **{package: version(package) for package in _PACKAGES}}
+    return {"dtype": str(dtype).removeprefix("torch."), "device": name, **versions}
+
+
+def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
+    """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them.
+
+    The vectors are computed as the code in the repository does, without the installed package's fused attention.
+    """
     first: Any = model[0]
     fields = dict.fromkeys(open_fields(first), "Find its meaning.")
-    laid_out = hasattr(first, "token_layout")
-    # Whether an empty text has a token that stands for it.
-    empty = first.token_layout.stand_in() is not None if laid_out else any(special_ids(model.tokenizer))
-    texts = [text for text in TEXTS if text or empty]
-    vectors = _vectors(model, texts, fields)
-    write_file(folder, header(model, vectors.shape[1], fields), texts, vectors.tolist())
-
-
-def header(model: SentenceTransformer, dimension: int, fields: Mapping[str, str]) -> dict[str, Any]:
-    """What a golden.json says of the model that gave its vectors, and of the machine."""
-    return {
-        "format": FORMAT,
-        "dimension": dimension,
-        "prompt": None,
-        "fields": dict(fields),
-        "tolerance": tolerance_of(model),
-        **_environment(model),
-        "versions": _versions(),
-    }
+    texts = list(TEXTS)
+    with plain():
+        try:
+            vectors = encoded(model, texts[:1], fields)
+        except ValueError:  # no token stands for an empty text
+            texts, vectors = texts[1:], np.empty((0, int(model.get_embedding_dimension() or 0)), np.float32)
+        rest = encoded(model, texts[len(vectors) :], fields)
+    header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
+    write_file(folder, header, texts, np.concatenate([vectors, rest]).tolist())
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
-    found = _vectors(model, [each["text"] for each in stored["texts"]], stored["fields"])
-    # Whichever of both is coarser: then, or now.
-    tolerance = max(tolerance_of(model), tolerance_of(model, stored["dtype"]))
-    return held(stored, found, tolerance, {**_environment(model), **_versions()})
+    found = encoded(model, [each["text"] for each in stored["texts"]], stored["fields"])
+    # That of the coarser type: then, or now.
+    tolerance = max(tolerance_of(model), tolerance_of(model, stored["made"]["dtype"]))
+    return report(stored, found, tolerance, environment(model))
 
 
-def held(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping[str, str | None]) -> Report:
-    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts; ``now``: versions, dtype, device."""
+def report(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping[str, str]) -> Report:
+    """Compare what :func:`read_golden` read with vectors [texts, d] of its texts, made in the environment ``now``."""
     golden = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
     found = np.asarray(found, dtype=np.float64)
     if found.shape != golden.shape:
         raise ValueError(
-            f"The model gives vectors of {found.shape[1]} dimensions, and its golden vectors have {golden.shape[1]}: "
-            "these are not of the same model."
+            f"The model gives {found.shape[1]} dimensions, its golden vectors have {golden.shape[1]}. Save it again."
         )
-    results = []
-    for each, wanted, given in zip(stored["texts"], golden, found, strict=True):
-        difference = float(np.abs(given - wanted).max()) / (float(np.abs(wanted).max()) or 1.0)
-        lengths = float(np.linalg.norm(wanted)) * float(np.linalg.norm(given))
-        cosine = float(wanted @ given) / lengths if lengths else float(not wanted.any() and not given.any())
-        results.append(TextResult(each["text"], cosine, difference, difference <= tolerance))
-    then = {"dtype": stored["dtype"], "device": stored["device"], **stored["versions"]}
+    lengths = np.maximum(np.linalg.norm(golden, axis=1), np.finfo(np.float64).tiny)
+    distances = np.linalg.norm(found - golden, axis=1) / lengths
+    then = stored["made"]
     changes = {name: (then.get(name), value) for name, value in now.items() if then.get(name) != value}
-    return Report(tuple(results), tolerance, changes)
+    texts = {each["text"]: float(distance) for each, distance in zip(stored["texts"], distances, strict=True)}
+    return Report(worst(golden, found), tolerance, texts, changes)
 
 
 def open_fields(first: Any, task: str | None = None) -> list[str]:
-    """The fields of a task's templates that have no value of their own."""
+    """Fields of a task's templates that have no value of their own."""
     names = sorted(first.fields(task)) if hasattr(first, "fields") else []
-    return [name for name in names if not (name == "instruction" and first.layout.instruction)]
+    return [name for name in names if not (name == "instruction" and first.instruction)]
 
 
-def _environment(model: SentenceTransformer) -> dict[str, str]:
-    """What vectors depend on, beside versions."""
-    backbone: Any = model.transformers_model
-    # Quantized weights say nothing of the numbers that run through them.
-    dtype = next((each.dtype for each in backbone.parameters() if each.is_floating_point()), torch.float32)
-    device = model.device
-    name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
-    return {"dtype": str(dtype).removeprefix("torch."), "device": name}
+@contextmanager
+def plain() -> Iterator[None]:
+    """Compute as the code in a repository does, without fused attention."""
+    fused = PARTS.pop("fused", None)
+    try:
+        yield
+    finally:
+        if fused is not None:
+            PARTS["fused"] = fused
 
 
-def _versions() -> dict[str, str]:
-    return {"st-reba": __version__, **{package: version(package) for package in _PACKAGES}}
-
-
-def _vectors(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
-    """Each text alone, so that no vector holds what a batch adds to it."""
+def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:
+    """Vectors [texts, d], each text alone, so that no vector holds what a batch adds to it."""
     first: Any = model[0]
-    # These texts are no one's to be warned about.
-    warned, first._warned_of_cut = getattr(first, "_warned_of_cut", False), True
+    warned, first._warned = getattr(first, "_warned", False), True  # nobody need know that these texts were cut
+    options: dict[str, Any] = {"prompt": "", "show_progress_bar": False, "convert_to_tensor": True, **fields}
     try:
         with model.truncate_embeddings(None):
-            bar = tqdm(texts, desc="Golden vectors", unit=" texts", leave=False, disable=None)
-            return np.stack([_vector(model, text, fields) for text in bar])
+            vectors = [model.encode([text], **options)[0].float().cpu().numpy() for text in texts]
     finally:
-        first._warned_of_cut = warned
-
-
-def _vector(model: SentenceTransformer, text: str, fields: Mapping[str, str]) -> Any:
-    try:
-        vector: Any = model.encode([text], prompt="", show_progress_bar=False, convert_to_tensor=True, **fields)  # type: ignore[call-overload]
-        numbers = vector[0].float().cpu().numpy()
-        if not np.isfinite(numbers).all():
-            raise ValueError("it is not finite.")
-    except ValueError as error:
-        raise ValueError(f"No golden vector of {text[:40]!r}: {error} (Or leave them out: golden=False.)") from error
-    return numbers
-
-
-# The file.
+        first._warned = warned
+    if not np.isfinite(vectors).all():
+        raise ValueError("Golden vectors: the model gives NaN or infinity. Load it in another dtype.")
+    return np.stack(vectors)
 
 
 def write_file(
-    folder: str | os.PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
+    folder: str | PathLike[str], header: Mapping[str, Any], texts: Iterable[str], vectors: Iterable[Iterable[float]]
 ) -> None:
-    """Write a model's golden.json: a ``header``, and a line for each text with its vector."""
+    """Write golden.json: the header, and a line for each text with its vector [d]."""
     rows = [
-        json.dumps({"text": text, "vector": [float(f"{x:.{_DIGITS}g}") for x in vector]}, ensure_ascii=False)
+        json.dumps({"text": text, "vector": [float(f"{x:.7g}") for x in vector]}, ensure_ascii=False)
         for text, vector in zip(texts, vectors, strict=True)
     ]
     whole = json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [\n  ' + ",\n  ".join(rows)
-    with whole_file(Path(folder) / FILE) as stream:
-        stream.write(f"{whole}\n ]\n}}\n".encode())
+    Path(folder, FILE).write_text(f"{whole}\n ]\n}}\n", encoding="utf-8")
 
 
-def read_golden(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes, or of a newer format."""
-    if (size := os.path.getsize(path)) > _MOST_BYTES:
-        raise ValueError(f"{path}: {size} bytes are no golden vectors: at most {_MOST_BYTES} are read.")
+def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
+    """Read a golden.json.
+
+    Raises:
+        ValueError: It is not what :func:`write_golden` writes.
+    """
     try:
-        value: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}). Save the model again.") from error
-    format_ = value.get("format") if isinstance(value, dict) else None
-    if type(format_) is not int:
-        raise ValueError(f"{path}: no golden vectors, as it names no format. Save the model again.")
-    if format_ > FORMAT:
-        raise ValueError(f"{path}: format {format_} is newer than {FORMAT}, which this st_reba reads. Update st_reba.")
-    for name, fits in _FITS.items():
-        try:
-            right = fits(value.get(name))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            right = False
-        if not right or name == "texts" and len(value["texts"][0]["vector"]) != value["dimension"]:
-            raise ValueError(f"{path}: {name!r} is missing or not as written. Save the model again.")
-    return dict(value)
-
-
-def _are_strings(values: Any) -> bool:
-    return all(isinstance(each, str) and len(each) <= MOST_CHARACTERS for each in values)
-
-
-def _are_texts(rows: Any) -> bool:
-    vectors = np.array([row["vector"] for row in rows[: _MOST_TEXTS + 1]])
-    number = vectors.ndim == 2 and vectors.dtype.kind in "iuf" and bool((np.abs(vectors) < _LARGEST).all())
-    return number and len(rows) <= _MOST_TEXTS and _are_strings(row["text"] for row in rows)
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "dimension": lambda value: type(value) is int and value > 0,
-    "dtype": lambda value: value in _DTYPES,
-    # Of an exported model alone.
-    "graph": lambda value: value in (None, GRAPH),
-    "device": lambda value: isinstance(value, str),
-    "fields": lambda value: _are_strings(value.values()),
-    "versions": lambda value: _are_strings(value.values()),
-    "tolerance": lambda value: 0 < value < 0.5,
-    "texts": _are_texts,
-}
-
-
-def find_golden(path: str, hub: Mapping[str, Any]) -> str:
-    """The golden.json of a folder or Hub repository; a file is one itself."""
-    if os.path.isfile(path):
-        return path
-    try:
-        file = load_file_path(path, FILE, **hub)
-    except Exception as error:
-        raise FileNotFoundError(f"MODEL={path!r}: {FILE} could not be fetched: {error}") from error
-    if file is None:
-        raise FileNotFoundError(
-            f"MODEL={path!r} holds no {FILE} to verify it by. Save it again, with golden vectors: st-reba build, or "
-            "st_reba.hub.saving.save(model, folder)."
-        )
-    return str(file)
+        if Path(path).stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
+        texts = [each["text"] for each in value["texts"]]
+        right = vectors.ndim == 2 and np.isfinite(vectors).all() and all(isinstance(text, str) for text in texts)
+        names = [value["made"]["dtype"], *value["fields"].values()]
+        if not (right and all(isinstance(name, str) for name in names) and hasattr(torch, names[0])):
+            raise ValueError("a value is of the wrong type")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Save the model again.") from None
+    return value

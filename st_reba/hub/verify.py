@@ -1,4 +1,4 @@
-"""Compare a saved or an exported model with its golden vectors, here or in a process of its own."""
+"""Verify a saved or exported model: its golden vectors again, and the code that it carries."""
 
 from __future__ import annotations
 
@@ -13,131 +13,104 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import load_file_path
 
-from ..modules.vendoring import NAME, carried, code
-from ..persistence import load
+from ..modules.layout import PARTS
+from ..safety import load
 from ..version import __version__
-from .golden import Report, compare, find_golden, read_golden
+from .golden import FILE, Report, compare, read_golden
 
-_VERSION = re.compile(r"# st_reba (\d[\w.+-]{0,40})\s")
-# What another process runs; its last line is the report.
+CODE = "st_reba.py"
+_VERSION = re.compile(r'"""st_reba (\S+), ')
 _SCRIPT = (
-    "import json, sys; from st_reba.hub.verify import verify; "
-    "print(json.dumps(verify(sys.argv[1], device=sys.argv[2] or None).to_dict()))"
+    "import json, sys; from st_reba.hub import verify; "
+    "print(json.dumps(verify(sys.argv[1], trust_remote_code=sys.argv[2] == 'True').to_dict()))"
 )
 
 
 def verify(
-    model: SentenceTransformer | str | os.PathLike[str],
-    golden: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str],
     *,
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     trust_remote_code: bool = False,
     **hub: Any,
 ) -> Report:
-    """Compare a model's vectors with those that it gave when it was saved.
+    """Compare a model's vectors with those that it gave when it was saved, and its code with the installed package's.
 
     Args:
-        model: A saved or exported model's folder or Hub id, or a loaded model.
-        golden: A file like golden.json, or the folder that holds one; needed for a loaded model, else the model's own.
+        path: Folder or Hub id of a saved or exported model.
         device: Where to run; an exported model's graph runs on a CPU.
-        dtype: Of the weights; None: as they were when the vectors were made. A graph has its own.
-        trust_remote_code: Allow code from the repository.
+        dtype: Of the weights; None: as when the vectors were made.
+        trust_remote_code: Run code from the repository, as the base may need.
         **hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` has them.
 
     Returns:
-        The result of each text, and what has changed since.
+        The distance of the vectors, and what has changed since.
 
     Raises:
         FileNotFoundError: There is no golden.json.
-        ImportError: An exported model's graph needs onnxruntime.
-        ValueError: It is not what :func:`st_reba.hub.golden.write_golden` writes, or is of a newer format.
+        ValueError: It is damaged, or the model cannot be loaded.
 
     Example:
-        >>> import st_reba, tempfile
-        >>> from st_reba.hub.saving import save
-        >>> from st_reba.hub.verify import verify
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(st_reba.build("mini"), folder)
-        ...     verify(folder).ok
+        >>> import st_reba
+        >>> from st_reba import hub
+        >>> hub.save(st_reba.build("mini"), "my_model")
+        >>> hub.verify("my_model").ok
         True
     """
-    if isinstance(model, SentenceTransformer):
-        if golden is None:
-            raise ValueError("golden=None: name the golden.json that a loaded model is to be compared with.")
-        return compare(model, read_golden(find_golden(os.fspath(golden), {})))
-    path = os.fspath(model)
-    stored = read_golden(find_golden(path, hub) if golden is None else find_golden(os.fspath(golden), {}))
+    folder = os.fspath(path)
+    file = _file(folder, FILE, hub)
+    if file is None:
+        raise FileNotFoundError(f"{folder!r} holds no {FILE}. Save the model with st_reba.hub.save.")
+    stored = read_golden(file)
     if stored.get("graph") is not None:
-        from .onnx import verify_graph
+        from ..onnx import verify_graph
 
-        return verify_graph(path, stored, device=device, dtype=dtype, hub=hub)
-    loaded = load(path, device=device, dtype=dtype or stored["dtype"], trust_remote_code=trust_remote_code, **hub)
-    return replace(compare(loaded, stored), code=code_state(path, **hub))
-
-
-def code_state(path: str, **hub: Any) -> str | None:
-    """How the code that a repository carries differs from the installed package's; None: it does not.
-
-    It runs only for readers who have no st_reba and trust the repository's code. Arguments as for :func:`verify`.
-    """
-    main = _read(path, f"{NAME}.py", hub)
-    if main is None:
-        return "none in the repository; readers need st_reba installed"
-    text = main.decode("utf-8", "replace")
-    try:
-        # As the repository itself says: which classes it has, and which files.
-        classes, files = carried(text)
-        wanted = code(*classes, files=files)
-    except (ImportError, AttributeError, OSError):
-        wanted = {f"{NAME}.py": b""}
-    wrong = {name for name, content in wanted.items() if _read(path, name, hub) != content}
-    if os.path.isdir(path):
-        wrong |= {file.name for file in Path(path).glob(f"{NAME}*.py")} - set(wanted)
-    if not wrong:
-        return None
-    version = _VERSION.match(text)
-    says = f"says it is of st_reba {version[1]}" if version else "names no version"
-    listed = ", ".join(sorted(wrong)[:4]) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
-    return f"differs from st_reba {__version__} ({says}): {listed}"
+        return verify_graph(folder, stored, device=device, dtype=dtype, hub=hub)
+    dtype = dtype or stored["made"]["dtype"]
+    model = load(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **hub)
+    return replace(compare(model, stored), **_code(model, folder, hub))
 
 
-def verify_fresh(folder: Path, *, device: str | None = None) -> None:
-    """Compute a folder's golden vectors again in another process, so that nothing of this one can help.
+def verify_fresh(folder: str | os.PathLike[str], *, trust_remote_code: bool = False) -> None:
+    """Verify a folder in a process of its own, so that nothing of this one can help.
 
     Raises:
-        ValueError: A vector differs, or the model does not load.
+        ValueError: It does not hold.
     """
-    # The package that runs now, and not whatever the new process would find.
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", _SCRIPT, str(folder), device or ""]
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", _SCRIPT, os.path.abspath(folder), str(trust_remote_code)]
     run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     try:
-        told = json.loads(run.stdout.splitlines()[-1])
-        texts, rounded = told["texts"], told["rounded"]
+        found = json.loads(run.stdout.splitlines()[-1])
+        reason = found["code"] or f"its vectors are off by {found['distance']:.1e}, of {found['tolerance']:.1e} allowed"
+        right = found["ok"] and found["code"] is None
     except (ValueError, LookupError, TypeError):
-        reason = " ".join(run.stderr.split("\n")[-4:]).strip()
-    else:
-        if told["ok"]:
-            return
-        wrong = [each for each in texts if not each["ok"]]
-        if wrong:
-            reason = (
-                f"{len(wrong)} of {len(texts)} texts differ, the first by {wrong[0]['difference']:.1e} of its scale"
-            )
-        else:
-            reason = f"{rounded['graph']} gives cosines of min {rounded['min']}, mean {rounded['mean']} only"
-    raise ValueError(
-        f"FOLDER={str(folder)!r} does not give its golden vectors, so it is not published (more: st-reba verify "
-        f"{folder}): {reason}"
-    )
+        reason, right = " ".join(run.stderr.strip().splitlines()[-1:]), False
+    if not right:
+        raise ValueError(f"{str(folder)!r} is not what it was when it was saved: {reason}. Save the model again.")
 
 
-def _read(path: str, name: str, hub: Mapping[str, Any]) -> bytes | None:
-    file = load_file_path(path, name, **hub)
+def _code(model: Any, folder: str, hub: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the repository's code with what the installed package writes: ``code`` and ``foreign`` of the report."""
+    first = model[0]
+    if not hasattr(first, "base_model"):
+        return {}
+    file = _file(folder, CODE, hub)
+    if file is None:
+        return {"code": f"there is no {CODE}, so only readers with st_reba can load the model", "foreign": True}
     # As written, whatever a checkout made of the line ends.
-    return None if file is None else Path(file).read_bytes().replace(b"\r\n", b"\n")
+    text = Path(file).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
+    if text == PARTS["code"](first, {type(module).__name__ for module in model}):
+        return {}
+    found = _VERSION.match(text)
+    if found and found[1] != __version__:
+        return {"code": f"{CODE} is of st_reba {found[1]}, and was not compared with {__version__}", "foreign": True}
+    return {"code": f"{CODE} is not what st_reba {__version__} writes. Do not trust it before you have read it"}
+
+
+def _file(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
+    places = ("token", "cache_folder", "revision", "local_files_only")
+    return load_file_path(path, name, **{place: hub[place] for place in places if place in hub})

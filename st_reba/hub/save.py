@@ -1,0 +1,105 @@
+"""Save a model whole or not at all: weights, code, golden vectors, card."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from ..modules import RepeatTransformer
+from .card import write_card
+from .golden import write_golden
+
+
+def save(
+    model: SentenceTransformer,
+    folder: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    golden: bool = True,
+    name: str | None = None,
+    about: Any = None,
+) -> None:
+    """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
+
+    Args:
+        model: The model.
+        folder: The folder to make; an empty one may be there.
+        overwrite: Replace a saved model that is there, with all its files.
+        golden: Write golden.json, which ``st-reba verify`` compares with.
+        name: Name of the model in its card; None: its base and method.
+        about: Facts for the card, as a recipe holds them: language, licence, licence_link, note, scores, measured.
+
+    Raises:
+        FileExistsError: Something is there that may not be replaced.
+        ValueError: The model gives vectors that are not finite.
+
+    Example:
+        >>> import st_reba
+        >>> save(st_reba.build("mini"), "my_model")
+        >>> sorted(path.name for path in Path("my_model").glob("*.py"))
+        ['st_reba.py']
+    """
+    target = Path(os.path.realpath(folder))
+    check_free(target, overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        new = Path(temporary, "new")
+        ours = isinstance(model[0], RepeatTransformer)
+        model.save_pretrained(str(new), create_model_card=not ours)
+        _forget_machine(new / "tokenizer_config.json")
+        if golden:
+            write_golden(model, new)
+        if ours:
+            write_card(model, new, name=name, about=about)
+        _share(new)
+        put(new, target)
+
+
+def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, kind: str = "saved model") -> None:
+    """Refuse a folder that holds something else than a saved model, or one that may not be replaced.
+
+    Raises:
+        FileExistsError: It does.
+    """
+    target = Path(folder)
+    if target.is_dir() and not any(target.iterdir()) or not (target.exists() or target.is_symlink()):
+        return
+    if not (target / "modules.json").is_file():
+        raise FileExistsError(f"{str(folder)!r} is there, and no {kind}. Name another folder.")
+    if not overwrite:
+        raise FileExistsError(f"{str(folder)!r} holds a {kind}. Give overwrite=True (--overwrite), or another folder.")
+
+
+def put(new: Path, target: Path) -> None:
+    """Move a finished folder into place; what was there goes beside ``new``, which lies in a temporary folder."""
+    old = new.with_name("old")
+    if target.exists():
+        os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
+
+
+def _forget_machine(file: Path) -> None:
+    """Take out what transformers keeps of how the tokenizer was loaded here."""
+    if file.is_file():
+        value = json.loads(file.read_text(encoding="utf-8"))
+        if value.pop("local_files_only", None) is not None:
+            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+            file.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _share(folder: Path) -> None:
+    """Give all files the mode that the umask says; libraries write some for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
