@@ -95,28 +95,6 @@ def test_against_plain_loops(kind: str, options: dict[str, Any]) -> None:
     np.testing.assert_allclose(again.matrix(), found.matrix(), rtol=1e-9, atol=1e-9)
 
 
-def test_against_scikit_learn(vectors: Any, asked: Any) -> None:
-    from sklearn.decomposition import PCA
-
-    given, few = vectors.astype(np.float64), asked.astype(np.float64)
-    rival = PCA(n_components=24, whiten=True, svd_solver="full").fit(given).transform(few)
-    found = Filter.fit(vectors, "whiten", dimensions=24).apply(asked)
-    # It divides variances by N − 1, and its signs differ with its version.
-    found *= np.sqrt((len(given) - 1) / len(given))
-    np.testing.assert_allclose(found * np.sign(found), rival * np.sign(rival), rtol=1e-6, atol=1e-8)
-
-
-def test_what_is_left(vectors: Any) -> None:
-    options = {**OPTIONS, "whiten": {"dimensions": 24}}
-    left = {kind: Filter.fit(vectors, kind, **options[kind]).apply(vectors) for kind in OPTIONS}
-    for found in left.values():
-        assert np.abs(found.mean(axis=0)).max() < 1e-10
-    assert left["whiten"].shape == (256, 24) and np.abs(np.cov(left["whiten"].T, bias=True) - np.eye(24)).max() < 1e-9
-    assert np.abs(left["standardize"].std(axis=0) - 1).max() < 1e-12
-    before, after = (np.linalg.eigvalsh(np.cov(each.T, bias=True)) for each in (vectors.astype(float), left["abtt"]))
-    assert np.abs(after[:4]).max() < 1e-12 and np.allclose(after[4:], before[:-4], rtol=1e-8, atol=1e-14)
-
-
 def test_the_gain_is_bounded() -> None:
     """Directions in which the sample hardly varies are divided by the bound; all others by what they were."""
     sample = drawn(900, 6) * 1e-3 + np.array([5, 0, 0, 0, 0, 0])
