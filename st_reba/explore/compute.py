@@ -104,8 +104,7 @@ def can_look(model: SentenceTransformer) -> bool:
 def copies_of(model: SentenceTransformer) -> tuple[int, bool]:
     """Number of copies, and whether it can be changed: a template fixes it."""
     first: Any = model[0]
-    method = method_of(model)
-    return int(first.copies), method is not None and method.template is None
+    return int(first.copies), first.template is None and method_of(model) is not None
 
 
 def passes_of(model: SentenceTransformer) -> int:

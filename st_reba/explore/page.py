@@ -87,7 +87,9 @@ class Page:
         of_copies: dict[str, Any] = {"label": self.words["repeats"], "elem_id": "inside-repeats", "interactive": free}
         of_layers: dict[str, Any] = {"label": self.words["layer"], "elem_id": "inside-layer"}
         most, last = max(copies, compute.MAX_COPIES), compute.passes_of(model) - 1
-        return gr.Slider(1, most, copies, step=1, **of_copies), gr.Slider(0, last, 0, step=1, **of_layers)
+        return gr.Slider(1, most, copies, step=1, buttons=[], **of_copies), gr.Slider(
+            0, last, 0, step=1, buttons=[], **of_layers
+        )
 
     def _look(self, name: str, text: str, repeats: float, weighting: compute.Weighting, word: str, layer: float) -> str:
         (text,) = compute.lines_of(text, least=1, most=1)

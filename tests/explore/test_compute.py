@@ -56,6 +56,7 @@ def test_a_template_has_its_own_copies() -> None:
     model = st_reba.build("mini", "echo", template="echo", pooling="mean")
     assert compute.copies_of(model) == (2, False)
     assert compute.copies_of(st_reba.build("mini", "reba", repeats=3)) == (3, True)
+    assert compute.copies_of(st_reba.build("mini", "prompteol")) == (1, False)
     inside = look(model, TEXT, 4)
     pieces = ("Rewrite the following paragraph: ", None, ". The rewritten paragraph: ", None)
     placed, _, matrix = oracle("mini", TEXT, pieces)
