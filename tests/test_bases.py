@@ -1,219 +1,295 @@
-"""Bases that transformers loads in a way of its own: adapters, quantized weights, device maps, compiled models.
-
-Each gives the vectors of its plain twin, or is refused; nothing is left out in silence.
-"""
+"""Bases that are loaded in a way of their own give the vectors of their plain twins, or are refused."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from importlib.util import find_spec
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import reference
 import torch
-from architectures import save
+from architectures import TOKENIZERS, save
+from marks import needs_adapters
 from oracle import TEXTS, assert_close
+from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-from twins import METHODS, built, lora, reloaded, vectors
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from st_reba import LayerPlan, bases
+import st_reba
+from st_reba import bases
+
+Base = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with its language-modelling head, as most bases of adapters are."""
+    """A llama with its language-modelling head, as most bases are."""
     return save("llama", tmp_path_factory.mktemp("llama"), "bos", causal_lm=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Adapters
+def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
+    model.save_pretrained(str(folder))
+    return SentenceTransformer(str(folder), device="cpu", **options)
 
 
-@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
-def test_learned_prompts(llama: Path, kind: str, tmp_path: Path) -> None:
+# Loaded models.
+
+
+@pytest.mark.parametrize("name", ["echo last", "reba mean", "mask0", "inter", "layer", "layers"])
+@pytest.mark.parametrize("of", ["llama", "gpt2", "gemma2"])
+def test_a_loaded_model(name: str, of: str, tmp_path: Path) -> None:
+    """It shares its weights, gives the same vectors as from disk, and goes on generating as before."""
+    folder = save(of, tmp_path / "base", "bos", causal_lm=True)
+    llm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.arange(5, 12)[None]
+
+    def generated() -> list[int]:
+        return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()  # type: ignore[no-any-return]
+
+    before, limit = generated(), tokenizer.model_max_length
+    model: Any = build(llm, tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
+    assert generated() == before
+    wanted = build(str(folder), max_seq_length=60, **PIPELINES[name])
+    assert_close(encoded(model), encoded(wanted).double())
+    assert generated() == before and tokenizer.model_max_length == limit
+    own = {each.data_ptr() for each in llm.parameters()}
+    assert all(each.data_ptr() in own for each in model.parameters()), "a weight was copied"
+    assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
+    assert generated() == before
+
+
+def test_writing_and_embedding_at_once(llama: Path) -> None:
+    llm = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    model = build(llm, tokenizer=AutoTokenizer.from_pretrained(llama), pooling="mean")
+    ids, found, failed = torch.arange(5, 12)[None], [], []
+    wanted = llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+    vectors = encoded(model)
+
+    def work(job: Callable[[], Any]) -> None:
+        try:
+            found.extend(job() for _ in range(6))
+        except Exception as error:
+            failed.append(error)
+
+    jobs = (
+        lambda: llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist() == wanted,
+        lambda: torch.allclose(encoded(model), vectors, atol=1e-5),
+    )
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and found == [True] * 24
+
+
+# GGUF files.
+
+
+def gguf_file(folder: Path, kind: str) -> Path:
+    """A tiny llama as the gguf package writes it; its matrices are of one type."""
+    gguf = pytest.importorskip("gguf")
+    generator, size, rows = np.random.default_rng(0), 64, 300
+    writer = gguf.GGUFWriter(folder / f"tiny-{kind}.gguf", "llama")
+    for name, value in {
+        "context_length": 128, "embedding_length": size, "block_count": 2, "feed_forward_length": 96,
+        "head_count": 4, "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_dimension_count": 16, "vocab_size": rows,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{name}")(value)
+    alphabet = json.loads(TOKENIZERS["plain"]().backend_tokenizer.to_str())["model"]["vocab"]
+    tokens = sorted(alphabet, key=alphabet.get)[:256]  # bytes
+    tokens += [f"<{number}>" for number in range(rows - len(tokens) - 1)] + ["<s>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 256 + [3] * (rows - 256))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(rows - 1)
+    writer.add_eos_token_id(rows - 1)
+    shapes = {"token_embd": (rows, size), "output": (rows, size), "output_norm": (size,)}
+    for layer in range(2):
+        sizes = {"attn_q": (size, size), "attn_k": (32, size), "attn_v": (32, size), "attn_output": (size, size)}
+        sizes |= {
+            "ffn_gate": (96, size),
+            "ffn_up": (96, size),
+            "ffn_down": (size, 96),
+            "attn_norm": (size,),
+            "ffn_norm": (size,),
+        }
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in sizes.items()}
+    for name, shape in shapes.items():
+        values = generator.normal(size=shape).astype(np.float32) * (0.2 if len(shape) > 1 else 0.1) + (len(shape) == 1)
+        dtype = gguf.GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
+        if kind in ("F32", "Q8_0", "Q4_0") or len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, dtype), raw_dtype=dtype)
+        else:  # what cannot be written either: bytes of the right size
+            block, number = gguf.GGML_QUANT_SIZES[dtype]
+            rowsize = -(-shape[1] // block) * number
+            writer.add_tensor(f"{name}.weight", np.zeros((shape[0], rowsize), dtype=np.uint8), raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / f"tiny-{kind}.gguf"
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_gguf(kind: str, tmp_path: Path) -> None:
+    """Dense and in bfloat16: what is computed now is what is saved and loaded then."""
+    file = gguf_file(tmp_path, kind)
+    model: Any = build(str(file), pooling="mean")
+    again = reloaded(model, tmp_path / "saved")
+    assert torch.equal(encoded(again), encoded(model)) and encoded(model).isfinite().all()
+    assert kind in model[0].base_model and str(tmp_path) not in model[0].base_model
+    size = (tmp_path / "saved" / "model.safetensors").stat().st_size
+    assert size < 2.2 * sum(each.numel() for each in model.parameters())
+    by_name = build(str(tmp_path), pooling="mean", gguf_file=file.name)
+    assert torch.equal(encoded(by_name), encoded(model))
+    assert torch.equal(encoded(build(str(tmp_path), pooling="mean")), encoded(model)), "the only one in its folder"
+
+
+def test_gguf_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Readable: .*Q4_0"):
+        build(str(gguf_file(tmp_path, "Q8_1")))
+    shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
+    with pytest.raises(ValueError, match="several GGUF files"):
+        build(str(tmp_path))
+    with pytest.raises(OSError):
+        build(str(tmp_path / "none.gguf"))
+
+
+# Quantized weights.
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize("name", ["reba mean", "echo last", "mask0"])
+def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) -> None:
+    """A text alone and in a batch, saved and loaded by sentence-transformers alone."""
+    pytest.importorskip("bitsandbytes")
+    model: Any = build(str(llama), quantization=quantization, dtype="float32", **PIPELINES[name])
+    together = encoded(model)
+    assert_close(encoded(model, alone=True), together.double())
+    assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, (
+        "the weights were not quantized"
+    )
+    again = reloaded(model, tmp_path / "saved")
+    assert_close(encoded(again), together.double(), 1e-6)
+    settings = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())
+    assert "bitsandbytes" in settings["requirements"]
+    assert "quantization_config" in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+# Adapters.
+
+
+def adapt(base: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
+    """An adapter whose every weight matters, and the same merged into its base by peft."""
     peft = pytest.importorskip("peft")
-    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-    config = getattr(peft, kind)(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
-    for method in METHODS:
-        with pytest.raises(ValueError, match="base='adapter' is an adapter of type PR.*Use its base model"):
-            built(tmp_path / "adapter", method)
+    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options})
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder / "adapter")
+    model.merge_and_unload().save_pretrained(folder / "merged")
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
 
 
-def test_adapter_of_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    lora(base_model_name_or_path=str(tmp_path / "gone")).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(OSError, match="adapter' adapts '.*gone', which could not be loaded"):
-        built(tmp_path / "adapter", "echo")
-    lora().save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="names no base_model_name_or_path. Add it"):
-        built(tmp_path / "adapter", "echo")
+@needs_adapters
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"use_dora": True}, {"use_rslora": True}, {"bias": "all"}, {"target_modules": "all-linear"},
+        {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["input_layernorm"]}, {"modules_to_save": ["lm_head"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_adapters(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    """As merged by peft, whole or refused, and saved as part of the weights."""
+    adapter, merged = adapt(llama, tmp_path, **options)
+    try:
+        model: Any = build(str(adapter), pooling="mean")
+    except ValueError as error:
+        assert "did not load the adapter" in str(error) and options
+        return
+    assert_close(encoded(model), encoded(build(str(merged), pooling="mean")).double())
+    assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
+    assert not (tmp_path / "saved" / "adapter_config.json").exists() and model[0].base_model == "adapter"
 
 
-def test_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bases, "is_peft_available", lambda: False)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/model"}))
-    with pytest.raises(ImportError, match="is a PEFT adapter of 'org/model', and peft is missing: pip install"):
-        built(tmp_path, "echo")
+# What is refused.
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Quantized weights
-
-
-def quantized(base: Path, folder: Path, **configuration: Any) -> Path:
-    """The base, its config.json claiming a quantization."""
+def with_config(base: Path, folder: Path, **values: Any) -> str:
     shutil.copytree(base, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": configuration}))
-    return folder
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    return str(folder)
 
 
-def test_unknown_quantization(llama: Path, tmp_path: Path) -> None:
-    """transformers would load such weights as if they were not quantized."""
-    folder = quantized(llama, tmp_path / "base", quant_method="seven-bit")
-    for method in METHODS:
-        with pytest.raises(ValueError, match="base='base'.*quantization 'seven-bit'.*Use a newer version"):
-            built(folder, method)
+def without_weights(base: Path, folder: Path) -> str:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(base, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights[next(name for name in weights if "q_proj" in name)]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("package", "configuration"),
-    [
-        ("bitsandbytes", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
-        ("gptqmodel", {"quant_method": "gptq", "bits": 4}),
-        ("compressed_tensors", {"quant_method": "compressed-tensors"}),
-        ("torchao", {"quant_method": "torchao", "quant_type": "int8_weight_only"}),
-    ],
-)
-def test_missing_package(llama: Path, package: str, configuration: dict[str, Any], tmp_path: Path) -> None:
-    if find_spec(package):
-        pytest.skip(f"{package} is installed")
-    folder = quantized(llama, tmp_path / "base", **configuration)
-    # Some need others first: the error names the one to install next.
-    with pytest.raises((ImportError, ValueError), match="pip install|No module named|requires"):
-        built(folder, "reba")
+def devices(base: Path, folder: Path) -> Any:
+    llm = AutoModelForCausalLM.from_pretrained(base)
+    llm.hf_device_map = {"model": 0, "lm_head": "cpu"}
+    return llm
 
 
-def dequantized(model: Any, base: Path, folder: Path) -> Path:
-    """The plain model of a quantized one's weights."""
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            twin = plain.base_model.get_parameter(name)
-            twin.copy_(parameter.dequantize() if hasattr(parameter, "dequantize") else parameter)
-    plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
-    return folder
+Refusal = Callable[[Path, Path], Any]
+REFUSALS: dict[str, Refusal] = {
+    "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": "x"})),
+    "missing weights": lambda llama, new: build(without_weights(llama, new)),
+    "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
+    "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),
+    "no model": lambda llama, new: build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(llama)),
+    "an empty folder": lambda llama, new: (new.mkdir(), build(str(new))),
+    "a file": lambda llama, new: build(str(llama / "config.json")),
+    "nowhere": lambda llama, new: build(str(new)),
+    "dtype": lambda llama, new: build(str(llama), dtype="float7"),
+    "quantization": lambda llama, new: build(str(llama), quantization="int3"),
+    "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
+    "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
+}  # fmt: skip
 
 
-def test_torchao(llama: Path, tmp_path: Path) -> None:
-    """Weights of 8 bits, float32 else: as the plain model of the same rounded weights."""
-    pytest.importorskip("torchao")
-    from torchao.quantization import Int8WeightOnlyConfig
-    from transformers import TorchAoConfig
-
-    options = {"model_kwargs": {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}}
-    twin = None
-    for method in METHODS:
-        model = built(llama, method, **options)
-        twin = twin or dequantized(model[0].model, llama, tmp_path / "twin")
-        got = vectors(model)
-        assert_close(got, vectors(built(twin, method)).double())
-        assert (got - vectors(built(llama, method))).abs().max() > 1e-3 * got.abs().max()
-        assert torch.equal(vectors(reloaded(model, tmp_path / method)), got)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(llama: Path, name: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError)) as raised:
+        REFUSALS[name](llama, tmp_path / "new")
+    assert name == "nowhere" or len(str(raised.value).splitlines()) == 1
 
 
-def test_bitsandbytes(llama: Path, tmp_path: Path) -> None:
-    """Weights of 8 bits, against transformers' own model of the same."""
-    pytest.importorskip("bitsandbytes")
-    pytest.importorskip("accelerate")
-    from transformers import BitsAndBytesConfig
-
-    with pytest.raises(ValueError, match="llm_int8_threshold=6.0, large numbers of one text.*Set llm_int8_threshold=0"):
-        built(llama, "echo", model_kwargs={"quantization_config": BitsAndBytesConfig(load_in_8bit=True)})
-    options = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)}
-    twin = AutoModel.from_pretrained(llama, attn_implementation="eager", dtype=torch.float32, **options).eval()
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    for method in ("echo", "reba"):
-        model = built(llama, method, model_kwargs=options)
-        for text, got in zip(TEXTS, vectors(model), strict=True):
-            placed = reference.layout(tokenizer, text, [None, None])
-            with torch.no_grad():
-                output = twin(input_ids=torch.tensor([placed.ids]), output_attentions=True)
-            hidden = output.last_hidden_state[0].double()
-            fused = reference.symmetrized_max(torch.stack([matrix[0] for matrix in output.attentions]))
-            wanted = {"echo": reference.echo(hidden, placed), "reba": reference.reba(hidden, fused, placed, "mean")}
-            assert_close(got, wanted[method])
-        assert torch.equal(vectors(reloaded(model, tmp_path / method)), vectors(model))
-    for method in ("inplace", "inter"):
-        model = built(llama, method, model_kwargs=options)
-        assert torch.equal(vectors(reloaded(model, tmp_path / method)), vectors(model))
+def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
+    """float32 on a CPU, saved as the base stores it, or as it was asked for."""
+    stored = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(llama).to(torch.bfloat16).save_pretrained(stored)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(stored)
+    for number, (dtype, saved) in enumerate([(None, 2), ("float32", 4), ("bfloat16", 2)]):
+        model = build(str(stored), dtype=dtype)
+        again = reloaded(model, tmp_path / str(number), model_kwargs={"dtype": torch.float32})
+        if dtype != "bfloat16":
+            assert model.dtype == torch.float32 and torch.equal(encoded(again), encoded(model))
+        size = (tmp_path / str(number) / "model.safetensors").stat().st_size
+        assert size == pytest.approx(saved * sum(each.numel() for each in model.parameters()), rel=0.05)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Device maps
-
-
-_LAYER_ON_DISK = {"embed_tokens": "cpu", "layers.0": "cpu", "layers.1": "disk", "norm": "cpu", "rotary_emb": "cpu"}
-
-
-@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}, _LAYER_ON_DISK], ids=["auto", "cpu", "disk"])
-def test_device_map(llama: Path, device_map: Any, tmp_path: Path) -> None:
-    """Weights that come from disk when their layer runs come for its second pass too."""
-    pytest.importorskip("accelerate")
-    for method in METHODS:
-        options = {"device_map": device_map, "offload_folder": str(tmp_path / "offloaded")}
-        if device_map is _LAYER_ON_DISK and not hasattr(SentenceTransformer, "_accelerate_placement_hook"):
-            with pytest.raises(ValueError, match="base=.*some layers are on disk.*Use version 6.2 or newer"):
-                built(llama, method, model_kwargs=options)
-            continue
-        model = built(llama, method, model_kwargs=options)
-        on_disk = any(parameter.is_meta for parameter in model[0].model.parameters())
-        assert on_disk == (device_map is _LAYER_ON_DISK)
-        wanted = vectors(built(llama, method))
-        assert_close(vectors(model), wanted.double())
-        assert_close(vectors(reloaded(model, tmp_path / method)), wanted.double())
-
-
-def test_embeddings_on_disk(llama: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    options = {"device_map": {"": "disk"}, "offload_folder": str(tmp_path)}
-    for method in METHODS:
-        with pytest.raises(ValueError, match="by its device_map the embeddings stay on disk.*Map them to a device"):
-            built(llama, method, model_kwargs=options)
-
-
-def test_device_map_without_accelerate(llama: Path) -> None:
-    if find_spec("accelerate"):
-        pytest.skip("accelerate is installed")
-    with pytest.raises((ImportError, ValueError), match="accelerate"):
-        built(llama, "echo", model_kwargs={"device_map": "auto"})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Compiled models
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["echo", "reba", "inter"])
-def test_compiled(llama: Path, method: str, tmp_path: Path) -> None:
-    """Traced, the layers still obey their plan, a later one too, and show their attention."""
-    texts = list(TEXTS[1:3])
-    plain, model = built(llama, method), built(llama, method)
-    wanted = plain.encode(texts, convert_to_tensor=True)
-    torch._dynamo.reset()
-    model[0].model = torch.compile(model[0].model, backend="eager")
-    assert_close(model.encode(texts, convert_to_tensor=True), wanted.double())
-    assert torch.equal(reloaded(model, tmp_path).encode(texts, convert_to_tensor=True), wanted)
-    if method == "echo":
-        for each in (plain, model):
-            each[0].rebind([LayerPlan(kind="backward", k=2)])
-        changed = plain.encode(texts, convert_to_tensor=True)
-        assert (changed - wanted).abs().max() > 0.1 * wanted.abs().max()
-        assert_close(model.encode(texts, convert_to_tensor=True), changed.double())
-    torch._dynamo.reset()
+def test_weights_dtype() -> None:
+    assert bases.weights_dtype(None, "cpu") == torch.float32 and bases.weights_dtype("bfloat16", None) == torch.bfloat16
+    assert bases.weights_dtype(None, "cuda") == bases.weights_dtype("auto", "cpu") == "auto"
+    assert len(TEXTS) == 5 and st_reba.build is not None

@@ -1,141 +1,124 @@
-"""The self-check finds the layer that does not obey, and only that."""
+"""The self-check finds the layer that does not see what its mask says, and only that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import families
 import pytest
-from architectures import TOKENIZERS, save
-from transformers import AutoConfig, AutoModel
+import torch
+from pipelines import build
 
-import st_reba
-from st_reba.modules import plan, second
-from st_reba.modules.kinds import KINDS
+from st_reba.modules import capture, masks, second
 
 Base = Callable[..., str]
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
 
 
-def disobey(monkeypatch: pytest.MonkeyPatch, layer: int, kind: str) -> None:
-    """One layer computes another kind than it says that it does."""
-    told = plan.PlannedPass.kind
-
-    def other(self: Any, module: Any) -> str:
-        said = told(self, module)
-        return kind if module.layer_idx == layer else said
-
-    monkeypatch.setattr(plan.PlannedPass, "kind", other)
-
-
 @pytest.mark.parametrize(
-    ("layer", "kind", "message"),
+    ("layer", "other", "says"),
     [
-        (5, "forward", "running as nosink-bidirectional, its token 0 does not see token 1"),
-        (4, "bidirectional", "running as nosink-bidirectional, its token 1 sees token 0"),
-        (3, "nosink-bidirectional", "running as bidirectional, its token 1 does not see token 0"),
-        (1, "rerouted", "running as forward, its token 0 sees token 3"),
-        (0, "backward", "running as forward, its token 0 sees token 1"),
-        (0, "nosink-forward", "running as forward, its token 1 does not see token 0"),
+        (5, "forward", "nosink-bidirectional: its token 0 does not see token 1"),
+        (4, "bidirectional", "nosink-bidirectional: its token 1 sees token 0"),
+        (3, "nosink-bidirectional", "bidirectional: its token 1 does not see token 0"),
+        (1, "backward", "forward: its token 0 sees token 1"),
+        (0, "nosink-forward", "forward: its token 1 does not see token 0"),
     ],
 )
-def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, kind: str, message: str) -> None:
-    st_reba.build("mini", "nosink", **OPTIONS)
-    disobey(monkeypatch, layer, kind)
-    with pytest.raises(ValueError, match=f"NoSink.*: layer {layer} .LlamaAttention. does not obey it: {message}"):
-        st_reba.build("mini", "nosink", **OPTIONS)
-    st_reba.build("mini", "nosink", check=False, **OPTIONS)
+def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: str, says: str) -> None:
+    """A layer that computes another mask than it says."""
+    build("mini", "nosink", **OPTIONS)
+    told = masks.LayerMasks.of
+
+    def disobey(self: Any, module: Any, own: Any, causal: bool) -> Any:
+        if module.layer_idx != layer:
+            return told(self, module, own, causal)
+        names, self.names = self.names, [other] * len(self.names)
+        found = told(self, module, own, causal)
+        self.names, self.last = names, (module, names[layer])
+        return found
+
+    monkeypatch.setattr(masks.LayerMasks, "of", disobey)
+    with pytest.raises(ValueError, match=rf"layer {layer} \(LlamaAttention\), running as {says}"):
+        build("mini", "nosink", **OPTIONS)
+    build("mini", "nosink", check=False, **OPTIONS)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "forward"])
-def test_a_kind_that_shows_what_another_should(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A fast path that computes something else than its kind's rule is found, whatever the kind."""
-    stages = [st_reba.LayerPlan(layers={kind: [2]})]
-    st_reba.build("mini", "echo", stages=stages)
+@pytest.mark.parametrize("name", [name for name in masks.MASKS if name != "forward"])
+def test_a_rule_that_hides_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A model that ignores its mask: what attention gets is the base's own."""
+    options = {"setting": {"backward": "inplace-back", "bidirectional": "inplace-bidir", "nosink-forward": "mask0-for",
+                           "nosink-bidirectional": "mask0-bidir", "rerouted": "rerouted"}[name], "k": [2]}  # fmt: skip
+    told = masks.LayerMasks.of
 
-    def fast(attention: Any, query: Any, key: Any, value: Any, m: int, causal: bool) -> Any:
-        return KINDS["forward"].fast(attention, query, key, value, m, causal)  # type: ignore[misc]
+    def ignored(self: Any, module: Any, own: Any, causal: bool) -> Any:
+        told(self, module, own, causal)
+        return own, causal, False
 
-    monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], fast=fast))
-    with pytest.raises(ValueError, match=rf"layer 2 .LlamaAttention. does not obey it: running as {kind}, its token"):
-        st_reba.build("mini", "echo", stages=stages)
+    monkeypatch.setattr(masks.LayerMasks, "of", ignored)
+    with pytest.raises(ValueError, match=f"layer 2 .*running as {name}"):
+        build("mini", "nosink", **options)
 
 
 @pytest.mark.parametrize("setting", ["inter-back", "extra-back", "extend-back"])
-def test_a_pass_that_does_not_run(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    def nothing(planned: Any, run: Any, call: Any) -> Any:
-        run.kinds.ran += sum(layer == call.index for layer, _ in planned.stack.second)
-        return call.hidden
-
-    monkeypatch.setattr(second.LayersTwice, "after_layer", nothing)
-    message = "layer [45] ran as backward 0 times in place of [12]" if setting != "extra-back" else "cannot run it"
-    with pytest.raises(ValueError, match=f"NoSink.*{message}"):
-        st_reba.build("mini", "nosink", setting=setting, k=2)
+def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setattr(second.SecondRuns, "begin", lambda self, state: None)
+    with pytest.raises(ValueError, match="setting: "):
+        build("mini", "nosink", setting=setting, k=2)
 
 
 @pytest.mark.parametrize("m", [0, 1, 5, 40])
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "gpt2"])
-def test_windows_and_sinks(base: Base, name: str, m: int) -> None:
-    """A window shorter than the check's text is no disobedience."""
+def test_windows_and_sinks_are_no_disobedience(base: Base, name: str, m: int) -> None:
     for setting in ("mask0-all", "mask0-for"):
-        st_reba.build(base(name), "nosink", setting=setting, k=2, m=m)
-    if m == 1:
-        for setting in ("inplace-back", "extend-bidir"):
-            st_reba.build(base(name), "nosink", setting=setting, k=2)
+        build(base(name), "nosink", setting=setting, k=2, m=m)
+    build(base(name), "nosink", setting="extend-bidir", k=2, dtype="bfloat16")
 
 
-def test_layers_without_attention(tmp_path: Path) -> None:
-    """In a hybrid the recurrent layers see what they see; the others can be converted."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    marks: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "vocab_size": 512}
-    kinds = ["conv", "full_attention", "conv"]
-    config = AutoConfig.for_model("lfm2", num_hidden_layers=3, layer_types=kinds, **sizes, **marks)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
-    TOKENIZERS["bos"]().save_pretrained(tmp_path)
-    st_reba.build(tmp_path, "echo", stages=[st_reba.LayerPlan(layers={"bidirectional": [1]})])
-    with pytest.raises(ValueError, match="layer 2 ran as bidirectional 0 times in place of 1.*no attention"):
-        st_reba.build(tmp_path, "echo", stages=[st_reba.LayerPlan(layers={"bidirectional": [1, 2]})])
+# Model types whose masks cannot be changed, or whose attention cannot be seen, and the method that says so.
+REFUSED: dict[str, tuple[str, str]] = {
+    "doge": ("nosink", "adds position biases"),
+    "deepseek_v32": ("nosink", "by an indexer"),
+    "lfm2_moe": ("nosink", "layer 0 ran as bidirectional 0 times"),
+    "mamba": ("reba", "showed theirs"),
+    "falcon": ("nosink", "attention interface"),
+}
 
 
-def test_a_backbone_that_counts_its_texts(tmp_path: Path) -> None:
-    """GPT-BigCode shapes its output by the number of texts that entered: two stacks cannot go through its norm."""
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 512}
-    config = AutoConfig.for_model("gpt_bigcode", **sizes, bos_token_id=None, eos_token_id=None)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
-    TOKENIZERS["bos"]().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="GPTBigCodeModel cannot run it.*variant='published'"):
-        st_reba.build(tmp_path, "nosink", setting="extra-back", k=1)
-    st_reba.build(tmp_path, "nosink", setting="extra-back", k=1, variant="published")
-
-
-def test_half_precision(tmp_path: Path) -> None:
-    save("llama", tmp_path, "bos")
-    for dtype in ("bfloat16", "float16"):
-        st_reba.build(tmp_path, "nosink", setting="mask0-all", k=1, dtype=dtype)
-        st_reba.build(tmp_path, "reba", dtype=dtype)
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_types(tmp_path: Any, model_type: str) -> None:
+    families.save(model_type, tmp_path)
+    method, says = REFUSED[model_type]
+    options = {"setting": "inplace-bidir", "k": "all"} if method != "reba" else {}
+    with pytest.raises(ValueError, match=says):
+        build(str(tmp_path), method, **options)
+    build(str(tmp_path), "echo")
 
 
 def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backbone whose captured attention is another, or that looks both ways, is refused."""
-    from st_reba.modules import capture
-
-    st_reba.build("mini")
-    real = capture.attention_with_totals
-
-    def wrong(*arguments: Any, **keywords: Any) -> Any:
-        found = real(*arguments, **keywords)
-        return None if found is None else (found[0] * 1.1, found[1])
-
+    """A base whose captured attention is another than its own, or that looks both ways, is refused."""
+    real = capture.BackwardAttention.attend
     with monkeypatch.context() as patch:
-        patch.setattr(capture, "attention_with_totals", wrong)
-        with pytest.raises(ValueError, match="LlamaModel: hidden states change by .*% when attention is captured"):
-            st_reba.build("mini")
+        patch.setattr(capture.BackwardAttention, "attend", lambda *given: real(*given) * 1.1)
+        with pytest.raises(ValueError, match="hidden states change by"):
+            build("mini")
 
-    def ahead(scores: Any, *arguments: Any) -> Any:
-        return real(replace(scores, causal=False), *arguments)
+    def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:
+        everything = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
+        return real(self, query, key, value, scores._replace(causal=False, mask=everything), looks_ahead)
 
-    monkeypatch.setattr(capture, "attention_with_totals", ahead)
-    with pytest.raises(ValueError, match="LlamaModel looks both ways .its last token changes what stands before"):
-        st_reba.build("mini")
+    monkeypatch.setattr(capture.BackwardAttention, "attend", ahead)
+    with pytest.raises(ValueError, match="looks both ways"):
+        build("mini")
+
+
+def test_an_encoder(tmp_path: Any) -> None:
+    """It is embedded by what it is made for, with padding hidden, and refused by ReBA."""
+    families.save("bert", tmp_path, decoder=False)
+    model = build(str(tmp_path), "classical", pooling="mean")
+    texts = ["a", "The river runs past the old mill."]
+    alone = model.encode(texts, batch_size=1, convert_to_tensor=True)
+    torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), alone, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="looks both ways"):
+        build(str(tmp_path), "reba")

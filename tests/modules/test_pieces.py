@@ -30,7 +30,9 @@ def run_of(path: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize("options", [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}], ids=str
+)
 @pytest.mark.parametrize(("name", "chunk"), [("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)])
 def test_pieces(base: Base, name: str, chunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, run = base(name, "bos_eos"), run_of(base(name, "bos_eos"))

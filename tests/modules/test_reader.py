@@ -24,7 +24,9 @@ DEPTH, TWICE = 3, (None, None)
 def test_one(base: Base, name: str, layer: int, final_norm: bool) -> None:
     """A model that reads layer k has k layers: Echo's states, and ReBA's attention of these alone."""
     path, number = base(name), layer % (DEPTH + 1)
-    echo, reba = (build(path, method, pooling="mean", layer=layer, final_norm=final_norm) for method in ("echo", "reba"))
+    echo, reba = (
+        build(path, method, pooling="mean", layer=layer, final_norm=final_norm) for method in ("echo", "reba")
+    )
     assert {echo[0].depth, reba[0].depth} == {max(1, number)}
     for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
         placed = oracle(path, text, TWICE)[0]

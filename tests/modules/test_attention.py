@@ -1,0 +1,217 @@
+"""Attention in blocks and by the fused kernel: one result, its gradient, and memory that does not grow with the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracle import assert_close
+from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import st_reba
+from st_reba.modules import attention as own
+from st_reba.modules import fused
+from st_reba.modules.attention import Scores, blocked_attention
+from st_reba.modules.capture import BackwardAttention, Capture
+from st_reba.modules.layout import PARTS, Span
+from st_reba.modules.training import Remembering
+
+Base = Callable[..., str]
+TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
+LENGTH = 400  # positions: two blocks
+
+
+def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, heads, LENGTH, 8, generator=generator, dtype=torch.float64).to(dtype) for heads in (4, 2, 2)]
+
+
+def scores(name: str) -> Scores:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    near = mask.triu(-6)
+    padded = mask & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
+    bias = torch.randn(1, 4, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
+    return {
+        "causal": Scores(causal=True, scaling=0.4),
+        "window": Scores(near, scaling=0.4),
+        "padding": Scores(padded, scaling=0.4),
+        "additive": Scores(bias.masked_fill(~mask, -torch.inf), scaling=0.4),
+        "sinks": Scores(near, scaling=0.4, sinks=torch.randn(4, generator=generator, dtype=torch.float64)),
+        "soft cap": Scores(causal=True, scaling=0.9, softcap=1.5),
+        "bias": Scores(causal=True, scaling=0.4, bias=bias),
+    }[name]
+
+
+NAMES = ("causal", "window", "padding", "additive", "sinks", "soft cap", "bias")
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor, how: Scores) -> tuple[Tensor, Tensor]:
+    """Output [B, T, H, D] and probabilities, with all of both in memory."""
+    key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
+    found = query @ key.mT * how.scaling
+    found = found if how.softcap is None else torch.tanh(found / how.softcap) * how.softcap
+    found = found if how.bias is None else found + how.bias
+    mask = torch.ones(LENGTH, LENGTH).tril().bool() if how.mask is None else how.mask
+    found = found.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else found + mask
+    weights = found.exp()
+    below = weights.sum(-1, keepdim=True) + (0 if how.sinks is None else how.sinks.exp()[:, None, None])
+    return (weights / below @ value).transpose(1, 2), weights / below
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks(name: str) -> None:
+    """Grouped heads, several blocks: output, probabilities and gradients."""
+    given = [each.requires_grad_() for each in tensors()]
+    output, wanted = by_hand(*given, scores(name))
+    blocks: list[Tensor] = []
+    found = blocked_attention(*given, scores(name), lambda block, start: blocks.append(block))
+    assert len(blocks) == 2
+    torch.testing.assert_close(found, output)
+    for block, start in zip(blocks, (0, len(blocks[0][0, 0])), strict=True):
+        torch.testing.assert_close(block, wanted[:, :, start : start + block.shape[2], : block.shape[3]])
+    weights = torch.randn_like(output)
+    for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
+        torch.testing.assert_close(got, one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", ["last", "copy"])
+@pytest.mark.parametrize("name", ["causal", "window", "padding", "sinks"])
+def test_the_kernel(name: str, rows: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_BLOCK", 1)
+    given, how = tensors(dtype), scores(name)
+    real = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9 if name == "padding" else LENGTH]])).bool()
+    spans = [Span(1, 12, LENGTH), Span(2, 3, int(real[1].sum()))]
+    captured = [BackwardAttention(Capture(rows), spans, real) for _ in range(2)]
+    found = fused.fused_attention(*given, how, captured[0])
+    assert found is not None
+    captured[0].add(found[1])  # type: ignore[arg-type]
+    output, probabilities = by_hand(*(each.double() for each in given), how)
+    captured[1].add(captured[1].columns(probabilities, 0))
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    both = real[:, :, None, None]
+    torch.testing.assert_close(found[0].double() * both, output * both, rtol=0, atol=tolerance)
+    torch.testing.assert_close(captured[0].rows().double(), captured[1].rows(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["soft cap", "bias"])
+def test_what_the_kernel_leaves_to_blocks(name: str) -> None:
+    assert fused.fused_attention(*tensors(torch.float32), scores(name)) is None
+    assert fused.fused_attention(*(each.requires_grad_() for each in tensors()), scores("causal")) is None
+
+
+@pytest.mark.parametrize("of", ["gpt2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "chunk mean", "mask0"])
+def test_models_by_both(base: Base, of: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a repository's own code computes, without the kernel, is what the package does."""
+    model = made(base(of), name)
+    wanted = encoded(model)
+    monkeypatch.delitem(PARTS, "fused")
+    assert_close(encoded(model), wanted.double())
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one tensor made inside the ``with`` block holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        sizes = [
+            each.untyped_storage().nbytes() // each.itemsize for each in tree_leaves(result) if torch.is_tensor(each)
+        ]
+        self.numbers = max([self.numbers, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "authors mean", "mask0", "inter"])
+def test_no_matrix_of_all_heads(base: Base, name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_BLOCK", 1 << 12)
+    if plain:
+        monkeypatch.delitem(PARTS, "fused")
+    model: Any = made(base("llama"), name)
+    model[0].tokenizer.model_max_length = 2000
+    model[0].config.max_position_embeddings = 2000
+    features = features_of(model, ["The river runs past the old mill. " * 200])
+    length = features["input_ids"].shape[1]
+    with torch.inference_mode(), Largest() as largest:
+        model(features)
+    assert length > 1900 and largest.numbers < 3 * length**2, "of four heads"
+
+
+# Learning.
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_gradients(base: Base, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along one direction, against differences; of gpt2 in blocks, which compute in float64 throughout."""
+    monkeypatch.delitem(PARTS, "fused")
+    model = made(base("gpt2"), name, dtype="float64")
+    features = features_of(model, TEXTS)
+    found = gradients(model, features)
+    torch.manual_seed(0)
+    aim = torch.randn(len(TEXTS), model.get_embedding_dimension(), dtype=torch.float64)
+    torch.manual_seed(1)
+    direction = {name: torch.randn_like(each) * each.abs().mean() for name, each in model.named_parameters()}
+    values = []
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            for key, each in model.named_parameters():
+                each.add_(step * direction[key])
+            values.append(float((model(dict(features))["sentence_embedding"] * aim).sum()))
+    wanted = (values[0] - values[1]) / 2e-6
+    assert sum(float((found[key] * direction[key]).sum()) for key in found) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["reba last", "reba mean", "authors mean", "mask0", "reba mask0", "layers"])
+@pytest.mark.parametrize("of", ["llama", "gpt2"])
+def test_checkpointing(base: Base, of: str, name: str) -> None:
+    """A layer that runs once more finds the pass that it belongs to."""
+    model: Any = made(base(of), name).train()
+    features = features_of(model, TEXTS)
+    wanted = gradients(model, features)
+    model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_gradients(gradients(model, features), wanted)
+    assert any(isinstance(getattr(m, "_gradient_checkpointing_func", None), Remembering) for m in model.modules())
+
+
+def test_checkpointing_that_would_be_wrong_is_refused(base: Base) -> None:
+    for name, reentrant in [("reba last", True), *((each, False) for each in TWICE)]:
+        model: Any = made(base("llama"), name).train()
+        model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        with pytest.raises(ValueError, match="Gradient checkpointing"):
+            model(features_of(model, TEXTS))
+        with torch.no_grad():
+            model(features_of(model, TEXTS))
+
+
+def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(base("llama"), "reba inter")
+    wanted = encoded(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(BackwardAttention, "add", lambda *given, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            encoded(model)
+    assert own.current_pass() is None and torch.equal(encoded(model), wanted)
+
+
+def test_numbers_that_are_not_finite(base: Base) -> None:
+    """An error, but zeros in the authors' variant, for that text alone."""
+    for name in ("echo last", "reba last", "authors last"):
+        model: Any = made(base("llama"), name)
+        wanted, token = encoded(model, ["a", "银行"]), model[0].content(["a"])["input_ids"][0][0]
+        model[0].model.get_input_embeddings().weight.data[token] = torch.inf
+        if name == "authors last":
+            got = encoded(model, ["a", "银行"])
+            assert not got[0].any() and torch.allclose(got[1], wanted[1], atol=1e-5)
+        else:
+            with pytest.raises(ValueError, match="NaN or infinity for the text 'a'"):
+                encoded(model, ["a", "银行"])
+        assert st_reba.method_of(model) is not None
