@@ -17,6 +17,7 @@ from sentence_transformers.util import get_device_name, load_file_path
 from . import bases
 from .methods import Method, masks_of
 from .modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, ReBAPooling, RepeatTransformer
+from .safety import sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
@@ -233,7 +234,8 @@ class Assembly:
         tokenizer = self._tokenizer(processor_kwargs)
         kwargs = {"model_kwargs": model_kwargs, "processor_kwargs": processor_kwargs, "config_kwargs": config_kwargs}
         try:
-            base = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
+            with sized(self.path, **self.place):
+                base = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error

@@ -204,6 +204,8 @@ class Method:
         ):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
+        if (self.repeats or 1) > 64:
+            raise ValueError(f"repeats={self.repeats}: at most 64 copies.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
         if self.layer is not None and not (len(layers) == 2 and all(type(each) is int for each in layers)):
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
@@ -308,8 +310,8 @@ def masks_of(
 ) -> dict[str, Any]:  # fmt: skip
     """What NoSinkTransformer takes for a setting of the paper.
 
-    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the best
-    k of MASK0-BIDIR, and use it, or half of it (at least 1).
+    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
+    best k of MASK0-BIDIR, and use it, or half of it (at least 1).
 
     Args:
         setting: One of ``SETTINGS``.

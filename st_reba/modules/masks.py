@@ -148,8 +148,8 @@ class NoSinkTransformer(RepeatTransformer):
         for name in [*self.layer_masks, *(name for _, name in self.second)]:
             if name not in MASKS:
                 raise ValueError(f"layer_masks: {name!r} is not known. Choose from {', '.join(MASKS)}.")
-        if len(self.layer_masks) != self.depth:
-            raise ValueError(f"layer_masks={len(self.layer_masks)} names, but the model has {self.depth} layers.")
+        if len(self.layer_masks) != self.depth or m < 0:
+            raise ValueError(f"layer_masks={len(self.layer_masks)} names for {self.depth} layers; m={m}.")
         self.again = PARTS["second"](self) if self.second else None
         self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changed:

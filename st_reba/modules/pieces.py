@@ -101,6 +101,8 @@ class ChunkedReBAPooling(ReBAPooling):
     ) -> None:
         super().__init__(embedding_dimension, pooling, "paper", include_special, normalize_weights)
         self.chunk, self.repeats = chunk, repeats
+        if chunk < 1 or repeats not in range(1, 65):
+            raise ValueError(f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies.")
 
     @property
     def capture(self) -> Capture:

@@ -39,6 +39,7 @@ TEXT_ONLY: dict[str, Any] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
+POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 
@@ -353,8 +354,11 @@ class RepeatTransformer(Transformer):
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        if missing := sorted({"template", "repeats", "pooled"} - set(config)):
-            raise ValueError(f"sentence_bert_config.json is missing, or lacks {missing[0]!r}. Copy all files.")
+        sound = "template" in config and config.get("pooled") in POOLED and config.get("repeats") in range(1, 65)
+        if not sound:
+            raise ValueError(
+                "sentence_bert_config.json is missing, or lacks template, pooled or repeats. Copy all files."
+            )
         return config
 
     @classmethod
