@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from sentence_transformers.base.modules import Module
@@ -40,8 +40,8 @@ class ReBAPooling(Module):
     def __init__(
         self,
         embedding_dimension: int,
-        pooling: Literal["last", "mean"] = "last",
-        implementation: Literal["paper", "authors"] = "paper",
+        pooling: str = "last",
+        implementation: str = "paper",
         include_special: bool = False,
         normalize_weights: bool = False,
     ) -> None:
@@ -50,11 +50,7 @@ class ReBAPooling(Module):
             raise ValueError(f"pooling={pooling!r} must be 'last' or 'mean'.")
         self.embedding_dimension, self.pooling, self.implementation = embedding_dimension, pooling, implementation
         self.include_special, self.normalize_weights = include_special, normalize_weights
-
-    @property
-    def authors(self) -> bool:
-        """Whether the authors' code is followed."""
-        return self.implementation == "authors"
+        self.authors = implementation == "authors"
 
     @property
     def capture(self) -> Capture:

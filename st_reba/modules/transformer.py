@@ -352,13 +352,11 @@ class RepeatTransformer(Transformer):
 
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The stored configuration; an error where it is missing, as defaults would silently change the vectors."""
+        """The stored configuration; an error where it is incomplete, as defaults would change the vectors."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        sound = "template" in config and config.get("pooled") in POOLED and config.get("repeats") in range(1, 65)
-        if not sound:
-            raise ValueError(
-                "sentence_bert_config.json is missing, or lacks template, pooled or repeats. Copy all files."
-            )
+        pooled, repeats = config.get("pooled"), config.get("repeats")
+        if "template" not in config or pooled not in POOLED or repeats not in range(1, 65):
+            raise ValueError("sentence_bert_config.json is missing or incomplete. Copy all files of the model.")
         return config
 
     @classmethod
