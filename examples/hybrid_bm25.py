@@ -5,7 +5,7 @@
 
 BM25 finds the rare word that is in the text itself, vectors find what is said in other words. Their scores cannot be
 compared, so only ranks count: a document gets the sum of 1 / (60 + rank) over the rankings that found it. TEXTS is any
-file that `st-reba index build` reads; without one, the sentences beside this script.
+file that `st-reba index` reads; without one, the sentences beside this script.
 """
 
 import argparse

@@ -34,8 +34,8 @@ from transformers import AutoTokenizer, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 import st_reba
-from st_reba.bases import locate, merge_adapter
-from st_reba.hub.saving import check_out, save
+from st_reba.bases import locate, merged
+from st_reba.hub import save
 
 # Echo, section 4.4. The end token, whose hidden state is pooled, follows.
 TEMPLATES = {
@@ -46,16 +46,16 @@ TEMPLATES = {
     },
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "classical": {"method": "classical", "template": TEMPLATES[1], "span": "end"},
+    "classical": {"method": "classical", "template": TEMPLATES[1], "pooled": "end"},
     "bidirectional": {
         "method": "nosink",
         "setting": "inplace-bidir",
         "k": "all",
         "pooling": "last",
         "template": TEMPLATES[1],
-        "span": "end",
+        "pooled": "end",
     },
-    "echo": {"method": "echo", "template": TEMPLATES[2], "span": "end"},
+    "echo": {"method": "echo", "template": TEMPLATES[2], "pooled": "end"},
     # Pools by what attention gives to the last word, so no end token is needed.
     "reba": {"method": "reba", "template": TEMPLATES[2]},
 }
@@ -179,7 +179,8 @@ def build(options: argparse.Namespace) -> SentenceTransformer:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser().parse_args(arguments)
-    check_out(options.out, overwrite=options.overwrite)
+    if Path(options.out).exists() and not options.overwrite:
+        raise SystemExit(f"{options.out!r} exists: name another folder, or give --overwrite.")
     set_seed(options.seed)
     train = read(options.train, options.train_part)
     symmetric = options.symmetric or "score" in train.column_names
@@ -232,7 +233,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if trainer.is_world_process_zero():
         model.eval()
         if options.merge:
-            merge_adapter(model[0].model)
+            merged(model[0].model)
         save(model, options.out, overwrite=options.overwrite)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     report = {

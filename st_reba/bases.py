@@ -319,6 +319,11 @@ def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> N
         place = key.removeprefix("base_model.model.").split(".")[0]
         if place in parts and not {_digest(tensor.to(dtype)), _digest(tensor)} & loaded:
             raise ValueError(f"base={name!r}: transformers did not load the adapter's {key}. Merge it and save that.")
+    merged(model)
+
+
+def merged(model: Any) -> None:
+    """Make the adapter of a model part of its weights, which are then saved without peft."""
     for place, module in list(model.named_modules()):
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)

@@ -23,8 +23,8 @@ from transformers import AutoModel, LlamaConfig
 import st_reba
 from st_reba import cli
 from st_reba.hub.golden import compare, read_golden
-from st_reba.hub.saving import save
-from st_reba.persistence import load
+from st_reba import load
+from st_reba.hub import save
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -147,7 +147,7 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
     assert done.returncode == 0, done.stderr[-2000:]
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
     # No base: its method would be lost.
-    with pytest.raises(ValueError, match="is a saved embedder"):
+    with pytest.raises(ValueError, match="is an embedder already"):
         st_reba.build(str(out), "echo", pooling="mean")
 
 

@@ -105,7 +105,6 @@ def test_two_repositories_a_model(hub: Hub, published: dict[str, Any]) -> None:
             assert repo.branches == {"main": told["commits"][kind]} and len(repo.commits) == 2
             assert {"README.md", "golden.json", "modules.json"} < set(repo.files())
             assert ("st_reba.py" in repo.files()) == ("model.safetensors" in repo.files()) == (kind == "torch")
-    assert "onnx/model.onnx_data" in hub.repos["org/gpt2-onnx"].files()
 
 
 def test_the_models_differ(published: dict[str, Any]) -> None:

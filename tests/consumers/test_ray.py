@@ -19,16 +19,17 @@ import st_reba
 from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.corpus.encode import Run
 from st_reba.corpus.ray import ATTEMPTS
-from st_reba.demo import sentences
 
 # The workers have no tests folder to import this module from.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MARK = "†"
+EXAMPLES = Path(__file__).parents[2] / "examples/sentences.jsonl"
+SENTENCES = [json.loads(line)["text"] for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
 # Mixed lengths, in several batches a part; the marked text runs after longer ones of its part.
 DOCUMENTS = [
-    Document(each.text * (1 + 7 * (row % 5 == 0)) + MARK * (row == 97), f"id-{row}")
-    for row, each in enumerate(sentences()[:200])
+    Document(each * (1 + 7 * (row % 5 == 0)) + MARK * (row == 97), f"id-{row}")
+    for row, each in enumerate(SENTENCES[:200])
 ]
 # Ray's workers give way to all else on the machine, unless they are told not to before it starts.
 os.environ.update(RAY_worker_niceness="0")
