@@ -62,7 +62,8 @@ class Assembly:
             self.path, self.gguf = found
             local = os.path.join(self.path, self.gguf)
             kind = f", {bases.gguf_quantization(local)}" if os.path.isfile(local) else ""
-            self.name = f"{self.gguf} (GGUF{kind})"
+            place = "" if os.path.isdir(self.path) else f"{self.path}/"
+            self.name = f"{place}{self.gguf} (GGUF{kind})"
         else:
             self.path, self.name = bases.locate(base)
             self.adapted = bases.adapted_model(self.path, self.name, self.hub)
@@ -145,6 +146,12 @@ class Assembly:
         base = self._loaded() if self.loaded is None else self._sharing()
         model: Any = base.model
         bases.check_decoder(model, self.name)
+        limit, positions = (
+            self.method.max_seq_length,
+            getattr(model.config.get_text_config(), "max_position_embeddings", 0),
+        )
+        if (limit or 0) > (positions or limit or 0):
+            raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         bases.check_quantized(model, self.name)
@@ -188,8 +195,12 @@ class Assembly:
         kind: Any = RepeatTransformer
         if method.setting is not None:
             kind = NoSinkTransformer
-            k = "all" if own and method.k is None and method.setting != "baseline" else method.k
-            numbers: dict[str, Any] = {"k": k, "k0": method.k0, "m": method.m, "implementation": method.implementation}
+            numbers: dict[str, Any] = {
+                "k": method.k,
+                "k0": method.k0,
+                "m": method.m,
+                "implementation": method.implementation,
+            }
             options |= masks_of(method.setting, base.depth if hasattr(base, "depth") else _depth(base), **numbers)
         module: RepeatTransformer = kind(base, **options)
         if not own:
@@ -227,8 +238,7 @@ class Assembly:
             for each in (model_kwargs, config_kwargs, processor_kwargs):
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = GgufConfig(dequantize=True)
-            # As they will be saved: what is computed now is what is loaded then.
-            model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
+            model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
         if self.method.max_seq_length is not None:
             processor_kwargs["model_max_length"] = self.method.max_seq_length
         tokenizer = self._tokenizer(processor_kwargs)
@@ -241,7 +251,9 @@ class Assembly:
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
-            base.model.to(torch.float32 if dtype == torch.float32 else torch.bfloat16)
+            for weight in base.model.parameters():
+                # As it will be saved: what is computed now is what is loaded then.
+                weight.data = weight.data.to(torch.bfloat16).to(weight.dtype)
         elif self.dtype not in (None, "auto"):
             base.stored_dtype = None  # saved as it was asked for
         if self.tokenizer is not None:

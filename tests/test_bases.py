@@ -103,11 +103,11 @@ def gguf_file(folder: Path, kind: str) -> Path:
         getattr(writer, f"add_{name}")(value)
     alphabet = json.loads(TOKENIZERS["plain"]().backend_tokenizer.to_str())["model"]["vocab"]
     tokens = sorted(alphabet, key=alphabet.get)[:256]  # bytes
-    tokens += [f"<{number}>" for number in range(rows - len(tokens) - 1)] + ["<s>"]
+    tokens += ["ab"] + [f"<{number}>" for number in range(rows - len(tokens) - 2)] + ["<s>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [3] * (rows - 256))
+    writer.add_token_types([1] * 257 + [3] * (rows - 257))
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(rows - 1)
     writer.add_eos_token_id(rows - 1)
@@ -208,7 +208,8 @@ def adapt(base: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
     "options",
     [
         {}, {"use_dora": True}, {"use_rslora": True}, {"bias": "all"}, {"target_modules": "all-linear"},
-        {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["input_layernorm"]}, {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["input_layernorm"]},
+        {"modules_to_save": ["lm_head"]},
     ],
     ids=str,
 )  # fmt: skip
@@ -253,7 +254,7 @@ def devices(base: Path, folder: Path) -> Any:
 
 Refusal = Callable[[Path, Path], Any]
 REFUSALS: dict[str, Refusal] = {
-    "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": "x"})),
+    "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": 7})),
     "missing weights": lambda llama, new: build(without_weights(llama, new)),
     "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
     "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),

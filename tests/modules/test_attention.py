@@ -1,4 +1,4 @@
-"""Attention in blocks and by the fused kernel: one result, its gradient, and memory that does not grow with the heads."""
+"""Attention in blocks and by the fused kernel: one result, its gradient, and memory that no head adds to."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import TEXTS, assert_close
+from oracle import assert_close
 from pipelines import build, encoded
 
 from st_reba import PromptEnsemble

@@ -19,6 +19,7 @@ from st_reba.modules.masks import MASKS, see
 Base = Callable[..., str]
 DEPTH = 3
 BIDIR, NOSINK = "bidirectional", "nosink-bidirectional"
+APART = Plan(("backward", None, "backward"), "inter", variant="published")
 # Setting with its numbers → the oracle's plan, for models of three layers.
 CASES: list[Any] = [
     pytest.param({"setting": setting, **numbers}, wanted, id=f"{setting} {numbers}")
@@ -29,7 +30,7 @@ CASES: list[Any] = [
         ("inplace-bidir", {"k": [0, -1]}, Plan((BIDIR, None, BIDIR))),
         ("inter-back", {"k": 2}, plan(DEPTH, "inter", "backward", 2)),
         ("inter-bidir", {"k": [0, 2]}, Plan((BIDIR, None, BIDIR), "inter")),
-        ("inter-back", {"k": [0, 2], "implementation": "authors"}, Plan(("backward", None, "backward"), "inter", variant="published")),
+        ("inter-back", {"k": [0, 2], "implementation": "authors"}, APART),
         ("inter-bidir", {"k": 2, "implementation": "authors"}, plan(DEPTH, "inter", k=2, variant="published")),
         ("extra-back", {"k": 3}, plan(DEPTH, "extra", "backward", 3)),
         ("extra-bidir", {"k": [1]}, Plan((None, BIDIR, None), "extra")),

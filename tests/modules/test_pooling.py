@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 Base = Callable[..., str]
 TWICE = (None, None)
-# gpt2, llama; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
+# Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
 FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")
 POOLINGS: Any = ("last", "mean")
 

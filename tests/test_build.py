@@ -1,0 +1,158 @@
+"""One call from a base to a model: what it puts together, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import TOKENIZERS, save
+from oracle import TEXTS, assert_close
+from pipelines import PIPELINES, build, encoded, features_of, made
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+import st_reba
+from st_reba import Method, ReBAPooling, RepeatTransformer, method_of
+
+Base = Callable[..., str]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_model_says_what_it_is(base: Base, name: str, tmp_path: Path) -> None:
+    """Its method is the one that was asked for, saved and loaded too, with the same vectors."""
+    options = {key: value for key, value in PIPELINES[name].items() if key != "method"}
+    model = made(base("llama"), name, normalize=True)
+    wanted = Method(PIPELINES[name]["method"], **options)
+    assert method_of(model) == wanted
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    assert method_of(again) == wanted and torch.equal(encoded(again), encoded(model))
+    assert torch.equal(encoded(build(base("llama"), str(wanted), normalize=True)), encoded(model))
+    torch.testing.assert_close(encoded(model).norm(dim=1), torch.ones(len(TEXTS)))
+
+
+def test_modules_by_hand(base: Base) -> None:
+    modules = [RepeatTransformer(base("llama"), repeats=3), ReBAPooling(32, "mean"), Normalize()]
+    by_hand = SentenceTransformer(modules=modules, device="cpu")
+    built = build(base("llama"), repeats=3, pooling="mean", normalize=True)
+    assert torch.equal(encoded(by_hand), encoded(built)) and method_of(by_hand) is None
+
+
+def test_prompts_and_fields(base: Base) -> None:
+    """A prompt stands in front of the copies, or is the template's instruction."""
+    path = base("llama", "bos_eos")
+    model: Any = build(path, "echo", prompts={"query": "Find: "})
+    wanted = build(path, "echo", template="Find: {text}{text}")
+    assert torch.equal(model.encode_query(TEXTS[2:3], convert_to_tensor=True), encoded(wanted, TEXTS[2:3]))
+    assert torch.equal(model.encode_document(TEXTS[2:3], convert_to_tensor=True), encoded(model, TEXTS[2:3]))
+    taught = build(path, "echo", template="echo-instruct", instruction="Find it")
+    wanted = build(path, "echo", template="Instruct: Find it\nQuery: {text}\nQuery again: {text}")
+    assert torch.equal(taught.encode_query(TEXTS[2:3], convert_to_tensor=True), encoded(wanted, TEXTS[2:3]))
+    other = build(path, "echo", template="echo-instruct").encode_query(
+        TEXTS[2:3], prompt="Find it", convert_to_tensor=True
+    )
+    assert torch.equal(other, encoded(wanted, TEXTS[2:3]))
+    field = build(path, "echo", template="{kind}: {text} {text}")
+    assert_close(encoded(field, kind="a"), encoded(build(path, "echo", template="a: {text} {text}")).double())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("tokenizer", "include"), [("chat", True), ("bos_eos", False)])
+def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, include: bool, side: str) -> None:
+    """Chat turns, and a pooling that leaves the prompt out; padding on either side."""
+    backend = TOKENIZERS[tokenizer]()
+    backend.padding_side, backend.pad_token = side, backend.pad_token or backend.eos_token
+    modules = [Transformer(str(save("llama", tmp_path / "base", backend))), Pooling(32, "mean", include_prompt=include)]
+    path = str(tmp_path / "embedder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        SentenceTransformer(modules=modules, prompts={"query": "Find: "}, device="cpu").save_pretrained(path)
+    plain = SentenceTransformer(path, device="cpu")
+    same = st_reba.build(path, "nosink", setting="baseline", device="cpu")
+    converted = st_reba.build(path, "nosink", setting="mask0-bidir", k="all", device="cpu")
+    assert converted[0].layer_masks == ["nosink-bidirectional"] * 3
+    for text in TEXTS:
+        assert_close(torch.tensor(same.encode_query(text)), torch.tensor(plain.encode_query(text)).double())
+    alone = torch.stack([torch.tensor(converted.encode_query(text)) for text in TEXTS])
+    assert_close(converted.encode_query(list(TEXTS), convert_to_tensor=True), alone.double())
+    assert (alone - plain.encode_query(list(TEXTS), convert_to_tensor=True)).abs().max() > 1e-2
+    converted.save_pretrained(str(tmp_path / "saved"))
+    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert torch.equal(encoded(again), encoded(converted))
+
+
+def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
+    TOKENIZERS["cls_sep"]().save_pretrained(tmp_path)
+    model = build(base("llama", "bos"), "echo", tokenizer=str(tmp_path))
+    wanted = build(base("llama", "cls_sep"), "echo")
+    assert torch.equal(encoded(model), encoded(wanted))
+
+
+def test_features_without_spans(base: Base) -> None:
+    """As a training loop splits them: the same vectors."""
+    model = made(base("llama"), "reba mean")
+    features = features_of(model)
+    wanted = model(dict(features))["sentence_embedding"]
+    features.pop("spans")
+    assert torch.equal(model({name: each[1:] for name, each in features.items()})["sentence_embedding"], wanted[1:])
+
+
+Call = Callable[[str], Any]
+REFUSALS: dict[str, Call] = {
+    "method": lambda path: build(path, "rebba"),
+    "option": lambda path: build(path, repeat=2),
+    "device": lambda path: build(path, device="gpu9"),
+    "prompts": lambda path: st_reba.build(path, prompts=["query: "]),
+    "texts without auto": lambda path: build(path, texts=["a"]),
+    "auto without texts": lambda path: build(path, "auto"),
+    "tokenizer object": lambda path: build(path, tokenizer=TOKENIZERS["bos"]()),
+    "a layer too many": lambda path: build(path, layer=4),
+    "layers upside down": lambda path: build(path, layer=[2, 1]),
+    "k too large": lambda path: build(path, "nosink", setting="mask0-bidir", k=9),
+    "a template without text": lambda path: build(path, template="text"),
+    "a template's format": lambda path: build(path, template="{text!r}"),
+    "an open brace": lambda path: build(path, template="{text} {"),
+    "tasks": lambda path: build(path, template={"query": "{text}"}),
+    "slots": lambda path: build(path, template={"query": "{text}", "document": "{text}{text}"}),
+    "repeats beside slots": lambda path: build(path, template="{text}{text}", repeats=3),
+    "slots of classical": lambda path: build(path, "classical", template="{text}{text}"),
+    "instruction without a place": lambda path: build(path, instruction="x"),
+    "no room": lambda path: build(path, max_seq_length=2),
+    "more than the positions": lambda path: encoded(build(path, max_seq_length=9999)),
+    "a chunk too long": lambda path: build(path, chunk=200),
+    "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
+    "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]
+    "an unknown task": lambda path: build(path)[0].frames(task="x"),  # type: ignore[operator]
+    "no text": lambda path: build(path)[0].preprocess([3]),  # type: ignore[operator]
+    "no pooling": lambda path: SentenceTransformer(modules=[RepeatTransformer(path)]),
+    "templates without an ensemble": lambda path: SentenceTransformer(
+        modules=[RepeatTransformer(path, template=["{text}a", "{text}"]), Pooling(32)]
+    ),
+    "another transformer": lambda path: SentenceTransformer(modules=[Transformer(path), ReBAPooling(32)]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(base: Base, name: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        REFUSALS[name](base("llama"))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("file", ["sentence_bert_config.json", "1_ReBAPooling", "model.safetensors"])
+def test_an_incomplete_copy(base: Base, file: str, tmp_path: Path) -> None:
+    """Defaults would silently change the vectors."""
+    build(base("llama"), pooling="mean").save_pretrained(str(tmp_path))
+    place = tmp_path / file
+    if place.is_dir():
+        for each in place.iterdir():
+            each.unlink()
+    else:
+        place.unlink()
+    with pytest.raises((ValueError, OSError, TypeError)):
+        SentenceTransformer(str(tmp_path), device="cpu")
