@@ -57,8 +57,8 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Encode and index so many texts; seconds and MiB."""
     import st_reba
-    from st_reba.corpus import Document, encode, encode_corpus, part
-    from st_reba.persistence import load
+    from st_reba.corpus import Document, encode, encode_corpus
+    from st_reba.safety import load
 
     model = load(options.model) if Path(options.model).is_dir() else st_reba.build(options.model, pooling="mean")
     spent: Counter[str] = Counter()
@@ -79,16 +79,16 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 repeated = (line * (options.long // len(line) + 1))[: options.long] if options.long else ""
                 yield Document(line, metadata={"more": repeated} if repeated else {})
 
-    part.encode_batch = timed("model", part.encode_batch)
-    part.planned_batches = timed("plan", part.planned_batches)
+    encode.encode_batch = timed("model", encode.encode_batch)
+    encode.planned_batches = timed("plan", encode.planned_batches)
     encode.gather = timed("gather", encode.gather)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
         encode_corpus(model, documents(), f"{scratch}/corpus", show_progress_bar=False)
         encoding, peak = time.perf_counter() - began, held()
         began = time.perf_counter()
-        st_reba.Index.from_corpus(
-            f"{scratch}/corpus", f"{scratch}/index", factory=options.factory, show_progress_bar=False
+        st_reba.Index.build(
+            model, f"{scratch}/corpus", f"{scratch}/index", factory=options.factory, show_progress_bar=False
         ).close()
         indexing = time.perf_counter() - began
     return {

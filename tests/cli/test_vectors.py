@@ -1,0 +1,70 @@
+"""The commands for texts and vectors, from a file of texts to an export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import st_reba
+from st_reba.cli import app
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model and a file of three records, one of them blank."""
+    folder = tmp_path_factory.mktemp("vectors")
+    st_reba.build("mini", pooling="mean").save_pretrained(str(folder / "model"))
+    rows = [{"id": "a", "text": "Cats sleep.", "year": 2019}, {"id": "b", "text": "Ships sail.", "year": 2024}]
+    lines = [json.dumps(row) for row in [*rows, {"text": " "}]]
+    (folder / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def run(*arguments: object, input: str | None = None) -> Any:
+    result = CliRunner().invoke(app, [str(one) for one in arguments], input=input)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_encode(folder: Path, tmp_path: Path) -> None:
+    model = folder / "model"
+    run("encode", model, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
+    assert np.load(tmp_path / "v.npy").shape == (2, 192)
+    assert len(json.loads(run("encode", model, "--json", input="你好\n"))["vector"]) == 192
+    word = json.loads(run("encode", model, "-", "--json", "--word", "银行", input="他在银行取钱\n"))
+    assert (word["start"], word["end"]) == (2, 4)
+    assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
+    for options in (["--out", tmp_path / "v.npy"], [], ["--json", "--workers", 2]):
+        with pytest.raises((ValueError, FileExistsError)):
+            run("encode", model, "-", *options, input="a\n")
+
+
+def test_an_index(folder: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    assert "2 documents" in run("index", folder / "texts.jsonl", index, "--model", folder / "model")
+    row = '{"id": "c", "text": "Bread rises."}'
+    (tmp_path / "more.jsonl").write_text(row, encoding="utf-8")
+    assert "1 added" in run("index", tmp_path / "more.jsonl", index, "--add")
+    assert "1 unchanged" in run("index", tmp_path / "more.jsonl", index, "--add")
+    (tmp_path / "more.jsonl").write_text(row.replace("rises", "falls"), encoding="utf-8")
+    changed = json.loads(run("index", tmp_path / "more.jsonl", index, "--upsert", "--json"))
+    assert (changed["replaced"], changed["count"]) == (1, 3)
+    found = json.loads(run("search", index, "Cats sleep.", "--where", "year>2019", "--json"))
+    assert [one["id"] for one in found["results"]] == ["b"]
+    assert "Cats sleep." in run("search", index, "-k", 1, input="Cats sleep.\n")
+    assert "1 deleted" in run("prune", index, "a", "--compact")
+    assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
+    for arguments in (
+        ["index", "x", index],
+        ["prune", index],
+        ["prune", index, "a"],
+        ["search", index, "a", "--where", "x"],
+    ):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            run(*arguments)
