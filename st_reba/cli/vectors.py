@@ -159,7 +159,7 @@ def index(
     from ..corpus import Settings
     from ..index import Index
 
-    running = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     settings = Settings(batch_tokens=batch_tokens, encoding=encoding, split=split)
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
     options |= {"settings": settings, "strict": strict}

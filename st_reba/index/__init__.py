@@ -2,6 +2,7 @@
 
 from ..corpus.records import Document, Reject
 from .changes import Change
-from .index import Index, SearchResult
+from .index import Index
+from .search import SearchResult
 
 __all__ = ["Change", "Document", "Index", "Reject", "SearchResult"]

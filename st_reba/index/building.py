@@ -150,7 +150,7 @@ class Work:
     """Options of a build or an addition that are the corpus's, or of a model that is loaded."""
 
     settings: Settings
-    columns: dict[str, str | None]
+    columns: dict[str, Any]
     run: dict[str, Any]
     loading: dict[str, Any]
 
@@ -161,7 +161,9 @@ class Work:
         settings = replace(left.pop("settings", None) or Settings(), strict=strict)
         columns = {name: left.pop(name, None) for name in ("text_column", "id_column")}
         run = {"workers": left.pop("workers", None), "show": left.pop("show_progress_bar", None), "overwrite": True}
-        loading = {name: left.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in left}
+        loading: dict[str, Any] = {
+            name: left.pop(name) for name in ("device", "dtype", "trust_remote_code") if name in left
+        }
         if left:
             raise TypeError(f"{next(iter(left))}={next(iter(left.values()))!r}: there is no such option")
         return cls(settings, columns, run, loading)

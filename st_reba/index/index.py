@@ -322,7 +322,10 @@ class Index:
         self, upsert: bool, input: Input, again: bool, ids: Iterable[str] | None, strict: bool, options: dict[str, Any]
     ) -> Change:
         state, work = self._state(), Work.of(options, strict)
-        columns = {**state.columns, **{name: one for name, one in work.columns.items() if one is not None}}
+        columns: dict[str, Any] = {
+            **state.columns,
+            **{name: one for name, one in work.columns.items() if one is not None},
+        }
         source = open_source(input, ids=ids, **columns, **work.settings.reading)
         return add_into(self._store, self._its_model(), source, work, upsert=upsert, again=again)
 
