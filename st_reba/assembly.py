@@ -146,11 +146,8 @@ class Assembly:
         base = self._loaded() if self.loaded is None else self._sharing()
         model: Any = base.model
         bases.check_decoder(model, self.name)
-        limit, positions = (
-            self.method.max_seq_length,
-            getattr(model.config.get_text_config(), "max_position_embeddings", 0),
-        )
-        if (limit or 0) > (positions or limit or 0):
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if (limit := self.method.max_seq_length) and limit > (positions or limit):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
@@ -195,12 +192,7 @@ class Assembly:
         kind: Any = RepeatTransformer
         if method.setting is not None:
             kind = NoSinkTransformer
-            numbers: dict[str, Any] = {
-                "k": method.k,
-                "k0": method.k0,
-                "m": method.m,
-                "implementation": method.implementation,
-            }
+            numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
             options |= masks_of(method.setting, base.depth if hasattr(base, "depth") else _depth(base), **numbers)
         module: RepeatTransformer = kind(base, **options)
         if not own:

@@ -67,14 +67,15 @@ def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, s
 
 
 def gguf_quantization(file: str) -> str:
-    """Quantization of a local GGUF file, as Q4_K; an error that lists what can be read, where transformers cannot."""
+    """Quantization of a local GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
     try:
         gguf: Any = import_module("gguf")
     except ImportError as error:
         raise ImportError("GGUF files need the gguf package: pip install 'st-reba[gguf]'") from error
     from collections import Counter
 
-    types = Counter(tensor.tensor_type for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1)
+    reader = gguf.GGUFReader(file)
+    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
     readable = [each for each in gguf.GGMLQuantizationType if _dequantizes(gguf, each)]
     for each in types:
         if each not in readable:
@@ -82,6 +83,9 @@ def gguf_quantization(file: str) -> str:
             raise ValueError(
                 f"base={file!r} holds tensors of type {each.name}, which cannot be read. Readable: {names}."
             )
+    field = reader.fields.get("general.file_type")
+    if field is not None:
+        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
     return str(types.most_common(1)[0][0].name) if types else "unknown"
 
 
