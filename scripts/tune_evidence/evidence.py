@@ -158,7 +158,7 @@ def table(lines: list[dict]) -> str:
     for name in dict.fromkeys(line["set"] for line in lines):
         mine = [line for line in lines if line["set"] == name]
         use = USES[mine[0]["use"]]
-        allowed = {"whiten-half"} if use.whitens else set(use.filters)
+        allowed = {*use.filters, "whiten-half"}
 
         def score(line: dict, use: Any = use) -> float:
             bonus = use.end_bonus if line["pooling"] == "end" else 0.0

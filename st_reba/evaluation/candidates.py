@@ -28,26 +28,24 @@ class Use(NamedTuple):
     """How views choose for what the vectors are for; docs/results/tune.md says by which evidence.
 
     Args:
-        filters: Tried on every readout.
-        whitens: Try ``whiten-half`` on the best readouts. It helps pairs and search, and harms topics.
+        filters: Tried on every readout; ``whiten-half`` is tried on the best.
         halves: Weight of disjoint halves, beside 1 for overlapping crops.
         end_bonus: Added to a template's end. A mean holds the words that views share, an end does not: it knows better
             which texts mean the same than views show.
     """
 
-    filters: tuple[str, ...]
-    whitens: bool
+    filters: tuple[str, ...] = ("abtt-2",)
     halves: float = 0.5
     end_bonus: float = 0.0
 
 
 USES = {
-    "pairs": Use(("abtt-2",), whitens=True, end_bonus=0.1),
-    "topics": Use(("none", "center", "abtt-1", "abtt-2"), whitens=False),
-    "search": Use(("abtt-2",), whitens=True, halves=0.0),
+    "pairs": Use(end_bonus=0.1),
+    "topics": Use(),
+    "search": Use(halves=0.0),
 }
 # Labels need no such care.
-LABELLED = Use(("none", "center", "abtt-1", "abtt-2"), whitens=True)
+LABELLED = Use(("none", "center", "abtt-1", "abtt-2"))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _MOST_BYTES, _SCALE = 1 << 30, 64.0
 # Texts that a filter needs: at the least, and for each dimension.
 _FEWEST, _TEXTS_A_DIMENSION = 100, {"abtt": 1, "whiten": 4}
 # Changes with what is stored of a pass, or how it comes about.
-_VERSION = 2
+_VERSION = 3
 
 
 class Held:
@@ -116,7 +116,7 @@ class Search:
         everywhere = [name for name in self.use.filters if name in self.filters] or ["none"]
         score(range(len(layers) - 1, -1, -2), everywhere)
         score([place for place in near() if (Readout(layers[place], pooling), everywhere[0]) not in found], everywhere)
-        if self.use.whitens and "whiten-half" in self.filters:
+        if "whiten-half" in self.filters:
             score(near(), ["whiten-half"])
         return found
 

@@ -137,7 +137,7 @@ def test_an_end_has_a_bonus_where_views_judge_of_pairs() -> None:
     np.testing.assert_allclose(given, [0.1, 0, 0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize(("use", "texts", "whitened"), [("pairs", 9, True), ("pairs", 1, False), ("topics", 9, False)])
+@pytest.mark.parametrize(("use", "texts", "whitened"), [("pairs", 9, True), ("pairs", 1, False), ("topics", 9, True)])
 def test_layers_from_coarse_to_fine(use: str, texts: int, whitened: bool) -> None:
     base, items = opened("mini"), views_of(TEXTS[:60])
     # Whitening 192 dimensions needs 768 texts.
