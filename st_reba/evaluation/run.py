@@ -265,6 +265,8 @@ def evaluate(
         model = load(model)
     label, method = name_of(model), str(method_of(model) or "")
     results = []
+    interval: tuple[float, float] | None
+    items: int | None
     for task, named in _tasks(tasks, seed, reading):
         instructions = read_instructions(prompts if prompts is not None else named)
         began = time.perf_counter()
@@ -274,23 +276,14 @@ def evaluate(
             evidence = scoring.evidence(task, usable(vectors, task, label))
             intervals, _ = _bootstrapped(task, scoring, scoring.main, {"": evidence}, DRAWS, seed)
             scores = {each: score(evidence) for each, score in scoring.metrics.items()}
-            name, kind, main, interval, items = task.name, task.kind, scoring.main, intervals[""], len(task.items)
-            shown: Any = (name, kind, label, method, main, scores[main], interval, scores, items)
+            metric, interval, items = scoring.main, intervals[""], len(task.items)
+            name, kind = task.name, task.kind
         else:
             scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
-            seconds, about = time.perf_counter() - began, task.metadata
-            shown = (
-                about.name,
-                about.type,
-                label,
-                method,
-                about.main_score,
-                scores[about.main_score],
-                None,
-                scores,
-                None,
-            )
-        results.append(Result(*shown, seconds, instructions.name))
+            seconds, metric, interval, items = time.perf_counter() - began, task.metadata.main_score, None, None
+            name, kind = task.metadata.name, task.metadata.type
+        shown = (name, kind, label, method, metric, scores[metric], interval, scores, items, seconds)
+        results.append(Result(*shown, instructions.name))
         if out is not None:
             results[-1].write(out)
     if figure is not None and results:

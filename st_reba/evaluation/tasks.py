@@ -151,39 +151,51 @@ def read_task(
     """
     if isinstance(source, Task):
         return source
-    if kind is not None:
-        named = {each.casefold(): each for each in KINDS}
-        if kind.casefold() not in named:
-            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(KINDS)}.")
-        kind = named[kind.casefold()]
+    kind = None if kind is None else _kind(kind)
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} must be 1 at least.")
+    from .words import entity_task, word_sense_task
+
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     name = name or ("table" if path is None else path.name.partition(".")[0] if path.is_file() else path.name)
     if kind == "NER" or (path is not None and path.suffix == ".conll"):
-        return _entities(name, source, train, limit, seed)
+        _refuse("NER", columns=columns, labels=labels)
+        return entity_task(name, source, train, limit, seed)
     if path is not None and path.is_dir() and (path / "corpus.jsonl").is_file():
+        _refuse("a BEIR folder", columns=columns, labels=labels, train=train)
         return _ranking(name, kind or "Retrieval", *_beir(path), limit, seed)
     if kind == "WordSense" or _is_questions(path):
-        from .words import word_sense_task
-
+        _refuse("WordSense", columns=columns, labels=labels, train=train)
         return word_sense_task(source, name=name, limit=limit, seed=seed)
     kind, rows, dropped = labelled_rows(source, kind, columns, labels)
     if kind in ("Reranking", "Retrieval"):
+        _refuse(kind, train=train)
         judged: dict[str, dict[str, float]] = {}
         for query, document, grade in rows:
             grades = judged.setdefault(query, {})
             grades[document] = max(grade, grades.get(document, grade))
         return _ranking(name, kind, judged, [text for _, text, _ in rows], limit, seed, dropped)
     known = [] if train is None else labelled_rows(train, kind, columns, labels)[1]
-    rows = drawn(rows, limit, seed)
     width = 1 if kind in ("Classification", "Clustering") else 3 if kind == "Triples" else 2
     place: dict[str, int] = {}
     items, learnt = (
         tuple((*(place.setdefault(text, len(place)) for text in row[:width]), *row[width:]) for row in part)
-        for part in (rows, known)
+        for part in (drawn(rows, limit, seed), known)
     )
     return Task(name, kind, tuple(place), items, learnt, dropped=dropped)
+
+
+def _kind(word: str) -> str:
+    for each in KINDS:
+        if each.casefold() == word.casefold():
+            return each
+    raise ValueError(f"kind={word!r} is not known. Choose from {', '.join(KINDS)}.")
+
+
+def _refuse(kind: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r:.60}: {kind} takes none. Drop it.")
 
 
 def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
@@ -371,28 +383,3 @@ def _ranking(
         for number, query in enumerate(chosen)
     )
     return Task(name, kind, (*chosen, *ranked), items, queries=len(chosen), dropped={**(dropped or {}), **without})
-
-
-def _entities(name: str, source: Any, train: Any, limit: int | None, seed: int) -> Task:
-    """Sentences of CoNLL lines: a word first, and the last column that holds IOB tags."""
-
-    def sentences(path: Any) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        blocks = Path(path).read_text(encoding="utf-8").replace("\r", "").split("\n\n")
-        rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
-        rows = [each for each in rows if each and each[0][0] != "-DOCSTART-"]
-        lines = [line for each in rows for line in each]
-        width = min(map(len, lines), default=0)
-        tagged = [n for n in range(1, width) if all(line[n] == "O" or line[n][1:2] == "-" for line in lines)]
-        if not tagged:
-            raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
-        return [(tuple(line[0] for line in each), tuple(line[tagged[-1]] for line in each)) for each in rows]
-
-    place: dict[str, int] = {}
-    parts: list[Any] = [
-        tuple(
-            (place.setdefault(" ".join(words), len(place)), words, tags)
-            for words, tags in drawn(sentences(path), limit, seed)
-        )
-        for path in ([source] if train is None else [source, train])
-    ]
-    return Task(name, "NER", tuple(place), *parts)

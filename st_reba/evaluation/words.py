@@ -141,6 +141,31 @@ def _senses(path: Path, seed: int) -> Iterator[Question | str]:
         yield draw_question(word, held, seed)
 
 
+def entity_task(name: str, source: Any, train: Any, limit: int | None, seed: int) -> Task:
+    """Sentences of CoNLL lines: a word first, and the last column that holds IOB tags."""
+
+    def sentences(path: Any) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        blocks = Path(path).read_text(encoding="utf-8").replace("\r", "").split("\n\n")
+        rows = [[line.split() for line in block.splitlines() if line.strip()] for block in blocks]
+        rows = [each for each in rows if each and each[0][0] != "-DOCSTART-"]
+        lines = [line for each in rows for line in each]
+        width = min(map(len, lines), default=0)
+        tagged = [n for n in range(1, width) if all(line[n] == "O" or line[n][1:2] == "-" for line in lines)]
+        if not tagged:
+            raise ValueError(f"{path}: no column holds tags such as O, B-PER, I-PER.")
+        return [(tuple(line[0] for line in each), tuple(line[tagged[-1]] for line in each)) for each in rows]
+
+    place: dict[str, int] = {}
+    parts: list[Any] = [
+        tuple(
+            (place.setdefault(" ".join(words), len(place)), words, tags)
+            for words, tags in drawn(sentences(path), limit, seed)
+        )
+        for path in ([source] if train is None else [source, train])
+    ]
+    return Task(name, "NER", tuple(place), *parts)
+
+
 def tagged_word_vectors(model: SentenceTransformer, task: Task, *, last: bool = False) -> NDArray[np.float32]:
     """Vectors of the words of a task of entities, each the vector of one of its tokens.
 
