@@ -1,13 +1,12 @@
 """A GPU without numbers: tensors have shapes, number types and a device there, and nothing is computed.
 
-A pass runs as it would on a GPU, by the same kernels. Whatever reads a number is an error, and so is whatever mixes
-devices, or copies what the host would wait for. Nothing takes memory, so that a model of any size fits.
+Whatever reads a number is an error, and so is whatever mixes devices, or copies what the host would wait for.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,52 +14,17 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 
-from st_reba import Ensemble, LayerPlan, NoSink, Prepend, ReadLayers
-from st_reba.modules import decoder, kernels
-from st_reba.modules.scores import additive
-
-Case = tuple[str, list[Any], dict[str, Any]]
-# Every method and stage, for bases of two layers or more: method, stages and fields.
-CASES: dict[str, Case] = {
-    "classical": ("classical", [], {}),
-    "classical cls": ("classical", [], {"pooling": "cls"}),
-    "prompteol": ("prompteol", [], {}),
-    "echo": ("echo", [], {}),
-    "echo end mean": ("echo", [], {"span": "last_copy_and_end", "pooling": "mean"}),
-    "reba last": ("reba", [], {}),
-    "reba mean": ("reba", [], {"pooling": "mean", "normalize_weights": True}),
-    "published last": ("reba", [], {"variant": "published"}),
-    "published mean": ("reba", [], {"variant": "published", "pooling": "mean"}),
-    "chunk last": ("reba", [], {"chunk": 4}),
-    "chunk mean": ("reba", [], {"chunk": 4, "pooling": "mean"}),
-    "mask0": ("nosink", [NoSink("mask0-bidir", k=2)], {}),
-    "back": ("nosink", [NoSink("inplace-back", k=1)], {}),
-    "inter": ("nosink", [NoSink("inter-bidir", k=1)], {}),
-    "extra": ("nosink", [NoSink("extra-bidir", k=1)], {}),
-    "extend": ("nosink", [NoSink("extend-bidir", k=1)], {}),
-    "rerouted": ("echo", [LayerPlan(kind="rerouted", k=2)], {}),
-    "reba and mask0": ("reba", [NoSink("mask0-bidir", k=2)], {"pooling": "mean"}),
-    "chunk and inter": ("reba", [NoSink("inter-bidir", k=1)], {"chunk": 4}),
-    "read": ("echo", [ReadLayers([0, 1], join="concat")], {}),
-    "prepend": ("classical", [Prepend(1)], {}),
-    "ensemble": ("prompteol", [Ensemble("contrastive")], {}),
-}
 # What the host waits for, by the operators' names.
 READING = frozenset({"_local_scalar_dense", "is_nonzero", "item", "nonzero", "equal", "masked_select", "_unique2"})
 
 
 class FakeDevice:
-    """A device without numbers, inside of :func:`fake_device`.
-
-    Args:
-        name: Its name.
-    """
+    """A device without numbers, inside of :func:`fake_device`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,26 +46,28 @@ class FakeDevice:
                     module._buffers[name] = self.empty(buffer)
 
     def features(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Features with their tensors here."""
-        return {name: self.empty(value) if isinstance(value, Tensor) else value for name, value in features.items()}
+        """The tensors of features here."""
+        return {name: self.empty(each) if isinstance(each, Tensor) else each for name, each in features.items()}
 
-    def _finite(self, flag: Tensor) -> bool:
-        assert flag.numel() == 1 and flag.device == torch.empty(0, device=self.name).device
+    def finite(self, flag: Tensor) -> bool:
+        """In place of the one place where a pass waits; elsewhere an error."""
+        if sys._getframe(2).f_code.co_name != "_run":
+            return bool(flag.item())
+        assert flag.device == torch.empty(0, device=self.name).device
         self.reads += 1
         return True
 
 
 @contextmanager
 def fake_device() -> Iterator[FakeDevice]:
-    """Inside the ``with`` block tensors live on a device without numbers; see :class:`FakeDevice`."""
+    """Inside the ``with`` block tensors live on a device without numbers."""
     device = FakeDevice(_name())
-    replaced = [
-        patch.object(decoder, "on_host", device._finite),
+    replaced: list[Any] = [
+        patch.object(FakeTensor, "__bool__", lambda flag: device.finite(flag), create=True),
         patch.object(nn.functional, "scaled_dot_product_attention", _attention),
-        patch.dict(kernels.KERNELS, {device.name: kernels.KERNELS["cuda"]}),
     ]
     if hasattr(masking_utils, "fast_all"):
-        # Without numbers it would make masks that nobody needs. No pass shows transformers' own attention any padding.
+        # transformers' own reads whether anything is padded, before the first layer.
         replaced.append(patch.object(masking_utils, "fast_all", lambda mask: True))
         replaced.append(patch.object(masking_utils, "is_tracing", lambda tensor=None: False))
     for each in replaced:
@@ -155,71 +121,24 @@ class _Hook(backend_registration._DummyPrivateUse1Hook):
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """As torch's SDPA chooses on a GPU; of a device of our own it knows no kernel."""
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if kernels._suits_flash(query, value, attn_mask):
-        return kernels.flash_on_gpu(query, key, value, None, is_causal, factor)[0]
-    mask = attn_mask if attn_mask is None else additive(attn_mask, query.dtype)
-    return kernels.efficient_on_gpu(query, key, value, mask, is_causal, factor)[0]
-
-
-class Living(TorchDispatchMode):
-    """Adds up the bytes of all tensors that were made inside the ``with`` block and still live.
-
-    Args:
-        *before: Models and tensors that were there before, which are not counted.
-    """
-
-    def __init__(self, *before: Any) -> None:
-        super().__init__()
-        self.now = self.peak = self.largest = 0
-        # Shape and number type of the largest of them.
-        self.shown: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
-        self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        for each in before:
-            for tensor in [*each.parameters(), *each.buffers()] if isinstance(each, nn.Module) else tree_leaves(each):
-                if isinstance(tensor, Tensor):
-                    self._seen[tensor.untyped_storage()] = None
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operator(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._seen:
-                size = storage.nbytes()
-                self._seen[storage] = None
-                weakref.finalize(storage, self._gone, size)
-                self.now += size
-                self.peak = max(self.peak, self.now)
-                if size > self.largest:
-                    self.largest, self.shown = size, (tuple(tensor.shape), tensor.dtype)
-        return result
-
-    def _gone(self, size: int) -> None:
-        self.now -= size
+    """What SDPA gives, by its shape; of a device of our own torch knows no kernel."""
+    devices = {each.device for each in (query, key, value, attn_mask) if each is not None}
+    assert len(devices) == 1, devices
+    return torch.empty(*query.shape[:3], value.shape[3], dtype=query.dtype, device=query.device)
 
 
 class Reading(TorchDispatchMode):
     """Counts on a real device what the host waits for, from a model's first layer on.
 
-    Args:
-        layer: The first layer.
+    Before it, transformers' own attention reads whether anything is padded.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.begun = False
-        # The operators, in order; those before the first layer by themselves.
         self.read: list[str] = []
-        self.read_before: list[str] = []
         self._hook = layer.register_forward_pre_hook(lambda module, given: setattr(self, "begun", True))
 
     def __exit__(self, *error: Any) -> None:
@@ -231,13 +150,6 @@ class Reading(TorchDispatchMode):
         # A mask of true and false as an index is counted first.
         indices = args[1] if name in ("index", "index_put_", "_index_put_impl_") else ()
         masked = any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices)
-        if name in READING or masked:
-            (self.read if self.begun else self.read_before).append(name)
+        if self.begun and (name in READING or masked):
+            self.read.append(name)
         return operator(*args, **(kwargs or {}))
-
-
-@contextmanager
-def trusted() -> Iterator[None]:
-    """Each kernel is tried once a process, on a few numbers that the host reads: not inside the ``with`` block."""
-    with patch.dict(kernels._trusted), patch.object(kernels, "_agrees", lambda *given: True):
-        yield
