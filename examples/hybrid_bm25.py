@@ -19,7 +19,8 @@ import bm25s
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.corpus import read_documents
+from st_reba.corpus import Document
+from st_reba.corpus.source import open_source
 from st_reba.index import Index
 
 SENTENCES = Path(__file__).with_name("sentences.jsonl")
@@ -57,7 +58,8 @@ def main() -> None:
 
     model = SentenceTransformer(options.model) if options.model else st_reba.build("mini", "reba", pooling="mean")
     with tempfile.TemporaryDirectory() as folder:
-        documents = [replace(each, id=each.id or str(row)) for row, each in enumerate(read_documents(options.texts))]
+        read = [one for one in open_source(options.texts).read() if isinstance(one, Document)]
+        documents = [replace(each, id=each.id or str(row)) for row, each in enumerate(read)]
         index = Index.build(model, documents, f"{folder}/index", show_progress_bar=False)
         words = bm25s.BM25()
         words.index([tokens(document.text) for document in documents], show_progress=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
@@ -83,12 +84,16 @@ class Store:
         self.folder, self.path = folder, folder / FILE
         # It does nothing: while one connection is open, others do not clear SQLite's log away when they are closed.
         self._idle: sqlite3.Connection | None = None
+        self._owner = os.getpid()
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._idle is not None:
+        if self._idle is not None and self._owner == os.getpid():  # a connection must not be used after a fork
             self._idle.close()
         self._idle = None
+
+    def __del__(self) -> None:
+        self.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
