@@ -184,6 +184,9 @@ class Method:
         if self.weights is not None and (listed is None or len(self.weights) != len(listed)):
             raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
 
+    def __hash__(self) -> int:
+        return hash(str(self))  # a template may be a mapping
+
     def _check_values(self) -> None:
         _choose("pooling", self.pooling, (None, *_POOLINGS[self.name]))
         _choose("pooled", self.pooled, (None, *POOLED))

@@ -25,7 +25,7 @@ _PROMPTEOL = {"CJK": "这句话：“{text}”用一个词概括就是：“"}
 
 
 class Use(NamedTuple):
-    """How views choose for what the vectors are for; docs/results/tune.md says by which evidence.
+    """How views choose for what the vectors are for; docs/how-to/tune.md says by which evidence.
 
     Args:
         filters: Tried on every readout; ``whiten-half`` is tried on the best.
