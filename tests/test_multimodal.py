@@ -6,7 +6,6 @@ The vision tower beside it is as deep as the text tower and looks both ways, so 
 from __future__ import annotations
 
 import json
-import logging
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,19 +19,14 @@ import reference
 import torch
 import transformers
 from architectures import POSITIONS, TOKENIZERS
-from marks import slow_but
 from oracle import TEXTS, assert_close
+from pipelines import build, encoded
 from reference import Layout
 from reference_nosink import hooked, plan
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-import st_reba
-from st_reba import LayerPlan
-from st_reba.modules.backbone import Backbone
-from st_reba.modules.layer_list import layers_of
 
 DEPTH = 3
 WINDOW = 6
@@ -86,50 +80,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], s
         {"mm_tokens_per_image": 4},
         "Gemma3ImageProcessor",
     ),
-    # Its vision layers know their layer_idx too.
-    "gemma4": (
-        {**_TEXT, **_ALTERNATING, "pad_token_id": 0, "hidden_size_per_layer_input": 0, "global_head_dim": 8},
-        _VISION,
-        {"audio_config": None},
-        "Gemma4ImageProcessor",
-    ),
-    "idefics2": (
-        {**_TEXT, "model_type": "mistral", "sliding_window": None},
-        _VISION,
-        {"perceiver_config": {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": DEPTH}},
-        "Idefics2ImageProcessor",
-    ),
-    "idefics3": ({**_TEXT, "model_type": "llama"}, _VISION, {}, "Idefics3ImageProcessor"),
-    "internvl": (
-        {**_TEXT, "model_type": "qwen2"},
-        {**_VISION, "image_size": [16, 16], "patch_size": [4, 4]},
-        {},
-        "GotOcr2ImageProcessor",
-    ),
     "llava": ({**_TEXT, "model_type": "llama"}, _CLIP, {}, "CLIPImageProcessor"),
-    "llava_next": ({**_TEXT, "model_type": "qwen2"}, _CLIP, {}, "LlavaNextImageProcessor"),
-    "mistral3": (
-        {**_TEXT, "model_type": "mistral", "sliding_window": WINDOW},
-        {**_VISION, "model_type": "pixtral", "head_dim": 8},
-        {},
-        "PixtralImageProcessor",
-    ),
-    # Its vision tower calls no attention interface.
-    "got_ocr2": (
-        {**_TEXT, "model_type": "qwen2"},
-        {**_VISION, "output_channels": 32, "mlp_dim": 48, "global_attn_indexes": [1]},
-        {},
-        "GotOcr2ImageProcessor",
-    ),
-    "ovis2": (
-        {**_TEXT, "model_type": "qwen2"},
-        {**_VISION, "vocab_size": 64, "num_visual_indicator_tokens": 5},
-        {},
-        "Ovis2ImageProcessor",
-    ),
-    "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
-    "qwen3_vl": _QWEN,
 }
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {
     "blip-2": (
@@ -144,34 +96,6 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], s
         _VISION,
         {"qformer_config": {"hidden_size": 32, "num_hidden_layers": DEPTH, "num_attention_heads": 4}},
         "BlipImageProcessor",
-    ),
-    "llama4": (
-        {**_TEXT, "num_local_experts": 2, "intermediate_size_mlp": 48, "pad_token_id": 0},
-        {**_VISION, "intermediate_size": 128, "vision_output_dim": 32, "projector_input_dim": 32},
-        {"pad_token_id": 0},
-        "Llama4ImageProcessor",
-    ),
-    "mllama": (
-        {**_TEXT, "cross_attention_layers": [1], "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
-        {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": DEPTH,
-            "num_global_layers": DEPTH,
-            "attention_heads": 4,
-            "image_size": 16,
-            "patch_size": 4,
-            "intermediate_layers_indices": [0, 1],
-            "vision_output_dim": 96,
-        },
-        {},
-        "MllamaImageProcessor",
-    ),
-    "paligemma": (
-        {**_TEXT, "model_type": "gemma"},
-        {**_VISION, "model_type": "siglip_vision_model", "projection_dim": 32},
-        {"projection_dim": 32},
-        "SiglipImageProcessor",
     ),
     # A decoder that calls no attention interface, beside a vision tower that does.
     "llava_falcon": (
@@ -192,12 +116,9 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], s
     ),
 }
 # Further tokens that a processor asks its tokenizer for.
-_TOKENS = {
-    "gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
-    "mistral3": {"image_token": "[IMG]", "break_token": "[IMG_BREAK]", "end_token": "[IMG_END]"},
-}
+_TOKENS = {"gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}}
 _TAIL = [("image", "video", "audio"), ("token_id", "token_index")]
-PLAN = LayerPlan(k=2, k0=1)
+PLAN: dict[str, Any] = {"setting": "mask0&bidir", "k": 2, "k0": 1}
 Base = Callable[[str], str]
 
 
@@ -225,7 +146,7 @@ def save(name: str, folder: Path) -> str:
     tokenizer.save_pretrained(folder)
     processor = PROCESSOR_MAPPING_NAMES[name.removesuffix("_falcon")]
     # Without the library that an image processor needs, the tokenizer is all that can be loaded.
-    needs = {"gemma4", "internvl", "llama4", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+    needs = {"qwen2_5_vl"}
     if name in needs and find_spec("torchvision") is None:
         processor = "PreTrainedTokenizerFast"
     image = {"image_processor_type": {**MODELS, **OTHERS}[name][3], "processor_class": processor}
@@ -266,167 +187,59 @@ def run(path: str, text: str, *pieces: str | None) -> tuple[Layout, Tensor, Tens
     return placed, *reference.hidden_and_attention(tower(path), placed.ids)
 
 
-def vectors(model: SentenceTransformer) -> list[Tensor]:
-    return list(model.encode(list(TEXTS), batch_size=len(TEXTS), convert_to_tensor=True))
-
-
-@pytest.mark.parametrize("name", slow_but(MODELS, "qwen2_5_vl"))
-def test_methods(base: Base, name: str) -> None:
+@pytest.mark.parametrize("name", [*MODELS, "llava_falcon"])
+def test_methods(base: Base, name: str, tmp_path: Path) -> None:
     path = base(name)
-    classical = vectors(st_reba.build(path, "classical", pooling="mean", normalize=False))
-    prompteol = vectors(st_reba.build(path, "prompteol", normalize=False))
-    echo = vectors(st_reba.build(path, "echo", normalize=False))
-    last, mean = (vectors(st_reba.build(path, pooling=pooling, normalize=False)) for pooling in ("last", "mean"))
-    for row, text in enumerate(TEXTS):
-        placed, hidden, _ = run(path, text, None)
-        assert_close(classical[row], reference.classical(hidden, placed, "mean"))
-        _, hidden, _ = run(path, text, 'This sentence: "', None, '" means in one word:"')
-        assert_close(prompteol[row], reference.very_last(hidden))
+    echo, reba = build(path, "echo", pooling="mean"), build(path)
+    for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
         placed, hidden, attention = run(path, text, None, None)
-        assert_close(echo[row], reference.echo(hidden, placed))
-        fused = reference.symmetrized_max(attention)
-        assert_close(last[row], reference.reba(hidden, fused, placed, "last"))
-        assert_close(mean[row], reference.reba(hidden, fused, placed, "mean"))
+        assert_close(by_echo, reference.echo(hidden, placed, "mean"))
+        assert_close(by_reba, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
+    if name == "qwen2_5_vl":  # whose image processor needs torchvision
+        return
+    reba.save_pretrained(str(tmp_path))
+    assert torch.equal(encoded(SentenceTransformer(str(tmp_path), device="cpu")), encoded(reba))
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "qwen2_5_vl", "gemma3"))
-def test_plans(base: Base, name: str) -> None:
-    """Kinds in place, and second passes through the text tower's layers, not the vision tower's."""
+@pytest.mark.parametrize("setting", ["mask0&bidir", "inter-bidir", "extra-bidir", "extend-bidir"])
+@pytest.mark.parametrize("name", MODELS)
+def test_settings(base: Base, name: str, setting: str) -> None:
+    """Masks in place, and second runs of the text tower's layers, not the vision tower's."""
     path = base(name)
-    config = tower(path).config
-    types = getattr(config, "layer_types", None) or ["full_attention"] * DEPTH
-    everywhere = name == "mistral3"
-    windows = [WINDOW if everywhere or kind == "sliding_attention" else None for kind in types]
-    model = st_reba.build(path, "nosink", stages=[PLAN], normalize=False)
-    for architecture in ("inplace", "inter", "extra", "extend"):
-        model[0].rebind([LayerPlan(architecture=architecture, k=2, k0=1)])  # type: ignore[arg-type]
-        wanted = plan(DEPTH, architecture, "bidirectional", 2, 1)  # type: ignore[arg-type]
-        for text, got in zip(TEXTS, vectors(model), strict=True):
-            placed = layout(path, text, (None,))
-            hidden, _ = hooked(tower(path), placed.ids, wanted, windows)
-            # Two passes through the last layer make this float32's rounding large.
-            assert_close(got, reference.classical(hidden, placed, "mean"), 1e-4 if architecture == "extend" else 1e-5)
+    types = getattr(tower(path).config, "layer_types", None) or ["full_attention"] * DEPTH
+    windows = [WINDOW if kind == "sliding_attention" else None for kind in types]
+    inplace = setting == "mask0&bidir"
+    model = build(path, "nosink", **PLAN) if inplace else build(path, "nosink", setting=setting, k=2)
+    wanted = plan(DEPTH, "inplace" if inplace else setting[:-6], "bidirectional", 2, 1 if inplace else 0)  # type: ignore[arg-type]
+    for text, got in zip(TEXTS, encoded(model), strict=True):
+        placed = layout(path, text, (None,))
+        hidden, _ = hooked(tower(path), placed.ids, wanted, windows)
+        # Two passes through the last layer make this float32's rounding large.
+        assert_close(got, reference.classical(hidden, placed, "mean"), 1e-4 if "extend" in setting else 1e-5)
 
 
-def test_vision_layers_that_know_their_index(base: Base) -> None:
-    model = AutoModel.from_pretrained(base("gemma3"))
-    vision = model.vision_tower.get_submodule(
-        next(name for name, part in model.vision_tower.named_modules() if name.endswith("layers"))
-    )
-    assert len(vision) == DEPTH
-    for index, layer in enumerate(vision):
-        layer.layer_idx = index
-    assert list(layers_of(Backbone(model))) == list(model.language_model.layers)
-
-
-@pytest.mark.parametrize("name", ["gemma3", "idefics3", "llava"])
-def test_save_and_load(base: Base, name: str, tmp_path: Path) -> None:
-    for method, options in (("reba", {}), ("nosink", {"setting": "inter-bidir", "k": 2})):
-        model = st_reba.build(base(name), method, **options)
-        folder = tmp_path / method
-        model.save_pretrained(str(folder))
-        loaded = SentenceTransformer(str(folder), model_kwargs={"dtype": torch.float32}, device="cpu")
-        assert type(loaded[0].model) is type(model[0].model)
-        assert type(loaded[0].processor) is type(model[0].processor)  # type: ignore[union-attr]
-        assert torch.equal(torch.stack(vectors(loaded)), torch.stack(vectors(model)))
-
-
-def test_positions_are_the_text_towers(base: Base, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The tokenizer sets no limit; the positions stand in the text tower's configuration alone."""
-    path = Path(save("idefics3", tmp_path))
-    written = json.loads((path / "tokenizer_config.json").read_text())
-    (path / "tokenizer_config.json").write_text(json.dumps({**written, "model_max_length": int(1e30)}))
-    model = st_reba.build(path, "echo")
-    assert model.max_seq_length == POSITIONS
-    with caplog.at_level(logging.WARNING):
-        model.encode("河 " * POSITIONS)
-    assert f"max_seq_length={POSITIONS} holds no more" in caplog.text
-    assert st_reba.build(path, "echo", max_seq_length=20).max_seq_length == 20
-
-
-def test_a_decoder_without_the_interface(base: Base) -> None:
-    """Hooks capture it, whatever the vision tower calls; a plan is refused by the decoder's name."""
-    path = base("llava_falcon")
-    for text, got in zip(TEXTS, vectors(st_reba.build(path, "reba", normalize=False)), strict=True):
-        placed, hidden, attention = run(path, text, None, None)
-        assert_close(got, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
-    with pytest.raises(ValueError, match="FalconModel does not call transformers' attention interface"):
-        st_reba.build(path, "nosink", stages=[PLAN])
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    slow_but(
-        [
-            ("blip-2", "Blip2Model needs 'pixel_values' beside a text.*get_decoder"),
-            ("llama4", "Llama4ForConditionalGeneration hands out no last hidden states.*get_decoder"),
-        ],
-        "blip-2",
-        rows=True,
-    ),
-)
-def test_remedy(base: Base, name: str, message: str, tmp_path: Path) -> None:
-    """A model that cannot run on text alone is refused, and its text tower does run."""
-    path = base(name)
-    for method, options in (("classical", {}), ("reba", {}), ("nosink", {"stages": [PLAN]})):
-        with pytest.raises(ValueError, match=message):
-            st_reba.build(path, method, **options)
-    AutoModel.from_pretrained(path).get_decoder().save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(path).save_pretrained(tmp_path)
+def test_what_is_refused(base: Base, tmp_path: Path) -> None:
+    """A model that cannot run on text alone, while its text tower does; masks of a decoder without the interface."""
+    with pytest.raises(ValueError, match="attention interface"):
+        build(base("llava_falcon"), "nosink", **PLAN)
+    for method, options in (("classical", {}), ("reba", {}), ("nosink", PLAN)):
+        with pytest.raises(ValueError, match="needs 'pixel_values'"):
+            build(base("blip-2"), method, **options)
+    AutoModel.from_pretrained(base("blip-2")).get_decoder().save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(base("blip-2")).save_pretrained(tmp_path)
     body = AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
-    for text, got in zip(TEXTS, vectors(st_reba.build(tmp_path, "echo", normalize=False)), strict=True):
-        placed = layout(path, text, (None, None))
+    for text, got in zip(TEXTS, encoded(build(str(tmp_path), "echo")), strict=True):
+        placed = layout(base("blip-2"), text, (None, None))
         assert_close(got, reference.echo(reference.hidden_and_attention(body, placed.ids)[0], placed))
 
 
-def test_layers_that_only_images_run(base: Base) -> None:
-    """Mllama leaves its cross-attention layers out where there is no image: exact, or refused."""
-    path = base("mllama")
-    for text, got in zip(TEXTS, vectors(st_reba.build(path, "echo", normalize=False)), strict=True):
-        placed = layout(path, text, (None, None))
-        ids = torch.tensor([placed.ids])
-        with torch.no_grad():
-            hidden = tower(path)(input_ids=ids, use_cache=False).last_hidden_state[0].double()
-        assert_close(got, reference.echo(hidden, placed))
-    with pytest.raises(ValueError, match="handed out the attention of 2 of its 3 attention layers"):
-        st_reba.build(path)
-    with pytest.raises(ValueError, match="layer 1 ran as bidirectional 0 times in place of 1"):
-        st_reba.build(path, "nosink", stages=[PLAN])
-    with pytest.raises(ValueError, match="layers were replaced or left out.*use another plan"):
-        st_reba.build(path, "nosink", setting="inter-bidir", k=2, check=False).encode("hi")
-
-
-def test_a_prefix_model(base: Base) -> None:
-    """PaliGemma looks both ways by itself: it runs so, and is refused where the method needs a causal decoder.
-
-    Some versions of transformers give a text its causal mask as soon as there is padding, and only then.
-    """
-    path = base("paligemma")
-    whole = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-    ids = torch.arange(5, 15)[None]
-    with torch.no_grad():
-        alone = whole(input_ids=ids[:, :6]).last_hidden_state
-        padded = whole(input_ids=ids, attention_mask=(ids < 11).long()).last_hidden_state[:, :6]
-    if not torch.allclose(alone, padded, atol=1e-3):
-        with pytest.raises(ValueError, match="hidden states of PaliGemmaModel change by .* when a text is padded"):
-            st_reba.build(path, "echo")
-        return
-    model = st_reba.build(path, "echo", normalize=False)
-    for text, got in zip(TEXTS, vectors(model), strict=True):
-        # Some versions of its processor take the beginning-of-text token out of the tokenizer.
-        ids = model[0].preprocess([text])["input_ids"]  # type: ignore[operator]
-        with torch.no_grad():
-            hidden = whole(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
-        assert_close(got, hidden[0, -1].double())
-    with pytest.raises(ValueError, match="looks both ways"):
-        st_reba.build(path)
-    with pytest.raises(ValueError, match="GemmaModel looks both ways already"):
-        st_reba.build(path, "nosink", stages=[PLAN])
+def test_layers_of_a_model_with_towers_are_not_cut(base: Base) -> None:
+    with pytest.raises(ValueError, match="towers beside its decoder"):
+        build(base("llava"), layer=1)
 
 
 def test_a_processor_without_a_tokenizer(tmp_path: Path) -> None:
-    config = AutoConfig.for_model("vit", **_VISION)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
+    AutoModel.from_config(AutoConfig.for_model("vit", **_VISION)).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "ViTImageProcessor"}))
-    with pytest.raises(ValueError, match="holds no tokenizer, and st_reba embeds text only. Use a base with a"):
-        st_reba.build(tmp_path, "classical")
+    with pytest.raises(ValueError, match="tokenizer"):
+        build(str(tmp_path), "classical")

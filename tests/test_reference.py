@@ -16,7 +16,6 @@ from reference import (
     published_word,
     reba,
     reba_tokens,
-    reba_weights,
     reba_word,
     special_ids,
     symmetrized_max,
@@ -63,36 +62,9 @@ def test_symmetrized_max() -> None:
     close(symmetrized_max(ATTENTION), A_NEW)
 
 
-def test_half_off_the_diagonal_and_whole_on_it() -> None:
-    A_new = symmetrized_max(ATTENTION)
-    for i in range(3):
-        assert A_new[i, i] == ATTENTION[:, :, i, i].max()
-        for j in range(i + 1, 3):
-            assert A_new[i, j] == A_new[j, i] == ATTENTION[:, :, j, i].max() / 2
-
-
 def test_reba_tokens_of_one_copy() -> None:
     # e_1 = 1 (1,0) + 0.4 (0,1) + 0.3 (2,3); e_2 = 0.9 (0,1) + 0.25 (2,3); e_3 = 0.8 (2,3)
     close(reba_tokens(HIDDEN, tensor(A_NEW), ONE_COPY), [[1.6, 1.3], [0.5, 1.65], [1.6, 2.4]])
-
-
-def test_reba_1_last_is_a_multiple_of_the_last_state() -> None:
-    close(reba(HIDDEN, tensor(A_NEW), ONE_COPY, "last"), [0.8 * 2.0, 0.8 * 3.0])
-
-
-def test_reba_mean_of_one_copy() -> None:
-    close(reba(HIDDEN, tensor(A_NEW), ONE_COPY, "mean"), [3.7 / 3, 5.35 / 3])
-
-
-def test_mean_by_exchange_of_sums() -> None:
-    generator = torch.Generator().manual_seed(1)
-    A_new = torch.rand(7, 7, generator=generator, dtype=torch.float64)
-    hidden = torch.randn(7, 4, generator=generator, dtype=torch.float64)
-    for include_special in (False, True):
-        alpha = reba_weights(A_new, TWO_COPIES, include_special=include_special).sum(0)
-        exchanged = sum(alpha[t] * hidden[t] for t in range(7)) / TWO_COPIES.n
-        expected = reba(hidden, A_new, TWO_COPIES, "mean", include_special=include_special)
-        torch.testing.assert_close(exchanged, expected, rtol=0, atol=1e-12)
 
 
 def test_reba_of_two_copies() -> None:
