@@ -76,7 +76,13 @@ class Page:
             choices, label = self._choices("last", "mean", "word"), self.words["weighting"]
             weighting = gr.Radio(choices, value="mean", label=label, scale=2, elem_id="inside-weighting")
             word = self._box("which_word", "some_word")
-        model.change(self._sliders, model, [repeats, layer], api_visibility="private")
+        fitted = gr.State(own)
+
+        def fit(name: str, last: str) -> tuple[Any, ...]:
+            # Gradio tells one choice several times: a late one must not reset what was entered meanwhile.
+            return (gr.skip(), gr.skip(), name) if name == last else (*self._sliders(name), name)
+
+        model.change(fit, [model, fitted], [repeats, layer, fitted], api_visibility="private")
         changes = [model.change, repeats.change, layer.change, weighting.change, text.submit, word.submit]
         self._answer("inside", self._look, [model, text, repeats, weighting, word, layer], changes)
 
