@@ -117,7 +117,7 @@ def encode_tokens(
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.
         texts: The texts.
-        normalize, batch_size, batch_tokens, prompt, task, show_progress_bar, **fields: As for :func:`encode_words`.
+        normalize, batch_size, batch_tokens, prompt, task, show_progress_bar, fields: As for :func:`encode_words`.
 
     Returns:
         [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of

@@ -66,6 +66,6 @@ def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(tmp_path: Path)
 
     assert run("--version").split()[-1] == distribution("st-reba").version
     run("build", "mini", "model")
-    run("index", "index", "texts.txt", "--model", "model")
+    run("index", "texts.txt", "index", "--model", "model")
     first = run("search", "index", "cat", "--json").splitlines()[0]
     assert "A cat sat on the mat." in first
