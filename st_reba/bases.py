@@ -338,6 +338,8 @@ def merged(model: Any) -> None:
             continue
         parent, _, child = place.rpartition(".")
         setattr(model.get_submodule(parent), child, plain)
+    # Private in transformers: names as in the adapter, under which the merged weights would be saved.
+    vars(model).pop("_weight_conversions", None)
     model._hf_peft_config_loaded = False
     del model.peft_config
     model.requires_grad_(True)

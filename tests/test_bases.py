@@ -219,7 +219,7 @@ def test_adapters(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
     try:
         model: Any = build(str(adapter), pooling="mean")
     except ValueError as error:
-        assert "did not load the adapter" in str(error) and options
+        assert "adapter" in str(error) and options
         return
     assert_close(encoded(model), encoded(build(str(merged), pooling="mean")).double())
     assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))

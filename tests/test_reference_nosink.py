@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import types
 from collections.abc import Callable
 from functools import lru_cache
@@ -164,58 +163,6 @@ def test_architectures_by_hand_and_by_hooks(
         by_hand, by_hooks = run(model, IDS, each), hooked(model, IDS, each)
         assert difference(by_hand[0], by_hooks[0]) <= 1e-9
         assert difference(by_hand[1].sort(dim=0)[0], by_hooks[1].sort(dim=0)[0]) <= 1e-9
-
-
-@pytest.mark.parametrize("variant", ["paper", "published"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", NAMES)
-def test_how_often_layers_run(folder: Path, name: str, architecture: str, variant: str) -> None:
-    """One map for each run of a layer, and what each of them hides."""
-    model = load(folder / name)
-    _, maps = run(model, IDS, plan(DEPTH, architecture, "backward", 2, variant=variant))
-    ahead = ["x" if matrix.triu(1).any() else "." for matrix in maps]
-    behind = ["x" if matrix.tril(-1).any() else "." for matrix in maps]
-    order = {
-        # Forward looks behind, backward ahead; where inter converts, it runs forward first, then backward (paper) or
-        # the other way round.
-        ("inplace", "paper"): (".xx", "x.."),
-        ("inplace", "published"): (".xx", "x.."),
-        ("inter", "paper"): ("..x.x", "xx.x."),
-        ("inter", "published"): (".x.x.", "x.x.x"),
-        ("extra", "paper"): ("...xx", "xxx.."),
-        ("extra", "published"): ("...xx", "xxx.."),
-        ("extend", "paper"): ("...xx", "xxx.."),
-        ("extend", "published"): ("...xx", "xxx.."),
-    }
-    assert ("".join(ahead), "".join(behind)) == order[architecture, variant]
-
-
-def states(model: PreTrainedModel, taken: list[int], kinds: list[str]) -> Tensor:
-    """Hidden states of a model that has only these layers of the whole one, in this order."""
-    model = copy.deepcopy(model)
-    name = "h" if model.config.model_type == "gpt2" else "layers"
-    whole = getattr(model, name)
-    setattr(model, name, torch.nn.ModuleList([whole[index] for index in taken]))
-    model.config.num_hidden_layers = len(taken)
-    return run(model, IDS, Plan(tuple(kinds)))[0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_architectures_from_parts(folder: Path, name: str) -> None:
-    """Extend and extra, put together from runs of models with other layers; inter's variants, where they agree."""
-    model = load(folder / name)
-    forward, kinds = ["forward"] * DEPTH, ["backward", "nosink-bidirectional"]
-    extended = states(model, [0, 1, 2, 2, 2], [*forward, *kinds])
-    assert difference(run(model, IDS, plan(DEPTH, "extend", "backward", 2, 1))[0], extended) <= 1e-12
-    extra = states(model, [0, 1, 2], forward) + states(model, [1, 2], kinds)
-    assert difference(run(model, IDS, plan(DEPTH, "extra", "backward", 2, 1))[0], extra) <= 1e-12
-    paper, published = (
-        [run(model, IDS, plan(DEPTH, "inter", "backward", k, variant=variant))[0] for k in range(DEPTH + 1)]
-        for variant in ("paper", "published")
-    )
-    # Two streams that part at the last layer are summed at once; those that part earlier go on apart.
-    same = [difference(one, other) <= 1e-12 for one, other in zip(paper, published, strict=True)]
-    assert same == [True, True, False, False]
 
 
 @pytest.mark.parametrize("name", NAMES)
