@@ -75,7 +75,9 @@ def build(
     from ..recipe import recipe_for
 
     found = recipe_for(base, given)
-    facts = {"about": found.about, "name": found.name} if found and not method and not _methodical(given) else {}
+    facts: dict[str, Any] = (
+        {"about": found.about, "name": found.name} if found and not method and not _methodical(given) else {}
+    )
     from ..hub.save import check_free, save
 
     check_free(out, overwrite=overwrite)
@@ -216,7 +218,7 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
     for each in given or []:
         if "=" not in each.lstrip("="):
             raise ValueError(f"{option} {each!r}: write name=value.")
-    return dict(each.split("=", 1) for each in given or [])  # type: ignore[misc]
+    return dict(each.split("=", 1) for each in given or [])
 
 
 def _print(value: Any, as_json: bool) -> None:

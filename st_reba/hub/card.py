@@ -23,6 +23,7 @@ FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("template.md")
 # The examples load it until the repository has a name, which `push` puts in.
 PLACEHOLDER = "path/to/model"
+_GGUF = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
 _HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
 # What a base's card says that holds without training as well.
 _INHERITED = ("license", "license_name", "license_link", "language")
@@ -101,7 +102,7 @@ def values_of(
         "method": method,
         "about_method": METHODS[method.name] if method else "",
         "formula": _formula(first, method),
-        "recipe": _recipe(base, first.base_revision, method, prompts),
+        "recipe": _recipe(first.base_model, first.base_revision, method, prompts),
         "options": {key: OPTIONS[key] for key in method.to_dict() if key in OPTIONS} if method else {},
         "dense": _dense(model),
         "layers": f"{first.depth} of {type(first.model).__name__}",
@@ -176,10 +177,13 @@ def _training(model: SentenceTransformer) -> str | None:
     return found[1] if found else None
 
 
-def _recipe(base: str, revision: str | None, method: Method | None, prompts: Mapping[str, str]) -> str:
+def _recipe(recorded: str | None, revision: str | None, method: Method | None, prompts: Mapping[str, str]) -> str:
     if method is None:
         return ""
-    options = method.to_dict()
+    options, base = method.to_dict(), recorded or "a base without a name"
+    file = _GGUF.match(base)  # of a local file, its name alone
+    if file:
+        base, options = file[1] or file[2], {**options, **({"gguf_file": file[2]} if file[1] else {})}
     values = {"base": base, "revision": revision, "method": options.pop("name"), **options, "prompts": dict(prompts)}
     given = {key: value for key, value in values.items() if value not in (None, {})}
     return str(yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120))

@@ -70,7 +70,7 @@ class Report:
     distance: float
     tolerance: float
     texts: dict[str, float]
-    changes: dict[str, tuple[str | None, str | None]]
+    changes: Mapping[str, tuple[str | None, str | None]]
     code: str | None = None
     foreign: bool = False
     graph: str | None = None

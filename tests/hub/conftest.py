@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from huggingface_hub.utils import close_session
 from server import Hub, running
 
 import st_reba
-from st_reba import NoSink
-from st_reba.hub.saving import save
+from st_reba.hub import save
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -50,40 +48,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         close_session()
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that were waited for a further try, of which none passes."""
-    waited: list[float] = []
-    monkeypatch.setattr("time.sleep", waited.append)
-    return waited
-
-
 @pytest.fixture(scope="session")
-def environment() -> Callable[[Hub, Path], dict[str, str]]:
-    """``environment(hub, home)``: for a process whose only Hub is that server, with a cache of its own."""
-
-    def make(hub: Hub, home: Path) -> dict[str, str]:
-        dropped = (*PROXIES, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "PYTHONPATH")
-        kept = {name: value for name, value in os.environ.items() if name not in dropped}
-        return {
-            **kept,
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def echo_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with stages and a default prompt, saved; not to be changed."""
-    folder = tmp_path_factory.mktemp("golden") / "model"
-    stages = [NoSink("mask0-bidir", k=2)]
-    model = st_reba.build("mini", "echo", pooling="mean", stages=stages, prompts={"query": "Q: "}, device="cpu")
-    model.default_prompt_name = "query"
-    save(model, folder)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model; not to be changed."""
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    save(st_reba.build("mini", "echo", pooling="mean", prompts={"query": "Q: "}, device="cpu"), folder)
     return folder

@@ -1,0 +1,97 @@
+"""The card: what it says is what the model has, and its examples run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+import st_reba
+from st_reba.hub import save
+from st_reba.recipe import read_recipe
+from st_reba.zoo import recipe
+
+MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "reba": ({"pooling": "mean", "prompts": {"query": "Q: "}}, ["(1/n) Σ_i e_i", '- Prompt `query`: `"Q: "`']),
+    "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
+    "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "ReBAPooling`"]),
+    "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
+    "nosink": (
+        {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
+        ["1-2 forward; 3-4 bidirectional; 5-6 nosink-bidirectional", "In a nosink-bidirectional layer"],
+    ),
+    "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
+    "ensemble": ({"method": "prompteol", "template": "contrastive"}, ["in each of 2 templates"]),
+    "layers": ({"method": "classical", "layer": [2, 4]}, ["4 of LlamaModel"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_card(name: str, tmp_path: Path) -> None:
+    options, wanted = MODELS[name]
+    model = st_reba.build("mini", device="cpu", **options)
+    save(model, tmp_path / "model", golden=name == "reba")
+    text = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert not [each for each in wanted if each not in text]
+    data = ModelCard(text).data
+    assert data.license == "apache-2.0" and data.library_name == "sentence-transformers" and not data.base_model
+    code = (tmp_path / "model" / "st_reba.py").read_bytes()
+    lines = code.count(b"\n")
+    assert f"| st_reba.py | {lines} | `{hashlib.sha256(code).hexdigest()}` |" in text
+    assert ("golden.json" in text) == (name == "reba")
+    # Its recipe builds the same model.
+    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert found
+    (tmp_path / "recipe.yaml").write_text(found[1], encoding="utf-8")
+    assert read_recipe(tmp_path / "recipe.yaml").base == "mini"
+    again = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
+    assert (again.encode("猫在睡觉") == model.encode("猫在睡觉")).all()
+
+
+def test_names_differ_where_methods_do(tmp_path: Path) -> None:
+    names = set()
+    for number, (options, _) in enumerate(MODELS.values()):
+        save(st_reba.build("mini", device="cpu", **options), tmp_path / str(number), golden=False)
+        names.add(ModelCard.load(tmp_path / str(number) / "README.md").data.model_name)
+    assert len(names) == len(MODELS) and all(len(name) <= 80 for name in names)
+
+
+def test_facts_and_licence(tmp_path: Path) -> None:
+    facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
+    facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
+    facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
+    save(st_reba.build("mini"), tmp_path / "m", golden=False, name="mine", about=facts)
+    text = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    data = ModelCard(text).data
+    assert (data.model_name, data.license, data.language) == ("mine", "llama3.2", ["de"])
+    for wanted in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
+        assert wanted in text
+
+
+def test_trained_models_say_so_again(tmp_path: Path) -> None:
+    model = st_reba.build("mini")
+    model._model_card_text = "# x\n\n## Training Details\n\nOn pairs.\n\n## Citation\n"
+    save(model, tmp_path / "a", golden=False)
+    again = st_reba.load(tmp_path / "a")
+    save(again, tmp_path / "b", golden=False)
+    for name in "ab":
+        text = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        assert "## Training\n\nOn pairs.\n" in text and "No weight was trained" not in text
+
+
+def test_a_base_of_the_hub_and_its_files(tmp_path: Path) -> None:
+    model: Any = st_reba.build("mini")
+    model[0].base_model, model[0].base_revision = "org/base/file.gguf (GGUF, Q4_K)", "abc"
+    save(model, tmp_path / "a", golden=False)
+    text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    assert "](https://huggingface.co/org/base) at `abc`" in text and "dequantized" in text
+    data = yaml.safe_load(text.split("---")[1])
+    assert data["base_model"] == "org/base" and data["base_model_relation"] == "quantized"
+    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert found and yaml.safe_load(found[1])["base"] == "org/base"
+    assert yaml.safe_load(found[1])["gguf_file"] == "file.gguf"

@@ -1,0 +1,93 @@
+"""Golden vectors: made by the plain path, equal on the fused one, and not by another model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import st_reba
+from st_reba.hub import golden
+from st_reba.hub.golden import compare, read_golden, tolerance_of, write_golden
+from st_reba.modules.layout import PARTS
+
+
+@pytest.fixture(scope="module")
+def reba() -> Any:
+    return st_reba.build("mini", pooling="mean", device="cpu")
+
+
+def test_the_plain_path_makes_them(reba: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, calls = PARTS["fused"], []
+    monkeypatch.setitem(PARTS, "fused", lambda *given: (calls.append(1), fused(*given))[1])
+    write_golden(reba, tmp_path)
+    assert not calls and "fused" in PARTS
+    stored = read_golden(tmp_path / golden.FILE)
+    assert [each["text"] for each in stored["texts"]] == list(golden.TEXTS)
+    report = compare(reba, stored)
+    assert calls and report.ok and report.distance < report.tolerance / 10 and not report.changes
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True and str(report).endswith("ok")
+
+
+def test_another_model_is_found(reba: Any, tmp_path: Path) -> None:
+    write_golden(reba, tmp_path)
+    stored = read_golden(tmp_path / golden.FILE)
+    assert not compare(st_reba.build("mini", pooling="last", device="cpu"), stored).ok
+    weight = next(reba.parameters())
+    with torch.no_grad():
+        kept = weight.clone()
+        weight.mul_(1 + 1e-3 * torch.rand_like(weight))
+        assert not compare(reba, stored).ok
+        weight.copy_(kept)
+    assert compare(reba, stored).ok
+    stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.001)
+    report = compare(reba, stored)
+    assert not report.ok and max(report.texts, key=lambda text: report.texts[text]) == stored["texts"][3]["text"]
+    with pytest.raises(ValueError):
+        compare(st_reba.build("mini", layer=[1, 2], join="concat", method="echo", device="cpu"), stored)
+
+
+def test_the_tolerance_follows_type_and_depth(reba: Any) -> None:
+    assert tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
+    assert tolerance_of(reba, "bfloat16") == float(f"{5 * 2**-7 * 6**0.5:.2g}")
+
+
+def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "echo", template="{aim}: {text} {text}", device="cpu", truncate_dim=8)
+    write_golden(model, tmp_path)
+    stored = read_golden(tmp_path / golden.FILE)
+    assert stored["fields"] == {"aim": "Find its meaning."} and len(stored["texts"][0]["vector"]) == 192
+    assert model.truncate_dim == 8 and compare(model, stored).ok
+
+
+def test_vectors_that_are_not_finite(reba: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(reba), "encode", lambda *_, **__: torch.full((1, 192), torch.nan))
+    with pytest.raises(ValueError):
+        write_golden(reba, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.pop("made"),
+        lambda value: value["made"].update(dtype="nothing"),
+        lambda value: value.update(texts=[]),
+        lambda value: value["texts"][0]["vector"].pop(),
+        lambda value: value["texts"][0].update(vector=["a"] * 192),
+        lambda value: value["texts"][0]["vector"].__setitem__(0, float("nan")),
+        lambda value: value["texts"][0].update(text=3),
+        lambda value: value.update(fields={"task": 3}),
+    ],
+)
+def test_damaged_files(saved: Path, tmp_path: Path, change: Any) -> None:
+    file = Path(shutil.copy(saved / golden.FILE, tmp_path))
+    value = json.loads(file.read_text(encoding="utf-8"))
+    change(value)
+    file.write_text(json.dumps(value), encoding="utf-8")
+    with pytest.raises(ValueError):
+        read_golden(file)

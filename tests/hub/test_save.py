@@ -1,0 +1,113 @@
+"""hub.save: whole or not at all, readable by others, within the memory of the weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import st_reba
+import st_reba.hub.save  # noqa: F401
+from st_reba.hub import save
+
+module = sys.modules["st_reba.hub.save"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def model() -> SentenceTransformer:
+    return st_reba.build("mini", pooling="mean", device="cpu")
+
+
+def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:
+    save(model, tmp_path / "a")
+    save(model, tmp_path / "a", overwrite=True)
+    save(SentenceTransformer(str(tmp_path / "a"), device="cpu"), tmp_path / "new" / "b")
+    first = files(tmp_path / "a")
+    assert files(tmp_path / "new" / "b") == first
+    assert {"golden.json", "README.md", "st_reba.py", "model.safetensors"} <= set(first)
+    assert sorted(os.listdir(tmp_path)) == ["a", "new"]
+    assert "local_files_only" not in json.loads(first["tokenizer_config.json"])
+    settings = json.loads(first["config_sentence_transformers.json"])
+    assert set(settings["requirements"]) == {"sentence-transformers", "transformers"}
+
+
+def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        save(model, tmp_path / "a", golden=False)
+    finally:
+        os.umask(mask)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert modes == {0o640} and not (tmp_path / "a" / "golden.json").exists()
+
+
+@pytest.mark.parametrize("step", ["write_golden", "write_card", "put"])
+def test_failure_leaves_what_was_there(
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    save(model, tmp_path / "a", golden=False)
+    before = files(tmp_path / "a")
+    monkeypatch.setattr(module, step, fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(model, tmp_path / "a", overwrite=True)
+    assert files(tmp_path / "a") == before and os.listdir(tmp_path) == ["a"]
+
+
+def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    save(model, tmp_path / "empty", golden=False)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    (tmp_path / "file").write_text("keep")
+    for name, overwrite in (("empty", False), ("mine", True), ("file", True)):
+        with pytest.raises(FileExistsError):
+            save(model, tmp_path / name, overwrite=overwrite)
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    save(model, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "golden.json").is_file()
+
+
+def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "modules.json").write_text("old")
+    with pytest.raises(OSError):
+        module.put(tmp_path / "missing", target)
+    assert (target / "modules.json").read_text() == "old"
+
+
+PEAK = """
+import resource, sys, torch, transformers, st_reba
+from st_reba.hub import save
+config = transformers.LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2048, num_hidden_layers=20,
+    num_attention_heads=8, num_key_value_heads=2, dtype="float32")
+llm = transformers.LlamaModel(config)
+from st_reba.bases import EMBEDDED
+tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
+model = st_reba.build(llm, "echo", tokenizer=tokenizer, max_seq_length=64)
+model.encode("warm")
+weights = sum(each.numel() * each.element_size() for each in model.parameters())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+save(model, sys.argv[1])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / weights)
+"""
+
+
+@pytest.mark.slow
+def test_memory(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / "a")], capture_output=True, text=True, check=True)
+    assert float(run.stdout.split()[-1]) < 0.15

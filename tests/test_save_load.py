@@ -1,0 +1,149 @@
+"""Saved models: the same vectors and files by every route, after any number of rounds, and nothing of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+import st_reba
+from st_reba.bases import EMBEDDED
+from st_reba.methods import method_of
+
+TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 110]
+PROMPTS = {"query": "Query: ", "document": "Text: "}
+TEMPLATE = {"query": "问：{instruction} {text}\n{text}", "document": "{text} / {text}"}
+MODELS: dict[str, dict[str, Any]] = {
+    "reba": {"prompts": PROMPTS, "max_seq_length": 200},
+    "authors": {"implementation": "authors", "pooling": "mean"},
+    "chunk": {"chunk": 20, "repeats": 3, "pooling": "mean"},
+    "echo": {"method": "echo", "pooling": "mean", "template": TEMPLATE, "instruction": "find"},
+    "nosink": {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
+    "second": {"method": "nosink", "setting": "inter-bidir", "k": 2},
+    "ensemble": {"method": "prompteol", "template": "contrastive"},
+    "layers": {"method": "classical", "layer": [2, 4], "join": "concat"},
+    "filter": {"method": "classical"},
+}
+SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json", "st_reba.py")
+# Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles and other processes.
+STRANGER = """
+import importlib.abc, pickle, sys
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "st_reba":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import numpy as np
+from sentence_transformers import SentenceTransformer
+folder, again, vectors, pool = sys.argv[1:]
+texts = %r
+if __name__ == "__main__":
+    model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
+    assert type(model[0]).__module__ == "st_reba" and "st_reba" not in sys.modules
+    one = model.encode(texts)
+    model.save_pretrained(again)
+    two = SentenceTransformer(again, trust_remote_code=True, device="cpu").encode(texts)
+    three = pickle.loads(pickle.dumps(model)).encode(texts)
+    found = [one, two, three]
+    if pool == "pool":
+        found.append(model.encode(texts, device=["cpu", "cpu"], batch_size=4, chunk_size=2))
+    np.save(vectors, np.stack(found))
+"""
+
+
+def built(name: str) -> SentenceTransformer:
+    model = st_reba.build("mini", device="cpu", **MODELS[name])
+    return (
+        st_reba.fit_filter(model, [f"{text} {n}" for n in range(250) for text in TEXTS]) if name == "filter" else model
+    )
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(name: str) -> SentenceTransformer:
+    return built(name)
+
+
+@pytest.fixture(scope="module")
+def saved(model: SentenceTransformer, name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("private 模型 of mine") / name
+    model.save_pretrained(str(path))
+    return path
+
+
+def test_rounds_with_the_package(model: SentenceTransformer, saved: Path, tmp_path: Path) -> None:
+    wanted, folder = model.encode_query(TEXTS), saved
+    for number in range(2):
+        again = SentenceTransformer(str(folder), device="cpu")
+        assert np.array_equal(again.encode_query(TEXTS), wanted)
+        assert method_of(again) == method_of(model) and again.max_seq_length == model.max_seq_length
+        assert [type(module) for module in again] == [type(module) for module in model]
+        folder = tmp_path / str(number)
+        again.save_pretrained(str(folder))
+        assert sorted(os.listdir(folder)) == sorted(os.listdir(saved))
+        for file in SAME:
+            assert (folder / file).read_bytes() == (saved / file).read_bytes(), file
+
+
+def test_rounds_of_strangers(model: SentenceTransformer, saved: Path, name: str, tmp_path: Path) -> None:
+    script, again, vectors = tmp_path / "script.py", tmp_path / "again", tmp_path / "vectors.npy"
+    script.write_text(STRANGER % TEXTS, encoding="utf-8")
+    pool = "pool" if name == "reba" else "none"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, script, saved, again, vectors, pool], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    for found in np.load(vectors):
+        assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
+    for file in set(SAME) - {"config.json"}:  # which names float32: only the package stores the base's own type
+        assert (again / file).read_bytes() == (saved / file).read_bytes(), file
+    # What strangers saved is still a model of the package.
+    assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
+
+
+def test_nothing_of_this_machine(saved: Path) -> None:
+    machine = {str(saved.parent), str(EMBEDDED["mini"].parent), str(Path.home()), str(Path.cwd())}
+    for path in saved.rglob("*"):
+        if path.suffix in {".json", ".md", ".py"}:
+            text = path.read_text(encoding="utf-8")
+            assert not [place for place in machine if len(place) > 5 and place in text], path.name
+    types = [module["type"] for module in json.loads((saved / "modules.json").read_text(encoding="utf-8"))]
+    assert types[0] in ("st_reba.RepeatTransformer", "st_reba.NoSinkTransformer")
+
+
+def test_weights_keep_the_bases_number_type(saved: Path, tmp_path: Path) -> None:
+    """mini's are bfloat16; they run in float32 here, and a save neither rounds nor doubles them."""
+    base = EMBEDDED["mini"] / "model.safetensors"
+    assert (saved / "model.safetensors").stat().st_size < 1.1 * base.stat().st_size
+    hidden = AutoModel.from_pretrained(saved, dtype=torch.float32)(torch.tensor([[1, 2, 3]]))[0]
+    assert hidden.isfinite().all()
+
+
+def test_trained_weights_are_not_rounded(tmp_path: Path) -> None:
+    model = built("echo")
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-6)
+    model.save_pretrained(str(tmp_path))
+    assert np.array_equal(SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS), model.encode(TEXTS))
+
+
+def test_a_length_that_was_set_later_survives(tmp_path: Path) -> None:
+    model = built("echo")
+    model.max_seq_length = 100
+    model.save_pretrained(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    assert again.max_seq_length == 100 and np.array_equal(again.encode(TEXTS), model.encode(TEXTS))
