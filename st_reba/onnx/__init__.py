@@ -24,9 +24,9 @@ from .folder import write_folder
 from .graph import EmbeddingGraph
 from .int8 import quantize as _quantize
 from .runtime import GRAPH, Runner, verify_graph, versions
-from .tracing import LARGEST, export_graph
+from .tracing import export_graph
 
-__all__ = ["Runner", "export", "verify", "verify_graph"]
+__all__ = ["export", "verify", "verify_graph"]
 
 # Distance between torch and onnxruntime, whose sums run in another order, as `probe.worst` gives it.
 TOLERANCE = 1e-4
@@ -41,7 +41,6 @@ def export(
     overwrite: bool = False,
     task: Task | None = None,
     texts: Sequence[str] = (),
-    largest: int = LARGEST,
 ) -> dict[str, Any]:
     """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
 
@@ -56,7 +55,6 @@ def export(
         overwrite: Replace an exported model that is there.
         task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
         texts: Texts to measure 8 bits on; none: the golden ones. The float32 graph is checked on the first of them too.
-        largest: Bytes of weights that the graph's own file holds; more stand beside it.
 
     Returns:
         File sizes, the distance from torch, and the loss of int8 if asked for.
@@ -83,12 +81,10 @@ def export(
         new = Path(temporary, "new")
         new.mkdir()
         write_folder(model, graph, new)
-        export_graph(graph, new / GRAPH, largest=largest)
+        export_graph(graph, new / GRAPH)
         golden = _write_golden(model, graph, new)
         report: dict[str, Any] = {
-            "graph": GRAPH,
             "bytes": {each.name: each.stat().st_size for each in sorted((new / GRAPH).parent.iterdir())},
-            "task": task,
             "dimension": graph.dimension,
             "max_seq_length": graph.max_length,
             "distance": _distance(model, graph, new, [*golden, *texts[:_CHECKED]]),
@@ -103,12 +99,7 @@ def export(
 def _encode(model: SentenceTransformer, task: Task | None, texts: Sequence[str]) -> NDArray[np.float32]:
     """Vectors of the model itself, by the call that the graph stands for."""
     calls: dict[Task | None, Any] = {"query": model.encode_query, "document": model.encode_document}
-    first: Any = model[0]
-    warned, first._warned = first._warned, True  # nobody need know that these texts were cut
-    try:
-        return np.asarray(calls.get(task, model.encode)(list(texts), show_progress_bar=False), dtype=np.float32)
-    finally:
-        first._warned = warned
+    return np.asarray(calls.get(task, model.encode)(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
 def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> list[str]:

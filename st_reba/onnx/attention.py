@@ -22,12 +22,7 @@ _HIDDEN = -1e9
 
 
 class GraphMasks(LayerMasks):
-    """Masks of the traced pass as numbers to add to scores; layers that see alike share one.
-
-    Args:
-        transformer: The RepeatTransformer or NoSinkTransformer that runs.
-        state: The pass.
-    """
+    """Masks of the traced pass as numbers to add to scores; layers that see alike share one. Arguments as there."""
 
     def __init__(self, transformer: Any, state: ForwardPass) -> None:
         self.names = transformer.layer_masks if getattr(transformer, "changed", False) else []
@@ -54,13 +49,9 @@ class GraphMasks(LayerMasks):
 
 
 class GraphCapture(BackwardAttention):
-    """Rows of A^new in the traced pass, where anchors are tensors.
+    """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each.
 
-    Args:
-        capture: Which rows.
-        span: Start, length and total of the texts, a [B, 1] tensor each.
-        real: [B, T] bool, True at real positions.
-        longest: Content tokens that a copy may hold in this batch.
+    ``longest`` is the number of tokens that a copy may hold in this batch.
     """
 
     def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], real: Tensor, longest: int) -> None:

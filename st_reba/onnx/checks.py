@@ -15,12 +15,7 @@ from ..modules.transformer import decoder_of
 
 
 def check_model(model: SentenceTransformer, task: Task | None = None) -> None:
-    """Raise a ValueError for modules, settings or a base that no graph can hold.
-
-    Args:
-        model: A model that st_reba built.
-        task: Whose template and prompt the graph shall hold; None: queries and documents must be laid out alike.
-    """
+    """Raise a ValueError for modules, settings or a base that no graph can hold; arguments as for EmbeddingGraph."""
     first: Any = model[0]
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(
@@ -44,8 +39,6 @@ def check_model(model: SentenceTransformer, task: Task | None = None) -> None:
             f"truncate_dim={model.truncate_dim} is not in a graph. Set it to None, and cut vectors behind."
         )
     every: tuple[Task | None, ...] = (None, "query", "document")
-    if task not in every:
-        raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if task is None and len({first.frames(saved_prompt(model, each), each)[0] for each in every}) > 1:
         raise ValueError(
             "The model puts other words around a query than around a document (by its template or its prompts), and a "

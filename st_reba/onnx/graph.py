@@ -50,17 +50,19 @@ class EmbeddingGraph(nn.Module):
         ValueError: The model holds something that no graph can.
     """
 
+    first: Any
     literals: Tensor
 
     def __init__(self, model: SentenceTransformer, task: Task | None = None) -> None:
         super().__init__()
         check_model(model, task)
         first, self.pooling, *rest = model
-        self._first: Any = (first,)  # not one more submodule
+        self.__dict__["first"] = first  # not one more submodule
+        self.capture = getattr(self.pooling, "capture", None)  # of ReBA the rows of A^new that are needed
         self.task, self.prompt = task, saved_prompt(model, task)
         self.frame = self.first.frames(self.prompt, task)[0]
         before, after = special_tokens(model.tokenizer)
-        # Special tokens that the tokenizer puts around a text; content tokens of a copy, and what it may hand over.
+        # Special tokens that the tokenizer puts around a text, and tokens that it may hand over.
         self.before, self.after = len(before), len(after)
         self.budget: int | None = self.first.budget(self.prompt, task)
         self.max_length = None if self.budget is None else self.budget + self.before + self.after
@@ -77,16 +79,6 @@ class EmbeddingGraph(nn.Module):
         self._takes = set(signature(self.model.forward).parameters)
         literals = [token for part in self.frame.parts if part is not None for token in part]
         self.register_buffer("literals", torch.tensor([*literals, self.empty or 0]), persistent=False)
-
-    @property
-    def first(self) -> Any:
-        """The model's first module."""
-        return self._first[0]
-
-    @property
-    def capture(self) -> Any:
-        """The rows of A^new that are needed; None: none."""
-        return getattr(self.pooling, "capture", None)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Embed.
@@ -205,16 +197,13 @@ class Affine(nn.Module):
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()
-        weight, bias = dense.linear.weight.detach(), dense.linear.bias
-        self.register_buffer(DENSE_WEIGHT, weight.T.contiguous(), persistent=False)
-        bias_or_zeros = torch.zeros(len(weight)) if bias is None else bias.detach()
-        self.register_buffer("dense_bias", bias_or_zeros, persistent=False)
-        self.activation = dense.activation_function
+        self.register_buffer(DENSE_WEIGHT, dense.linear.weight.detach().T.contiguous(), persistent=False)
+        self.bias, self.activation = dense.linear.bias, dense.activation_function
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         """Apply the layer to the sentence vector [B, d]."""
         product = torch.matmul(features["sentence_embedding"], self.get_buffer(DENSE_WEIGHT))
-        return {"sentence_embedding": self.activation(product + self.get_buffer("dense_bias"))}
+        return {"sentence_embedding": self.activation(product if self.bias is None else product + self.bias)}
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -20,16 +20,7 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
 
     Weights are rounded once, activations in every batch by a scale that depends on all of it: a vector depends on its
     batch mates. The loss is therefore measured of each text alone, and in batches, by running both graphs.
-
-    Args:
-        folder: An exported folder.
-        texts: Texts to measure on.
-
-    Returns:
-        Cosines between vectors, and file sizes.
-
-    Raises:
-        ValueError: A cosine to float32 lies below ``LEAST``.
+    Returned are cosines between vectors of the ``texts``, and file sizes; a ValueError where one lies below ``LEAST``.
     """
     source, target = folder / GRAPH, folder / QUANTIZED
     _write(source, target)
@@ -37,8 +28,6 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     wanted, alone = exact.encode_in_batches(texts, 1), rounded.encode_in_batches(texts, 1)
     together = rounded.encode_in_batches(texts, _TOGETHER)
     measured: dict[str, Any] = {
-        "graph": QUANTIZED,
-        "quantization": "dynamic, weights of 7 bits a channel (reduce_range)",
         "least": LEAST,
         "texts": len(texts),
         "batch_size": _TOGETHER,

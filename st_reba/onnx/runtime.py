@@ -23,18 +23,7 @@ LEAST = {"min": 0.98, "mean": 0.99}
 
 
 class Runner:
-    """An exported folder, loaded.
-
-    Args:
-        folder: The folder.
-        graph: The graph in it.
-
-    Example:
-        >>> Runner("no folder")
-        Traceback (most recent call last):
-        ...
-        ValueError: 'no folder' holds no onnx/model.onnx. Make one with: st-reba onnx MODEL FOLDER
-    """
+    """One graph of an exported folder, loaded."""
 
     def __init__(self, folder: str | Path, graph: str = GRAPH) -> None:
         from tokenizers import Tokenizer
@@ -82,16 +71,9 @@ def versions() -> dict[str, str]:
 def verify_graph(
     folder: str, stored: Mapping[str, Any], *, device: Any = None, dtype: Any = None, hub: Mapping[str, Any]
 ) -> Report:
-    """Compare the vectors that an exported model's graph gives in onnxruntime with its golden ones.
+    """Compare the vectors of an exported model's graph in onnxruntime with its golden ones, which are ``stored``.
 
-    Args:
-        folder: Folder or Hub id.
-        stored: Its golden.json.
-        device, dtype: A CPU and float32, or None.
-        hub: Options by which the folder is fetched.
-
-    Returns:
-        The report; of a graph of 8 bits beside the exact one it has the cosines.
+    Of a graph of 8 bits beside it the report has the cosines. Arguments as for :func:`st_reba.hub.verify`.
 
     Raises:
         ImportError: onnxruntime is missing.

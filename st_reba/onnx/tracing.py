@@ -23,17 +23,8 @@ _SMALLEST_OUTSIDE = 1024
 _INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
 
-def export_graph(graph: EmbeddingGraph, file: Path, *, largest: int = LARGEST) -> None:
-    """Trace a model and write its graph.
-
-    Args:
-        graph: What is traced.
-        file: The graph's file.
-        largest: Bytes of weights that it holds; more stand beside it, in ``<name>_data``.
-
-    Raises:
-        ValueError: The architecture cannot be traced, or the graph holds what other runtimes do not know.
-    """
+def export_graph(graph: EmbeddingGraph, file: Path) -> None:
+    """Trace a model and write its graph; more than ``LARGEST`` bytes of weights stand beside it, in ``<name>_data``."""
     name = type(graph.model).__name__
     with torch.no_grad(), graph_attention(graph.model) as called:
         if not called and (graph.capture is not None or getattr(graph.first, "changed", False)):
@@ -52,7 +43,7 @@ def export_graph(graph: EmbeddingGraph, file: Path, *, largest: int = LARGEST) -
     file.parent.mkdir(parents=True, exist_ok=True)
     size = sum(value.const_value.nbytes for value in traced.graph.initializers.values())
     outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
-    import_module("onnx_ir").save(traced, file, **(outside if size > largest else {}))
+    import_module("onnx_ir").save(traced, file, **(outside if size > LARGEST else {}))
     _check(file)
 
 
