@@ -47,8 +47,7 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         trials = [
-            Trial(operation, Path(scratch) / str(number))
-            for number, operation in enumerate(operations(options.size))
+            Trial(operation, Path(scratch) / str(number)) for number, operation in enumerate(operations(options.size))
         ]
         counts = [{"kills": 0, "before": 0, "after": 0, "faster": 0, "equal": 0} for _ in trials]
         for number in tqdm(range(options.kills), unit=" kills", disable=None):

@@ -25,8 +25,8 @@ PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
 Written by `python scripts/zoo_cards.py` from `st_reba/zoo.yaml`. `st-reba zoo NAME` prints a recipe, and
-`st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here; any other card
-is written when its model is saved. Scores are the papers' own and were not measured with these models.
+`st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here; any other
+card is written when its model is saved. Scores are the papers' own and were not measured with these models.
 
 - ready: can be built now. Only the models of the embedded base were built here.
 - remote-code: the base needs code from its own repository; `--trust-remote-code` allows it.

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("tutorial", "zh/index", "zh/tutorial", "explanation/methods")),
-    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "compose", "evaluate", "words")),
+    *(f"docs/how-to/{name}.md" for name in ("search", "publish", "tune", "evaluate", "words")),
 ]
 # What a command of a page needs that is not here: the Hub, mteb's own data, a large model, files of the reader's; and
 # a server, which runs until it is stopped.
@@ -109,11 +109,3 @@ def test_links(page: str) -> None:
         assert target.is_file(), f"{page}: {link}"
         if anchor and target.suffix == ".md":
             assert anchor in _anchors(target), f"{page}: {link}; there are {sorted(_anchors(target))}"
-
-
-def test_every_module_has_its_test_file() -> None:
-    """But for those that hold a constant alone."""
-    package = [path.relative_to(ROOT / "st_reba") for path in (ROOT / "st_reba").rglob("*.py")]
-    alone = {"__init__.py", "__main__.py", "embedded.py", "version.py"}
-    files = [ROOT / "tests" / path.with_name(f"test_{path.name}") for path in package if path.name not in alone]
-    assert files and not [str(file.relative_to(ROOT)) for file in files if not file.is_file()]

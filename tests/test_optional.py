@@ -11,7 +11,7 @@ import pytest
 import st_reba
 from st_reba.optional import required
 
-EXTRAS = ("matplotlib", "mteb", "pandas", "scipy", "seaborn", "seqeval", "sklearn")
+EXTRAS = ("matplotlib", "mteb", "seaborn", "seqeval")
 
 
 def test_nothing_but_the_page_needs_evaluation_to_be_imported() -> None:

@@ -21,10 +21,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, LlamaConfig
 
 import st_reba
-from st_reba import cli
-from st_reba.hub.golden import compare, read_golden
-from st_reba import load
+from st_reba import cli, load
 from st_reba.hub import save
+from st_reba.hub.golden import compare, read_golden
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import torch
-from scipy.stats import rankdata  # type: ignore[import-untyped]
+from scipy.stats import rankdata
 from torch import Tensor
 
 # Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.

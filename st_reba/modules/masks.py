@@ -63,7 +63,8 @@ class LayerMasks:
             return own, causal, looks_ahead
         if name == "bidirectional" and own is None and not self.state.padded:
             return None, False, True
-        key = (name, causal, None if own is None else (own.data_ptr(), own.shape, own.stride()))
+        storage = None if own is None else own.untyped_storage()._cdata
+        key = (name, causal, storage, None if own is None else (own.storage_offset(), own.shape, own.stride()))
         if key not in self.made:
             # The own mask is kept, so that its address stays its own.
             real = self.state.real if self.state.padded else None

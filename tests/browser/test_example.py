@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from st_reba.hub.onnx import export_onnx
 
 import st_reba
 from st_reba.hub.golden import LEAST, TEXTS
-from st_reba.hub.onnx import export_onnx
 
 pytestmark = pytest.mark.slow
 

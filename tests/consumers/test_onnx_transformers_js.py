@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from architectures import save
 from onnx_folder import folder, golden
+from st_reba.hub.onnx.folder import write_folder
+from st_reba.hub.onnx.method import method_of
+from st_reba.persistence import load
 from tokenizer_families import FAMILIES, spelling
 
 import st_reba
 from st_reba.hub.golden import LEAST
-from st_reba.hub.onnx.folder import write_folder
-from st_reba.hub.onnx.method import method_of
-from st_reba.persistence import load
 
 FOLDER = folder()
 # Whose model transformers.js does not know.
