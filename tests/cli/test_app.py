@@ -1,0 +1,66 @@
+"""The command line: help that is quick, one line for every error, and its status."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+
+from st_reba.cli import app, main
+
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def test_help_needs_no_library() -> None:
+    assert len(COMMANDS) <= 16
+    script = (
+        "import json, sys; from st_reba.cli import main; main([*sys.argv[1:], '--help']); "
+        "print(json.dumps(sorted({'torch', 'transformers', 'numpy', 'pandas', 'faiss'} & set(sys.modules))))"
+    )
+    for name in (None, *COMMANDS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        arguments = [] if name is None else [name]
+        run = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert json.loads(run.stdout.splitlines()[-1]) == [] and "Usage: st-reba" in run.stdout
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4, name
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("st-reba ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("a\nb"), 1),
+        (OSError("a b"), 1),
+        (ImportError("a b"), 1),
+        (RuntimeError("a b"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, status: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(import_module("st_reba.zoo"), "zoo", fail)
+    assert main(["zoo"]) == status
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err in ("st-reba: a b\n", "st-reba: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["build"], ["build", "mini", "out", "--nothing"], ["zoo", "a", "b"]]
+)
+def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and len(shown.err.splitlines()) == 1 and "--help" in shown.err
