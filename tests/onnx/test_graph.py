@@ -109,3 +109,53 @@ def test_same_vectors(base: Callable[..., str], architecture: str, tokenizer: st
     # The model is as it was.
     assert model[0].model.config._attn_implementation == before  # type: ignore[union-attr]
     assert np.array_equal(model.encode(TEXTS), wanted)
+
+
+def test_empty_text(base: Callable[..., str]) -> None:
+    """Alone, beside another, and where the tokenizer makes no token of it, so that its row is all padding."""
+    model = build(base("qwen3", "bos_eos"), pooling="mean")
+    wanted = model.encode(["", "not empty"])
+    for texts in (["", "not empty"], [""]):
+        assert difference(graph_vectors(EmbeddingGraph(model), texts, "left"), wanted[: len(texts)]) < 1e-5
+    bare = build(base("gpt2", "plain"))
+    hidden = run(EmbeddingGraph(bare), torch.tensor([[5, 6, 7], [5, 5, 5]]), torch.tensor([[1, 1, 1], [0, 0, 0]]))
+    assert difference(torch.nn.functional.normalize(hidden[1, 0], dim=0).numpy(), bare.encode("")) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["reba-mean", "echo-repeats"])
+def test_token_vectors(base: Callable[..., str], name: str) -> None:
+    """Of mean methods, e_i stands at content token i, and the sentence vector at special tokens."""
+    model = build(base("qwen3", "bos_eos"), **METHODS[name], normalize=False)
+    text = "A cat sleeps."
+    ids = torch.tensor([model.tokenizer(text)["input_ids"]])
+    states = run(EmbeddingGraph(model), ids, torch.ones_like(ids))[0].numpy()
+    sentence, first = model.encode(text), model[0]
+    assert difference(states[0], sentence) < 1e-5 and difference(states[-1], sentence) < 1e-5
+    if name == "echo-repeats":
+        hidden = first(first.preprocess([text]))["token_embeddings"][0].detach().numpy()  # type: ignore[operator]
+        n = len(states) - 2
+        tokens = (hidden[1 + n : 1 + 2 * n] + hidden[1 + 2 * n : 1 + 3 * n]) / 2
+    else:
+        tokens = np.asarray(model.encode(text, output_value="token_embeddings"))
+    assert difference(states[1:-1], tokens) < 1e-5
+
+
+def test_zeros_of_a_text_that_is_not_finite(base: Callable[..., str]) -> None:
+    model = build(base("gpt2", "bos"), pooling="mean", normalize=False, implementation="authors")
+    graph = EmbeddingGraph(model)
+    with torch.no_grad():
+        graph.model.wte.weight[9] = float("nan")
+    ids = torch.tensor([[5, 9, 6], [5, 7, 6]])
+    states = run(graph, ids, torch.ones_like(ids))
+    assert not states[0].any() and states[1].all()
+
+
+def test_tasks_and_saved_prompts(base: Callable[..., str]) -> None:
+    models = [
+        build(base("qwen3"), method="echo", pooling="mean", template="echo-instruct", instruction="Find it."),
+        build(base("qwen3"), prompts={"query": "Question: ", "document": ""}),
+    ]
+    for model in models:
+        for task, encode in (("query", model.encode_query), ("document", model.encode_document)):
+            graph = EmbeddingGraph(model, task)  # type: ignore[arg-type]
+            assert difference(graph_vectors(graph, TEXTS, "right"), encode(TEXTS)) < 1e-5

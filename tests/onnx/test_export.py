@@ -1,0 +1,169 @@
+"""Exported folders: the traced graph in onnxruntime, and the files around it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoTokenizer
+
+import st_reba
+import st_reba.onnx
+from st_reba.onnx import runtime, tracing
+from st_reba.onnx.runtime import LEAST, Runner
+from st_reba.probe import worst
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+onnx = pytest.importorskip("onnx")
+
+# pytest would keep every record of the tracer, which are many.
+logging.getLogger("torch.__trace").propagate = False
+
+LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. " * 12
+TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
+
+
+def build(base: Callable[..., str], **options: Any) -> SentenceTransformer:
+    """ReBA, three copies, with a dense layer behind the pooling."""
+    model = st_reba.build(
+        base("gpt2", "bos"), pooling="mean", repeats=3, max_seq_length=200, dtype="float32", device="cpu", **options
+    )
+    torch.manual_seed(0)
+    return SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
+
+
+@pytest.fixture(scope="module")
+def exported(base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model, folder = build(base), tmp_path_factory.mktemp("onnx") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "LARGEST", 0)  # weights stand beside the graph, as those of a large model
+        report = st_reba.onnx.export(model, folder, quantize="int8")
+    return model, folder, report
+
+
+def test_vectors(exported: Any, tmp_path: Path) -> None:
+    model, folder, report = exported
+    wanted, runner = model.encode(TEXTS), Runner(folder)
+    assert report["distance"] < 1e-5 and report["dimension"] == 16
+    found = [runner.encode(TEXTS), runner.encode(TEXTS, side="left"), runner.encode_in_batches(TEXTS, 1)]
+    assert max(worst(wanted, each) for each in found) < 1e-5
+    assert len(runner.tokenizer.encode(LONG).ids) == report["max_seq_length"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(Path(__file__).with_name("bare.py")), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    bare = json.loads(done.stdout)
+    assert bare.pop("loaded") == [] and max(bare.values()) < 1e-5
+
+
+def test_stock_operators_and_files(exported: Any) -> None:
+    model, folder, report = exported
+    graph = onnx.load(str(folder / "onnx" / "model.onnx"), load_external_data=False)
+    assert [(each.domain, each.version) for each in graph.opset_import] == [("", 18)] and not graph.functions
+    shapes = {
+        each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim]
+        for each in (*graph.graph.input, *graph.graph.output)
+    }
+    batch = ["batch", "length"]
+    assert shapes == {"input_ids": batch, "attention_mask": batch, "last_hidden_state": [*batch, 16]}
+    outside = [each for each in graph.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+    assert {entry.value for each in outside for entry in each.external_data if entry.key == "location"} == {
+        "model.onnx_data"
+    }
+    assert {each.name for each in (folder / "onnx").iterdir()} == {
+        *("model.onnx", "model.onnx_data", "model_quantized.onnx", "model_quantized.onnx_data", "model_quantized.json")
+    }
+    assert not [file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".py")]
+    types = [each["type"].rsplit(".", 1)[1] for each in json.loads((folder / "modules.json").read_text())]
+    assert types == ["Transformer", "Pooling", "Normalize"]
+    config: Any = AutoConfig.from_pretrained(str(folder))
+    assert config.max_position_embeddings == max(256 // 3, report["max_seq_length"])
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "- onnx\n" in card and f"{report['int8']['alone_against_float32']['min']}" in card and "{{" not in card
+    with pytest.raises((OSError, TypeError, ValueError)):
+        SentenceTransformer(str(folder), device="cpu")
+
+
+def test_tokenizer(exported: Any) -> None:
+    """A text that spells a special token is ordinary text, in every reader."""
+    model, folder, report = exported
+    again, raw = AutoTokenizer.from_pretrained(str(folder)), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.no_padding()
+    for text, ids in zip(TEXTS, model[0].content(TEXTS)["input_ids"], strict=True):
+        wanted = [model.tokenizer.bos_token_id, *ids][: report["max_seq_length"]]
+        assert raw.encode(text).ids == wanted == list(again(text, truncation=True)["input_ids"])
+    stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    assert not any(each["special"] for each in stored["added_tokens"])
+
+
+def test_int8(exported: Any) -> None:
+    _, folder, report = exported
+    assert LEAST["min"] < report["int8"]["alone_against_float32"]["min"] < 1 - 1e-5
+    graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
+    eight = [each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.INT8]
+    # Of 8 bits, pairs of products overflow on a processor without VNNI.
+    assert eight and max(int(abs(onnx.numpy_helper.to_array(each).astype(int)).max()) for each in eight) <= 64
+    products = [each for each in graph.graph.node if any(name.endswith("dense_weight") for name in each.input)]
+    assert [each.op_type for each in products] == ["MatMul"]
+
+
+def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder, _ = exported
+    report = st_reba.onnx.verify(folder)
+    assert report.ok and report.graph == "onnx/model.onnx" and report.rounded is not None and report.changes == {}
+    monkeypatch.setitem(LEAST, "min", 0.999999)
+    assert not st_reba.onnx.verify(folder).ok
+    monkeypatch.setitem(LEAST, "min", 0.98)
+    golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+    golden["texts"][3]["vector"][0] += 0.01
+    assert not runtime.verify_graph(str(folder), golden, hub={}).ok
+    for options in ({"device": "cuda"}, {"dtype": "bfloat16"}):
+        with pytest.raises(ValueError):
+            st_reba.onnx.verify(folder, **options)
+
+
+def test_a_bad_graph_is_not_written(
+    exported: Any, base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another model, or rounded too far; traced once, as tracing takes its time."""
+    _, folder, _ = exported
+
+    def copied(graph: Any, file: Path) -> None:
+        file.parent.mkdir()
+        for name in ("model.onnx", "model.onnx_data"):
+            file.with_name(name).write_bytes((folder / "onnx" / name).read_bytes())
+
+    monkeypatch.setattr(st_reba.onnx, "export_graph", copied)
+    model: Any = build(base)
+    st_reba.onnx.export(model, tmp_path / "same")
+    with pytest.raises(FileExistsError):
+        st_reba.onnx.export(model, tmp_path / "same")
+    st_reba.onnx.export(model, tmp_path / "same", overwrite=True)
+    monkeypatch.setitem(LEAST, "mean", 0.9999999)
+    with pytest.raises(ValueError, match="loses too much"):
+        st_reba.onnx.export(model, tmp_path / "rounded", quantize="int8")
+    with torch.no_grad():
+        model[0].model.h[1].mlp.c_proj.weight.mul_(1.01)
+    with pytest.raises(ValueError, match="computes something else"):
+        st_reba.onnx.export(model, tmp_path / "other")
+    assert os.listdir(tmp_path) == ["same"]
+
+
+def test_no_interface(base: Callable[..., str], tmp_path: Path) -> None:
+    model = st_reba.build(base("bloom"), dtype="float32", device="cpu")
+    with pytest.raises(ValueError, match="attention interface"):
+        st_reba.onnx.export(model, tmp_path / "bloom")
+    assert not os.listdir(tmp_path) and np.isfinite(model.encode("x")).all()
