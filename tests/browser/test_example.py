@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from st_reba.hub.onnx import export_onnx
 
 import st_reba
-from st_reba.hub.golden import LEAST, TEXTS
+from st_reba.hub.golden import TEXTS
+from st_reba.onnx import export
+from st_reba.onnx.runtime import LEAST
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +49,7 @@ class _Served(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def model() -> Any:
     """Of two layers, as tracing all takes its time."""
-    built = st_reba.build("mini", pooling="mean", stages=[st_reba.ReadLayers(2)], dtype="float32", device="cpu")
-    return st_reba.truncate_layers(built)
+    return st_reba.build("mini", pooling="mean", layer=2, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def server(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     """The folder of the example as its first lines make it."""
     folder = tmp_path_factory.mktemp("browser")
     shutil.copy(PAGE, folder)
-    export_onnx(model, folder / "my_onnx", int8=True)
+    export(model, folder / "my_onnx", quantize="int8")
     served = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Served, directory=str(folder)))
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_port}"

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from architectures import save
 from onnx_folder import folder, golden
-from st_reba.hub.onnx.folder import write_folder
-from st_reba.hub.onnx.method import method_of
-from st_reba.persistence import load
 from tokenizer_families import FAMILIES, spelling
 
 import st_reba
-from st_reba.hub.golden import LEAST
+from st_reba.modules.layout import special_tokens
+from st_reba.onnx import tracing
+from st_reba.onnx.folder import write_folder
+from st_reba.onnx.graph import EmbeddingGraph
+from st_reba.onnx.runtime import LEAST
 
 FOLDER = folder()
 # Whose model transformers.js does not know.
@@ -38,7 +39,7 @@ def in_node(tokenizers: dict[str, list[str]], models: list[dict[str, Any]]) -> d
 def test_vectors() -> None:
     """In float32, alone and in a batch; in 8 bits alone, as dtype "q8" loads onnx/model_quantized.onnx."""
     texts, wanted = golden(FOLDER)
-    model = load(FOLDER.parent / "model", device="cpu", dtype="float32")
+    model = st_reba.load(FOLDER.parent / "model", device="cpu", dtype="float32")
     spelled = [*spelling(model.tokenizer), "word and 字 " * 600]
     wanted = np.concatenate([wanted, model.encode(spelled)])
     texts = [*texts, *spelled]
@@ -63,14 +64,14 @@ def test_ids(tmp_path: Path) -> None:
     for name in sorted(set(FAMILIES) - UNKNOWN):
         save("gpt2", tmp_path / name, FAMILIES[name]())
         model: Any = st_reba.build(str(tmp_path / name), "echo", dtype="float32", device="cpu")
-        target, method, layout = tmp_path / f"{name}-onnx", method_of(model), model[0].token_layout
+        target, graph = tmp_path / f"{name}-onnx", EmbeddingGraph(model)
         target.mkdir()
-        write_folder(model, method, target)
+        write_folder(model, graph, target)
         given[str(target)] = [*PLAIN, *spelling(model.tokenizer), LONG]
-        before, after = layout.special
+        before, after = special_tokens(model.tokenizer)
         ends[str(target)] = len(after)
-        ids = layout.content(given[str(target)])["input_ids"]
-        wanted[str(target)] = [[*before, *each[: method.budget], *after] for each in ids]
+        ids = model[0].content(given[str(target)])["input_ids"]
+        wanted[str(target)] = [[*before, *each[: graph.budget], *after] for each in ids]
     found = in_node(given, [])["tokenizers"]
     for target, texts in given.items():
         for text, ids, right in zip(texts, found[target], wanted[target], strict=True):
@@ -81,14 +82,15 @@ def test_ids(tmp_path: Path) -> None:
             assert ids == right, (Path(target).name, text)
 
 
-def test_weights_beside_the_graph(tmp_path: Path) -> None:
+def test_weights_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a model beyond 2 GB are; of both graphs."""
     pytest.importorskip("onnxscript")
-    from st_reba.hub.onnx import export_onnx
+    from st_reba.onnx import export
 
     save("gpt2", tmp_path / "base", "bos_eos")
     model = st_reba.build(str(tmp_path / "base"), "classical", pooling="mean", dtype="float32", device="cpu")
-    export_onnx(model, tmp_path / "onnx", largest=0, int8=True)
+    monkeypatch.setattr(tracing, "LARGEST", 0)
+    export(model, tmp_path / "onnx", quantize="int8")
     texts = [*PLAIN[:3], LONG]
     target = {"folder": str(tmp_path / "onnx"), "batches": [[text] for text in texts]}
     exact, rounded = in_node({}, [{**target, "dtype": "fp32"}, {**target, "dtype": "q8"}])["models"]
