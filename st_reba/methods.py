@@ -36,6 +36,8 @@ _POOLINGS = {
     "nosink": ("mean", "last", "cls"),
 }
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+# Arguments that encode takes for itself: a field of such a name could never get a value.
+_RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "precision", "task")
 # The NoSink paper's settings of the layers: architecture, mask of the converted layers, mask of the others, k0.
 SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     "baseline": ("inplace", "forward", "forward", 0),
@@ -176,6 +178,8 @@ class Method:
         if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
             raise ValueError(f"chunk={self.chunk} goes with neither compute_matched nor implementation='authors'.")
         self.layout  # noqa: B018 - refuses an unknown name
+        if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
+            raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
             masks_of(self.setting, 64, k=self.k, k0=self.k0, m=self.m, check_depth=False)
         elif (self.k, self.k0, self.m) != (None, None, 1):
