@@ -37,7 +37,7 @@ _POOLINGS = {
 }
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # Arguments that encode takes for itself: a field of such a name could never get a value.
-_RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "precision", "task")
+_RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
 # The NoSink paper's settings of the layers: architecture, mask of the converted layers, mask of the others, k0.
 SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     "baseline": ("inplace", "forward", "forward", 0),
