@@ -225,11 +225,12 @@ class Assembly:
             model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, self.dtype and dtype)
             model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
         if self.gguf is not None:
-            from transformers import GgufConfig
+            import transformers
 
             for each in (model_kwargs, config_kwargs, processor_kwargs):
                 each["gguf_file"] = self.gguf
-            model_kwargs["quantization_config"] = GgufConfig(dequantize=True)
+            if hasattr(transformers, "GgufConfig"):  # older versions always make the weights dense
+                model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
         if self.method.max_seq_length is not None:
             processor_kwargs["model_max_length"] = self.method.max_seq_length
