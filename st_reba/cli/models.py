@@ -95,9 +95,13 @@ def info(
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model or a recipe is: base, method, layers, masks, sizes, files."""
+    """Show what a model, a recipe or an index is: base, method, layers, masks, sizes, files."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
         return zoo(model, as_json)
+    if Path(model, "index.sqlite").is_file():
+        from ..index import Index
+
+        return print(json.dumps(Index.open(model).info(), ensure_ascii=False, indent=1))
     from ..safety import load
 
     loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
@@ -113,7 +117,15 @@ def verify(
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> int:
-    """Compare a model with its golden vectors, and its code with the installed st_reba's. Status 1: they differ."""
+    """Compare a model with its golden vectors, and its code with the installed st_reba's; an index with its digests.
+
+    Status 1: they differ.
+    """
+    if Path(model, "index.sqlite").is_file():
+        from ..index import Index
+
+        print(json.dumps(Index.open(model).verify(), ensure_ascii=False, indent=1))
+        return 0
     from ..hub import verify as verify_model
 
     report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)

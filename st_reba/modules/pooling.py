@@ -46,8 +46,8 @@ class ReBAPooling(Module):
         normalize_weights: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        if pooling not in ("last", "mean"):
-            raise ValueError(f"pooling={pooling!r} must be 'last' or 'mean'.")
+        if pooling not in ("last", "mean") or implementation not in ("paper", "authors"):
+            raise ValueError(f"pooling={pooling!r}, implementation={implementation!r}: one is not known.")
         self.embedding_dimension, self.pooling, self.implementation = embedding_dimension, pooling, implementation
         self.include_special, self.normalize_weights = include_special, normalize_weights
         self.authors = implementation == "authors"

@@ -213,9 +213,9 @@ class RepeatTransformer(Transformer):
         for template in (templates[task] for templates in self.templates):
             literal = "" if "instruction" in fields_of(template) else prompt or ""
             parts: list[tuple[int, ...] | None] = [before]
-            for text, name in (*template, ("", None)):
+            for number, (text, name) in enumerate([*template, ("", None)]):
                 literal += text + ("" if name in (None, "text") else values[str(name)])
-                if literal and name in (None, "text"):
+                if literal and (name == "text" or number == len(template)):
                     parts.append(tuple(tokenize(self.tokenizer, [literal], special=True)["input_ids"][0]))
                     literal = ""
                 parts += [None] if name == "text" else []
