@@ -147,6 +147,7 @@ class RepeatTransformer(Transformer):
         ):
             # A composed configuration keeps its positions with its decoder's.
             self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
+        self.config.use_cache = config.use_cache = False
         if getattr(config, "attn_logit_softcapping", None):
             # SDPA refuses soft caps, or drops them in some versions.
             PARTS["show"](self.model)

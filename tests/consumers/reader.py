@@ -58,7 +58,12 @@ def main(job: dict[str, Any]) -> None:
             exec(compile(block, f"tools.md for {module.__name__}", "exec"), names)
         result[name] = module.told(names)
     # Which code ran: the installed package's, or the copy that the repository carries.
-    homes = sorted(name for name in sys.modules if name.endswith(("st_reba.modules.repeat", "st_reba_repeat")))
+    homes = sorted(
+        name
+        for name in sys.modules
+        if name == "st_reba.modules.transformer"
+        or (name.startswith("transformers_modules.") and name.endswith(".st_reba"))
+    )
     Path(job["result"]).write_text(json.dumps({"told": result, "homes": homes, "asked": asked}), encoding="utf-8")
 
 
