@@ -157,7 +157,7 @@ def evaluator(data: Dataset, name: str) -> Any:
 def build(options: argparse.Namespace) -> SentenceTransformer:
     """The untrained embedder, and a LoRA adapter in all its linear layers."""
     settings = dict(METHODS[options.method])
-    if settings.get("span") == "end":
+    if settings.get("pooled") == "end":
         end = AutoTokenizer.from_pretrained(locate(options.base)[0]).eos_token
         if end is None:
             raise SystemExit(f"The tokenizer of {options.base!r} has no end token to pool. Use --method reba.")

@@ -21,12 +21,12 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 Template = tuple[tuple[str, str | None], ...]
 
 
-class Span(NamedTuple):
+class Span(NamedTuple("Span", [("start", int), ("length", int), ("total", int)])):
     """Where a text stands in its row: start of the first copy, tokens per copy, real tokens of the row."""
 
-    start: int
-    length: int
-    total: int
+    def __new__(cls, start: Any, *others: int) -> Span:
+        # Trainers that move features to a device make tuples anew, of an iterable.
+        return super().__new__(cls, *((start, *others) if others else start))
 
 
 def parse_template(template: str) -> Template:

@@ -16,8 +16,7 @@ from given import SENTENCES
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.corpus import Corpus, encode_corpus
-from st_reba.index import Document, Index
+from st_reba.corpus import Corpus, Settings, encode_corpus
 
 STORES = Path(st_reba.__file__).parents[1] / "examples" / "stores"
 QUERY = "苹果公司发布新电脑"
@@ -37,9 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("stores")
     model = st_reba.build("mini", "reba", pooling="mean", device="cpu")
     model.save_pretrained(str(place / "model"))
-    encode_corpus(
-        model, SENTENCES, place / "corpus", part_size=120, passages="20:4", dtype="float16", show_progress_bar=False
-    )
+    settings = Settings(part_size=120, dtype="float16")
+    encode_corpus(model, SENTENCES, place / "corpus", passages="20:4", settings=settings, show_progress_bar=False)
     return place
 
 
@@ -96,24 +94,3 @@ def test_store(
     lines = re.findall(r"^(\d\.\d{4})  (\S+)  (.+)$", capsys.readouterr().out, re.MULTILINE)
     assert [identity for _, identity, _ in lines] == [identity for identity, _ in expected]
     np.testing.assert_allclose([float(score) for score, _, _ in lines], [score for _, score in expected], atol=1e-4)
-
-
-def test_an_index_exported_to_lancedb(place: Path) -> None:
-    """The columns, in the order of the index; replaced as a whole, and never in place of something else."""
-    import lancedb
-
-    model = SentenceTransformer(str(place / "model"), device="cpu")
-    documents = [Document("猫睡了。", "a", {"lang": "zh"}), Document("Ships sail.", "b"), Document("It rains.", "c")]
-    with Index.build(model, documents, place / "index", show_progress_bar=False) as index:
-        index.export(place / "out.lancedb", show_progress_bar=False)
-        index.delete(["b"])
-        assert index.export(place / "out.lancedb", overwrite=True, show_progress_bar=False) == 2
-        with pytest.raises(FileExistsError, match="not an export to lancedb"):
-            index.export(place / "lancedb", "lancedb", overwrite=True)
-    rows = lancedb.connect(place / "out.lancedb").open_table("documents").to_arrow()
-    assert rows.select(["id", "text", "metadata", "passage"]).to_pylist() == [
-        {"id": "a", "text": "猫睡了。", "metadata": '{"lang": "zh"}', "passage": None},
-        {"id": "c", "text": "It rains.", "metadata": "{}", "passage": None},
-    ]
-    wanted = model.encode(["猫睡了。", "It rains."], normalize_embeddings=True)
-    np.testing.assert_allclose(np.array(rows["vector"].to_pylist()), wanted, atol=1e-6, rtol=0)
