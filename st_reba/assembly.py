@@ -229,8 +229,11 @@ class Assembly:
 
             for each in (model_kwargs, config_kwargs, processor_kwargs):
                 each["gguf_file"] = self.gguf
-            if hasattr(transformers, "GgufConfig"):  # older versions always make the weights dense
-                model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
+            if not hasattr(transformers, "GgufConfig"):
+                raise ImportError(
+                    f"base={self.name!r}: GGUF files need a newer transformers: pip install -U transformers"
+                )
+            model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
         if self.method.max_seq_length is not None:
             processor_kwargs["model_max_length"] = self.method.max_seq_length
