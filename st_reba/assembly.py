@@ -15,10 +15,11 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases
-from .methods import Method, masks_of
+from .methods import Method
 from .modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, ReBAPooling, RepeatTransformer
 from .safety import sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
+from .settings import masks_of
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
@@ -158,13 +159,27 @@ class Assembly:
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
-        depth, layers = base.depth, None
-        if self.method.layer is not None:
-            layers = _layers(self.method.layer, depth)
+        layers = self._layers(base.depth)
+        if layers is not None:
             bases.cut(model, layers[-1])
-            if layers[0] == layers[-1] > 0 and self.method.final_norm:
+            if layers[0] == layers[-1] > 0 and self.method.final_norm and self.method.read == "states":
                 layers = None
         return self._module(base, layers=layers)
+
+    def _layers(self, depth: int) -> list[int] | None:
+        """The first and last layer that are read, 0 (embeddings) to L; None: the last layer's states."""
+        layer, outputs = self.method.layer, self.method.read == "attention"
+        if layer is None:
+            return [depth // 2 + 1, depth] if outputs else None
+        ends = layer if isinstance(layer, tuple) else (layer, layer)
+        lowest = int(outputs)
+        if not all(lowest <= each % (depth + 1) and -depth - 1 <= each <= depth for each in ends):
+            lowest_name = "1" if outputs else "0 (embeddings)"
+            raise ValueError(f"layer={layer!r}: the model has {lowest_name} to {depth}, or negative, -1 being {depth}.")
+        first, last = (each % (depth + 1) for each in ends)
+        if first > last:
+            raise ValueError(f"layer={layer!r}: {first} stands above {last}. Give the lower one first.")
+        return [first, last]
 
     def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
         """RepeatTransformer or NoSinkTransformer around a loaded Transformer."""
@@ -186,6 +201,7 @@ class Assembly:
                 "pooled": method.pooled or pooled,
                 "compute_matched": method.compute_matched,
                 "layers": layers,
+                "read": method.read,
                 "join": method.join,
                 "final_norm": method.final_norm,
             }
@@ -313,16 +329,3 @@ class Assembly:
 
 def _depth(transformer: Any) -> int:
     return int(transformer.config.get_text_config().num_hidden_layers)
-
-
-def _layers(layer: Any, depth: int) -> list[int]:
-    """The first and last layer that are read, 0 (embeddings) to L."""
-    ends = layer if isinstance(layer, tuple) else (layer, layer)
-    if not all(-depth - 1 <= each <= depth for each in ends):
-        raise ValueError(
-            f"layer={layer!r}: the model has 0 (embeddings) to {depth}, or -1 to {-depth - 1} from the end."
-        )
-    first, last = (each % (depth + 1) for each in ends)
-    if first > last:
-        raise ValueError(f"layer={layer!r}: {first} stands above {last}. Give the lower one first.")
-    return [first, last]

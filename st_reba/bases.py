@@ -189,8 +189,8 @@ def cut(model: Any, layers: int) -> None:
     Raises:
         ValueError: The model cannot be cut, or its lower layers by themselves give other hidden states.
     """
-    from .modules.reader import layers_of
-    from .modules.transformer import decoder_of
+    from .modules.layers import layers_of
+    from .modules.layout import decoder_of
 
     listed, config = layers_of(model), model.config.get_text_config()
     depth = len(listed)
@@ -265,7 +265,7 @@ def is_causal(model: Any) -> bool:
     """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
     import torch
 
-    from .modules.transformer import decoder_of
+    from .modules.layout import decoder_of
 
     decoder = decoder_of(model)
     marks = [bool(each.is_causal) for each in decoder.modules() if hasattr(each, "is_causal")]

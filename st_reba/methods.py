@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
+
+from .settings import SETTINGS, masks_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -38,29 +40,6 @@ _POOLINGS = {
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
-# The NoSink paper's settings of the layers: architecture, mask of the converted layers, mask of the others, k0.
-SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
-    "baseline": ("inplace", "forward", "forward", 0),
-    "inplace-back": ("inplace", "backward", "forward", 0),
-    "inplace-bidir": ("inplace", "bidirectional", "forward", 0),
-    "inter-back": ("inter", "backward", "forward", 0),
-    "inter-bidir": ("inter", "bidirectional", "forward", 0),
-    "extra-back": ("extra", "backward", "forward", 0),
-    "extra-bidir": ("extra", "bidirectional", "forward", 0),
-    "extend-back": ("extend", "backward", "forward", 0),
-    "extend-bidir": ("extend", "bidirectional", "forward", 0),
-    "mask0-for": ("inplace", "nosink-forward", "forward", 0),
-    "mask0-bidir": ("inplace", "nosink-bidirectional", "forward", 0),
-    "mask0-all": ("inplace", "nosink-bidirectional", "nosink-forward", 0),
-    "mask0&bidir": ("inplace", "bidirectional", "forward", None),
-    "mask0-1": ("inplace", "bidirectional", "forward", 1),
-    "mask0-2": ("inplace", "bidirectional", "forward", 2),
-    "mask0-3": ("inplace", "bidirectional", "forward", 3),
-    "mask0-last": ("inplace", "bidirectional", "forward", None),
-    "mask0-mid": ("inplace", "bidirectional", "forward", None),
-    # KV-Embedding (2026): every token also sees the last one.
-    "rerouted": ("inplace", "rerouted", "forward", 0),
-}
 # Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
 TEMPLATES: dict[str, str | dict[str, str]] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
@@ -71,17 +50,13 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
         "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
         "document": "Document: {text}\nDocument again: {text}",
     },
-    # PromptEOL, as in Echo, section 4.2 and appendix D.
+    # PromptEOL, as in Echo, section 4.2 and appendix D; its Chinese wording and its example are this project's own.
     "prompteol": 'This sentence: "{text}" means in one word:"',
-}
-# What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
-MASKS = {
-    "forward": "the tokens up to i, as in the base",
-    "backward": "the tokens from i on",
-    "bidirectional": "all tokens",
-    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
-    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
-    "rerouted": "the tokens up to i and the very last one, past any window",
+    "prompteol-zh": "这句话：“{text}”的意思用一个词概括是：“",
+    "prompteol-example": (
+        'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
+        'This sentence: "{text}" means in one word:"'
+    ),
 }
 # Named lists of templates. MetaEOL asks for one word from several sides; a contrastive list also asks for what is to be
 # taken away. The wording is this project's own.
@@ -99,6 +74,15 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
         "这句话：“{text}”的感情用一个词说是：“",
         "这句话：“{text}”里最重要的事用一个词说是：“",
         "换一种说法，这句话：“{text}”用一个词说是：“",
+    ),
+    # ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
+    "reverseol": (
+        'This sentence: "{text}" means in one word:"',
+        'This sentence: "{reversed}" means in one word:"',
+    ),
+    "reverseol-zh": (
+        "这句话：“{text}”的意思用一个词概括是：“",
+        "这句话：“{reversed}”的意思用一个词概括是：“",
     ),
     "contrastive": (
         'This sentence: "{text}" means in one word:"',
@@ -158,8 +142,11 @@ class Method:
     layer: Any = _option(
         None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or the first and last of several"
     )
-    join: str = _option("mean", "of several layers: mean, or concat")
-    final_norm: bool = _option(True, "read layers behind the model's final norm")
+    read: str = _option(
+        "states", "states, or attention: the mean of the attention outputs of layers, by default of the upper half"
+    )
+    join: str = _option("mean", "of several layers' states: mean, or concat")
+    final_norm: bool = _option(True, "read states after the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
 
     def __post_init__(self) -> None:
@@ -181,9 +168,13 @@ class Method:
         if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
-            masks_of(self.setting, 64, k=self.k, k0=self.k0, m=self.m, check_depth=False)
+            masks = masks_of(self.setting, 64, k=self.k, k0=self.k0, m=self.m, check_depth=False)
+            if masks["second"] and self.read != "states":
+                raise ValueError(f"read={self.read!r} goes with no setting in which layers run twice.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
+        if self.read != "states" and (self.join, self.final_norm) != ("mean", True):
+            raise ValueError(f"read={self.read!r} takes neither join nor final_norm. Drop them.")
         listed = self.templates
         if self.weights is not None and (listed is None or len(self.weights) != len(listed)):
             raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
@@ -197,6 +188,7 @@ class Method:
         _choose("implementation", self.implementation, ("paper", "authors"))
         _choose("setting", self.setting, (None, *SETTINGS))
         _choose("join", self.join, ("mean", "concat"))
+        _choose("read", self.read, ("states", "attention"))
         for name, least in (("repeats", 1), ("max_seq_length", 1), ("chunk", 1), ("k0", 0), ("m", 0)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not least <= value <= 1 << 30):
@@ -309,83 +301,6 @@ def method_of(model: SentenceTransformer) -> Method | None:
         return None if recipe is None else Method(**recipe)
     except (TypeError, ValueError):
         return None
-
-
-def masks_of(
-    setting: str, depth: int, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper",
-    check_depth: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """What NoSinkTransformer takes for a setting of the paper.
-
-    ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
-    best k of MASK0-BIDIR, and use it, or half of it (at least 1).
-
-    Args:
-        setting: One of ``SETTINGS``.
-        depth: The number of layers L.
-        k: Converted layers: a number from the top, ``"all"``, or a list of layers, -1 being the topmost.
-        k0: The topmost of them that hide the sink.
-        m: Sink tokens that are hidden.
-        implementation: Of inter and extra: ``"paper"`` or ``"authors"``.
-        check_depth: Compare the numbers with ``depth``.
-
-    Raises:
-        ValueError: A number that is missing, too large, or that the setting does not take.
-
-    Source:
-        NoSink, sections 3.1, 3.5 and 3.6, figures 2 and 4 to 6.
-
-    Example:
-        >>> masks_of("mask0&bidir", 4, k=2, k0=1)["layer_masks"]
-        ['forward', 'forward', 'bidirectional', 'nosink-bidirectional']
-    """
-    architecture, mask, others, fixed = SETTINGS[setting]
-    if setting != "baseline" and k is None:
-        raise ValueError(f"setting={setting!r} needs k, a number of layers from the top.")
-    if (setting == "baseline" and k is not None) or (fixed is not None and k0 is not None):
-        raise ValueError(f"setting={setting!r} takes no {'k' if setting == 'baseline' else 'k0'}. Drop it.")
-    if fixed is None and k0 is None:
-        raise ValueError(f"setting={setting!r} needs k0, the topmost layers that hide the sink.")
-    if m != 1 and not setting.startswith("mask0"):
-        raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
-    hiding = fixed if fixed is not None else k0 or 0
-    hiding = min(hiding, max(1, hiding // 2)) if setting == "mask0-mid" else hiding
-    layers = _layers(k, depth, extend=architecture == "extend", check=check_depth)
-    if hiding > len(layers):
-        raise ValueError(f"k0={hiding} is more than k={k!r}: of the converted layers, k0 hide the sink.")
-    masks = [mask] * (len(layers) - hiding) + ["nosink-bidirectional"] * hiding
-    converted = list(zip(layers, masks, strict=True))
-    plain = [others] * depth
-    if architecture == "inplace":
-        for layer, each in converted:
-            plain[layer] = each
-        converted = []
-    elif architecture == "inter" and implementation == "authors" and converted:
-        # Two streams from the first converted layer on.
-        chosen = dict(converted)
-        converted = [(layer, chosen.get(layer, others)) for layer in range(converted[0][0], depth)]
-    second = [list(each) for each in converted]
-    return {
-        "layer_masks": plain, "second": second, "architecture": architecture if second else "inplace", "m": m,
-        "implementation": implementation,
-    }  # fmt: skip
-
-
-def _layers(k: Any, depth: int, *, extend: bool, check: bool) -> list[int]:
-    """The converted layers, from the bottom; of EXTEND the last one, k times."""
-    if isinstance(k, Sequence) and not isinstance(k, str):
-        if extend or not k or not all(type(each) is int for each in k) or len({each % depth for each in k}) < len(k):
-            raise ValueError(f"k={k!r} must be a number of layers, or a list of different layers (not with extend).")
-        if check and not all(-depth <= each < depth for each in k):
-            raise ValueError(f"k={list(k)!r}: the model has {depth} layers.")
-        return sorted(each % depth for each in k)
-    if k == "all" and not extend:
-        return list(range(depth))
-    if k is not None and (type(k) is not int or k < 0):
-        raise ValueError(f"k={k!r} must be a number of layers{'' if extend else ', all, or a list of layers'}.")
-    if check and not extend and (k or 0) > depth:
-        raise ValueError(f"k={k}, but the model has {depth} layers.")
-    return [depth - 1] * (k or 0) if extend else list(range(max(0, depth - (k or 0)), depth))
 
 
 def read_value(text: str) -> Any:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from .modules.attention import current_pass, show_attention
 from .modules.capture import Capture
-from .modules.layout import pad
-from .modules.masks import see
-from .modules.transformer import RepeatTransformer, decoder_of
+from .modules.layout import decoder_of, pad
+from .modules.masks import visible
+from .modules.transformer import RepeatTransformer
 
 # Three tokens more than a mask hides tell all masks apart.
 _BEYOND_SINKS, _TOKENS = 3, 16
@@ -67,7 +67,7 @@ def check_masks(transformer: Any) -> None:
                 raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
         layer, name = module.layer_idx, state.masks.last[1]
         ran[layer, name] += 1
-        wanted = see(name, own[module][None, None], m=transformer.m)[0, 0]
+        wanted = visible(name, own[module][None, None], m=transformer.m)[0, 0]
         if not torch.equal(sees := _seen(module, arguments, keywords), wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
             raise ValueError(

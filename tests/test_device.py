@@ -11,8 +11,8 @@ from fake_device import Reading, fake_device
 from pipelines import PIPELINES, build, features_of, made
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from st_reba.modules.layers import layers_of
 from st_reba.modules.layout import PARTS
-from st_reba.modules.reader import layers_of
 
 Base = Callable[..., str]
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]

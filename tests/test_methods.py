@@ -12,7 +12,8 @@ from tiny import tiny_model
 
 import st_reba
 from st_reba import Method
-from st_reba.methods import METHODS, OPTIONS, SETTINGS, masks_of, method_from, method_of, read_value
+from st_reba.methods import METHODS, OPTIONS, method_from, method_of, read_value
+from st_reba.settings import SETTINGS, masks_of
 
 SOME = [
     Method(),

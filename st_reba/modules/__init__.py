@@ -17,7 +17,7 @@ MODULES = {
     "PromptEnsemble": "ensemble",
 }
 # What the installed package adds to the code that travels: each enters itself into layout.PARTS.
-_ADDED = ("reader", "second", "code", "fused", "training", "eager")
+_ADDED = ("reader", "outputs", "reversal", "second", "both_ways", "code", "fused", "training", "eager")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
-from .layout import PARTS
+from .layout import PARTS, decoder_of
 
 # A copy of this code, in a repository, has a name of its own: each knows its own forward passes only.
 ATTENTION_NAME = "st_reba" if __name__.startswith("st_reba.") else __name__.replace(".", "_")
@@ -31,11 +31,12 @@ class ForwardPass:
         self.transformer, self.spans = transformer, features["spans"]  # on the host: a pass never waits for its device
         self.real: Tensor = features["attention_mask"].bool()  # [B, T]
         self.padded = any(span.total < self.real.shape[1] for span in self.spans)
-        # Masks of the layers (LayerMasks), and rows of attention that are kept (BackwardAttention).
-        self.masks: Any = None
-        self.capture: Any = None
-        # Called behind every layer: index, states that entered, states, a further run of the layer; gives the states.
+        self.masks: Any = None  # LayerMasks
+        self.capture: Any = None  # BackwardAttention
+        # Called after every layer: index, states that entered, states, a further run of the layer; gives the states.
         self.after_layer: list[Callable[..., Tensor]] = []
+        # Called after every layer's attention: index, output.
+        self.after_attention: list[Callable[[int, Tensor], object]] = []
         # What parts of the pass keep until its end, what they give the model, and what they add to the features.
         self.kept: dict[Any, Any] = {}
         self.arguments: dict[str, Any] = {}
@@ -74,8 +75,7 @@ class Scores(NamedTuple):
 
 def show_attention(model: Any) -> bool:
     """Make a model's decoder call :func:`attention`; False: it cannot, and its eager attention is observed by hooks."""
-    body = model.get_decoder()
-    decoder = body if hasattr(body, "set_attn_implementation") else model
+    decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
     # transformers only warns where an architecture ignores the interface.
@@ -108,9 +108,10 @@ def attention(
     indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, [B, T, H, D'], as transformers calls it; what else an architecture passes is refused.
+    """Attention of one layer, [B, T, H, D'], as transformers calls it.
 
-    ``attention_mask`` None: causal where the module is. ``indices`` [B, T, n]: the keys chosen for each query.
+    ``attention_mask`` None: causal where the module is. ``indices`` [B, T, n]: the keys chosen for each query. Of other
+    arguments, those that are known to change the scores are refused.
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
@@ -118,7 +119,12 @@ def attention(
     state = _current.get()
     masks, capture = (None, None) if state is None else (state.masks, state.capture)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask = _own_mask(attention_mask, indices, key.shape[2])
+    # Some masks are made a column wider than what is there.
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
+    if mask is not None and mask.stride(0) == 0:
+        mask = mask[:1]
+    if indices is not None:
+        mask = PARTS["chosen_keys"](mask, indices, key.shape[2])
     looks_ahead = not causal
     if masks is not None:
         if indices is not None:
@@ -140,9 +146,9 @@ def attention(
 
 
 def blocked_attention(
-    query: Tensor, key: Tensor, value: Tensor, how: Scores, see: Callable[[Tensor, int], object] | None = None
+    query: Tensor, key: Tensor, value: Tensor, terms: Scores, observe: Callable[[Tensor, int], object] | None = None
 ) -> Tensor:
-    """Attention [B, T, H, D'] by blocks of queries; ``see`` gets each block's probabilities and its first query."""
+    """Attention [B, T, H, D'] by blocks of queries; ``observe`` gets each block's probabilities and its first query."""
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
     precision = torch.promote_types(query.dtype, torch.float32)
@@ -151,58 +157,32 @@ def blocked_attention(
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        # Of a causal layer, no key behind the last query.
-        seen = keys - length + stop if how.causal else keys
-        rows = (query[:, :, start:stop] * how.scaling).reshape(batch, groups, -1, width)
+        # In a causal layer, no key after the last query.
+        seen = keys - length + stop if terms.causal else keys
+        rows = (query[:, :, start:stop] * terms.scaling).reshape(batch, groups, -1, width)
         scores = (rows @ key[:, :, :seen].mT).view(batch, heads, stop - start, seen).to(precision)
-        if how.softcap is not None:
-            scores = torch.tanh(scores / how.softcap) * how.softcap
-        if how.bias is not None:
-            scores = scores + how.bias[:, :, start:stop, :seen]
-        if how.mask is not None:
-            mask = how.mask[:, :, start:stop, :seen]
+        if terms.softcap is not None:
+            scores = torch.tanh(scores / terms.softcap) * terms.softcap
+        if terms.bias is not None:
+            scores = scores + terms.bias[:, :, start:stop, :seen]
+        if terms.mask is not None:
+            mask = terms.mask[:, :, start:stop, :seen]
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        elif how.causal:
+        elif terms.causal:
             later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device)
             scores = scores.masked_fill(later.triu(seen - stop + start + 1), -torch.inf)
-        if how.sinks is not None:
-            sink = how.sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
+        if terms.sinks is not None:
+            sink = terms.sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
             scores = torch.cat([scores, sink], dim=-1)
         probabilities = scores.softmax(dim=-1)[..., :seen]
-        if see is not None:
-            see(probabilities, start)
-        weights = nn.functional.dropout(probabilities.to(value.dtype), how.dropout, training=how.dropout > 0)
+        if observe is not None:
+            observe(probabilities, start)
+        weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
         mixed = weights.reshape(batch, groups, -1, seen) @ value[:, :, :seen]
         blocks.append(mixed.view(batch, heads, stop - start, -1).transpose(1, 2))
     return torch.cat(blocks, dim=1)
 
 
-def _own_mask(mask: Tensor | None, indices: Tensor | None, keys: int) -> Tensor | None:
-    if mask is not None:
-        # Some masks are made a column wider than what is there.
-        mask = mask[..., :keys]
-        if mask.stride(0) == 0:
-            mask = mask[:1]
-    if indices is None:
-        return mask
-    batch, queries, _ = indices.shape
-    chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
-    chosen.scatter_(3, indices.long()[:, None], True)
-    if mask is None:
-        return chosen.tril(keys - queries)
-    return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
-
-
-def _mask_without_sync(*arguments: Any, **keywords: Any) -> Tensor | None:
-    """transformers' boolean mask; the host does not read padding that it knows not to matter."""
-    state, padding = _current.get(), keywords.get("attention_mask")
-    known = state is not None and (state.transformer.causal or not state.padded)
-    if state is not None and known and getattr(padding, "shape", None) == state.real.shape:
-        keywords["attention_mask"] = None
-    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
-    return mask
-
-
 AttentionInterface.register(ATTENTION_NAME, attention)
-AttentionMaskInterface.register(ATTENTION_NAME, _mask_without_sync)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 PARTS |= {"pass": ForwardPass, "running": running, "show": show_attention}

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .attention import ForwardPass, Scores, blocked_attention, show_attention
 from .layout import PARTS, Span
@@ -23,9 +23,10 @@ class Capture:
     """Rows of A^new that a pooling asks for.
 
     Args:
-        rows: The anchors. ``"last"``: the last content token of copy 1; ``"copy"``: every content token of copy 1;
-            ``"end"``: the very last real position; ``"half"``: the first half of all real positions.
-        both: Keep the columns in front of the anchor too.
+        rows: The anchors, which are the positions whose rows are kept. ``"last"``: the last content token of copy 1;
+            ``"copy"``: every content token of copy 1; ``"end"``: the very last real position; ``"half"``: the first
+            half of all real positions.
+        both: Keep the columns before the anchor too.
         zeros: A text that is not finite gets zeros, as in the authors' code; else it is an error.
         pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
     """
@@ -86,26 +87,7 @@ class BackwardAttention:
                 found = output, torch.cat(columns, dim=2)
             self.add(found[1])
             return found[0]
-        # Few heads at a time, for rows and columns of one head at once; those of one group share a key.
-        batch, heads, length, _ = query.shape
-        size = heads // key.shape[1]
-        most = max(1, (1 << 22) // (batch * length * length))
-        step = min(most, heads) if size == 1 else max(n for n in range(1, size + 1) if size % n == 0 and n <= most)
-        outputs = []
-        for head in range(0, heads, step):
-            some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
-            own = {name: getattr(scores, name) for name in ("mask", "bias")}
-            own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
-            mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[some])
-            blocks: list[Tensor] = []
-
-            def keep(block: Tensor, start: int, kept: list[Tensor] = blocks) -> None:
-                kept.append(block)
-
-            outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, keep))
-            padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
-            self.add(self.sums(torch.cat(padded, dim=2)), first=head == 0)
-        return torch.cat(outputs, dim=2)
+        return PARTS["both_ways"](self, query, key, value, scores)
 
     def columns(self, probabilities: Tensor, start: int) -> Tensor:
         """Columns of the anchors, [B, R, Q], the maximum over heads, of probabilities [B, H, Q, K]."""
@@ -116,13 +98,6 @@ class BackwardAttention:
         else:
             largest = probabilities.amax(dim=1).gather(2, index.expand(-1, probabilities.shape[2], -1))
         return largest.masked_fill(self.anchors[:, None] >= keys, 0.0).mT
-
-    def sums(self, probabilities: Tensor) -> Tensor:
-        """A[r, t] + A[t, r], [B, R, T], but A[r, r] on the diagonal, the maximum over heads, of [B, H, T, T]."""
-        index = self.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
-        rows = probabilities.gather(2, index)
-        sums = torch.where(self._here()[:, None], rows, rows + probabilities.mT.gather(2, index))
-        return sums.amax(dim=1)
 
     def add(self, layer: Tensor, *, first: bool = True) -> None:
         """Raise the maxima by a layer's, or one head's, [B, R, T]; ``first``: of a layer that was not counted yet."""
@@ -135,16 +110,17 @@ class BackwardAttention:
             torch.maximum(self.maxima[0], layer, out=self.maxima[0])
 
     def rows(self) -> Tensor:
-        """[B, R, T], zero at padding, behind a text's own rows, and in front of the anchor unless ``both``."""
+        """[B, R, T], zero at padding, after a text's own rows, and before the anchor unless ``both``."""
         if self._rows is None:
             position = torch.arange(self.real.shape[1], device=self.real.device)
             kept = self.valid[:, :, None] & self.real[:, None]
             if not self.both:
                 kept = kept & (position >= self.anchors[:, :, None])
             largest = reduce(torch.maximum, self.maxima)
-            self._rows = (largest * torch.where(self._here(), 1.0, 0.5)).masked_fill(~kept, 0.0)
+            self._rows = (largest * torch.where(self.here(), 1.0, 0.5)).masked_fill(~kept, 0.0)
             self.maxima = []
         return self._rows
 
-    def _here(self) -> Tensor:
+    def here(self) -> Tensor:
+        """Where a column is its row's anchor, [B, R, T]."""
         return torch.arange(self.real.shape[1], device=self.real.device) == self.anchors[:, :, None]

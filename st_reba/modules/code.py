@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,14 @@ _SECTIONS = (
     "layout",
     "attention",
     "transformer",
+    "layers",
     "reader",
+    "outputs",
+    "reversal",
     "masks",
     "second",
     "capture",
+    "both_ways",
     "pooling",
     "pieces",
     "ensemble",
@@ -46,12 +51,18 @@ def code_of(transformer: Any, classes: Collection[str]) -> str:
         classes: Names of the classes of all its modules.
     """
     needed = {"layout", "transformer"}.union(*(_NEEDS.get(name, set()) for name in classes))
+    masks = {*getattr(transformer, "layer_masks", ()), *(name for _, name in getattr(transformer, "second", ()))}
+    looks_ahead = masks - {"forward", "nosink-forward"} or not transformer.causal
+    if "capture" in needed and (looks_ahead or transformer.capture.zeros):
+        needed |= {"both_ways"}
     if getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None):
         needed |= {"attention"}
     if transformer.layers is not None:
-        needed |= {"attention", "reader"}
+        needed |= {"attention", "layers", "reader" if transformer.read == "states" else "outputs"}
+    if any(name == "reversed" for row in transformer.templates for each in row.values() for _, name in each):
+        needed |= {"reversal"}
     if getattr(transformer, "second", None):
-        needed |= {"reader", "second"}
+        needed |= {"layers", "second"}
     return joined([name for name in _SECTIONS if name in needed])
 
 
@@ -75,7 +86,9 @@ def joined(sections: Collection[str]) -> str:
         body = _EXAMPLE.sub("", body)
         about = [f"# {line}".rstrip() for line in f"{name}: {ast.get_docstring(tree)}".splitlines()]
         bodies.append("\n".join([*about, "", body]))
-    lines = [f'"""st_reba {__version__}, the code of this model: {", ".join(sections)}."""', ""]
+    about = f"{', '.join(sections)}. Each begins with a comment of its name."
+    lines = [f'"""The code of this model, joined from sections of st_reba {__version__}, in this order:', ""]
+    lines += textwrap.wrap(f'{about}"""', 120) + [""]
     lines += ["from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]
     return "\n".join(lines) + "\n\n" + "\n\n\n".join(bodies) + "\n"

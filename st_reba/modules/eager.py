@@ -6,9 +6,11 @@ import logging
 import re
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .attention import current_pass
+from .both_ways import sums
 from .layout import PARTS
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
             capture = state.capture
             if capture.both:
                 for head in range(value.shape[1]):
-                    capture.add(capture.sums(value[:, head : head + 1]), first=head == 0)
+                    capture.add(sums(capture, value[:, head : head + 1]), first=head == 0)
             else:
                 capture.add(capture.columns(value, 0))
             kept.append(None)
@@ -49,4 +51,15 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
 
 
+def chosen_keys(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
+    """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them."""
+    batch, queries, _ = indices.shape
+    chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
+    chosen.scatter_(3, indices.long()[:, None], True)
+    if mask is None:
+        return chosen.tril(keys - queries)
+    return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+
+
+PARTS["chosen_keys"] = chosen_keys
 PARTS["eager"] = hook_attention

@@ -9,12 +9,12 @@ import torch
 from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 
-from .transformer import published
+from .layout import published
 
 
 @published
 class PromptEnsemble(Module):
-    """Joins the vectors of a text's rows, one for each template of the RepeatTransformer in front.
+    """Joins the vectors of a text's rows, one for each template of the RepeatTransformer.
 
     Equal weights are MetaEOL, the average over prompts that ask for different things. A negative weight is contrastive:
     it takes away what the text's vector shares with that in an auxiliary prompt.

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
 
-from .attention import Scores, blocked_attention
+from .attention import ATTENTION_NAME, Scores, blocked_attention, current_pass
 from .capture import BackwardAttention
 from .layout import PARTS
 
@@ -24,29 +26,29 @@ _BLOCK = 1 << 20
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, how: Scores, capture: BackwardAttention | None = None
+    query: Tensor, key: Tensor, value: Tensor, terms: Scores, capture: BackwardAttention | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
     """Attention of a layer that looks back, [B, T, H, D'], and the columns of the anchors, [B, R, T].
 
     None: blocks must do it (soft caps, biases, dropout, gradients, another device). Arguments: see blocked_attention.
     """
     wanted = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-    if query.device.type != "cpu" or how.softcap is not None or how.bias is not None or how.dropout or wanted:
+    if query.device.type != "cpu" or terms.softcap is not None or terms.bias is not None or terms.dropout or wanted:
         return None
-    if query.dtype != key.dtype or query.dtype != value.dtype or not (how.causal or how.mask is not None):
+    if query.dtype != key.dtype or query.dtype != value.dtype or not (terms.causal or terms.mask is not None):
         return None
     if not _works(query.dtype):
         return None
-    mask = how.mask
+    mask = terms.mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
     mask = None if mask is None else mask.to(query.dtype)
-    output, totals = _flash(query, key, value, mask, how.scaling)
-    if how.sinks is not None:
-        everything = torch.logaddexp(totals, how.sinks.to(totals.dtype)[None, :, None])
+    output, totals = _flash(query, key, value, mask, terms.scaling)
+    if terms.sinks is not None:
+        everything = torch.logaddexp(totals, terms.sinks.to(totals.dtype)[None, :, None])
         output = output * torch.exp(totals - everything)[..., None].to(output.dtype)
         totals = everything
-    columns = None if capture is None else _columns(query, key, mask, totals, capture, how.scaling)
+    columns = None if capture is None else _columns(query, key, mask, totals, capture, terms.scaling)
     return output.transpose(1, 2), columns
 
 
@@ -62,7 +64,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 def _columns(
     query: Tensor, key: Tensor, mask: Tensor | None, totals: Tensor, capture: BackwardAttention, scaling: float
 ) -> Tensor:
-    """Columns of the anchors from the first of them on, the maximum over heads, [B, R, T]; what lies in front is 0."""
+    """Columns of the anchors from the first of them on, the maximum over heads, [B, R, T]; what lies before is 0."""
     batch, heads, length, width = query.shape
     groups, rows = key.shape[1], capture.anchors.shape[1]
     anchors = capture.anchors[:, None, :, None]
@@ -108,3 +110,16 @@ def _works(dtype: torch.dtype) -> bool:
 
 
 PARTS["fused"] = fused_attention
+
+
+def _mask_without_sync(*arguments: Any, **keywords: Any) -> Tensor | None:
+    """transformers' boolean mask, for which the host does not read padding that it knows not to matter."""
+    state, padding = current_pass(), keywords.get("attention_mask")
+    known = state is not None and (state.transformer.causal or not state.padded)
+    if state is not None and known and getattr(padding, "shape", None) == state.real.shape:
+        keywords["attention_mask"] = None
+    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
+    return mask
+
+
+AttentionMaskInterface.register(ATTENTION_NAME, _mask_without_sync)

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import copyreg
 import re
 import string
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
-# Parts of this code that not every repository carries, or that the package adds; each enters itself.
-PARTS: dict[str, Any] = {}
+
+class Parts(dict[str, Any]):
+    """Sections of this code that not every repository carries, and what the installed package adds, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
+
+
+# Each section enters what it has: attention "pass", "running" and "show", and others the name that they bear here. Of
+# the package alone are "fused", "training", "eager", "code" and "stored_as".
+PARTS = Parts()
 TASKS = ("query", "document")
+# Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
+SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 _tokenizing = threading.Lock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# The literals of a template, each with the field behind it (None: none).
+# The literals of a template, each with the field after it (None: none).
 Template = tuple[tuple[str, str | None], ...]
+
+
+def published(kind: Any) -> Any:
+    """Class decorator: modules.json names the class ``st_reba.…``, and pickles find it where it is."""
+    copyreg.pickle(kind, partial(_reduce, kind.__module__))
+    kind.__module__ = "st_reba"
+    return kind
+
+
+def _reduce(home: str, module: Any) -> tuple[Any, ...]:
+    """How pickle and copy take a module apart, its class named by the file that defines it."""
+    reduced: Any = object.__reduce_ex__(module, 4)
+    return (_new, (home, type(module).__name__), *reduced[2:])
+
+
+def _new(home: str, name: str) -> Any:
+    """An empty module of a class, which pickle then fills."""
+    kind = getattr(import_module(home), name)
+    return kind.__new__(kind)
+
+
+def decoder_of(model: Any) -> Any:
+    """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
+    body = model.get_decoder()
+    return body if hasattr(body, "set_attn_implementation") else model
 
 
 class Span(NamedTuple("Span", [("start", int), ("length", int), ("total", int)])):
@@ -38,8 +77,9 @@ def parse_template(template: str) -> Template:
     if any(name is not None and (not name.isidentifier() or spec or how) for _, name, spec, how in parsed):
         raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
     pieces = tuple((literal, name) for literal, name, _, _ in parsed)
-    if not copies_of(pieces):
-        raise ValueError(f"template={template!r} has no {{text}} slot.")
+    if len(slots := {name for _, name in pieces if name in SLOTS}) != 1:
+        problem = "has no {text} slot" if not slots else "mixes {text} and {reversed}: give each a template of its own"
+        raise ValueError(f"template={template!r} {problem}.")
     return pieces
 
 
@@ -60,13 +100,13 @@ def parse_templates(template: Any, repeats: int) -> list[dict[str, Template]]:
 
 
 def copies_of(template: Template) -> int:
-    """Number of ``{text}`` slots."""
-    return sum(name == "text" for _, name in template)
+    """Number of slots for the text."""
+    return sum(name in SLOTS for _, name in template)
 
 
 def fields_of(template: Template) -> set[str]:
-    """Names of the fields other than ``text``."""
-    return {name for _, name in template if name is not None and name != "text"}
+    """Names of the fields other than the text's."""
+    return {name for _, name in template if name is not None and name not in SLOTS}
 
 
 @dataclass(frozen=True)
@@ -74,6 +114,8 @@ class Frame:
     """Token ids around the copies of a text, special tokens included; None stands for a copy."""
 
     parts: tuple[tuple[int, ...] | None, ...]
+    # The copies are of the reversed text.
+    reversed: bool = False
 
     @property
     def copies(self) -> int:
@@ -132,7 +174,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, off
 
 
 def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the tokenizer puts in front of and behind a text."""
+    """Ids that the tokenizer puts before and after a text."""
     options = {"padding": False, "truncation": False, "verbose": False}
     for probe in ("a", "0", "the", "中"):
         with _tokenizing:
@@ -150,3 +192,18 @@ def empty_text_token(tokenizer: Any) -> int:
         if (token := getattr(tokenizer, f"{name}_token_id", None)) is not None:
             return int(token)
     raise ValueError("A text holds no token, and the tokenizer has no special token to stand for it. Drop such texts.")
+
+
+def make_frame(
+    tokenizer: Any, template: Template, special: Sequence[tuple[int, ...]], prompt: str, values: Mapping[str, str]
+) -> Frame:
+    """Token ids around the copies; each literal is tokenized by itself. ``prompt`` stands first, or as instruction."""
+    literal = "" if "instruction" in fields_of(template) else prompt
+    parts: list[tuple[int, ...] | None] = [special[0]]
+    for number, (text, name) in enumerate([*template, ("", None)]):
+        literal += text + ("" if name in (None, *SLOTS) else values[str(name)])
+        if literal and (name in SLOTS or number == len(template)):
+            parts.append(tuple(tokenize(tokenizer, [literal], special=True)["input_ids"][0]))
+            literal = ""
+        parts += [None] if name in SLOTS else []
+    return Frame((*parts, special[1]), any(name == "reversed" for _, name in template))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .attention import ForwardPass, show_attention
-from .layout import PARTS, spans_of
-from .transformer import RepeatTransformer, decoder_of, published
+from .layout import PARTS, published, spans_of
+from .transformer import RepeatTransformer
 
 
 def _sink(place: Tensor, m: int) -> Tensor:
@@ -22,14 +22,13 @@ def _sink(place: Tensor, m: int) -> Tensor:
 
 
 # Own mask [B or 1, 1, T, T], positions 0 … T − 1, those of last tokens [B or 1, 1, 1, 1], m → what is visible.
-Rule = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-MASKS: dict[str, Rule] = {
+MASKS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
     "forward": lambda own, place, last, m: own,
     "backward": lambda own, place, last, m: own.mT,
     "bidirectional": lambda own, place, last, m: own | own.mT,
     "nosink-forward": lambda own, place, last, m: own & ~_sink(place, m),
     "nosink-bidirectional": lambda own, place, last, m: (own | own.mT) & ~_sink(place, m),
-    # KV-Embedding: the last token's key and value in front of all, past any window.
+    # KV-Embedding: every token also sees the last one, past any window.
     "rerouted": lambda own, place, last, m: own | (place == last),
 }
 
@@ -38,8 +37,7 @@ class LayerMasks:
     """The masks of one forward pass of a NoSinkTransformer."""
 
     def __init__(self, transformer: NoSinkTransformer, state: ForwardPass) -> None:
-        self.names, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
-        self.state = state
+        self.state, self.names, self.second, self.m = state, transformer.layer_masks, transformer.second, transformer.m
         # The mask of a further run of a layer; the attention module that ran last and its mask, for checks.
         self.further: str | None = None
         self.last: tuple[nn.Module, str] | None = None
@@ -63,15 +61,15 @@ class LayerMasks:
             return own, causal, looks_ahead
         if name == "bidirectional" and own is None and not self.state.padded:
             return None, False, True
-        storage = None if own is None else own.untyped_storage()._cdata
-        key = (name, causal, storage, None if own is None else (own.storage_offset(), own.shape, own.stride()))
-        if key not in self.made:
+        place = None if own is None else (own.untyped_storage()._cdata, own.storage_offset(), own.shape, own.stride())
+        if (key := (name, causal, place)) not in self.made:
             # The own mask is kept, so that its address stays its own.
             real = self.state.real if self.state.padded else None
-            self.made[key] = own, see(name, self._visible(own, causal), real, self.m)
+            self.made[key] = own, visible(name, self._own(own, causal), real, self.m)
         return self.made[key][1], causal, looks_ahead
 
-    def _visible(self, own: Tensor | None, causal: bool) -> Tensor:
+    def _own(self, own: Tensor | None, causal: bool) -> Tensor:
+        """What the layer sees by itself, [B or 1, 1, T, T] bool."""
         real = self.state.real
         length = real.shape[1]
         if own is None:
@@ -82,7 +80,7 @@ class LayerMasks:
         return own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
 
 
-def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tensor:
+def visible(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tensor:
     """What a layer sees, [B or 1, 1, T, T] bool; a padding position sees itself, as a row without a key has no softmax.
 
     Args:
@@ -93,7 +91,7 @@ def see(name: str, own: Tensor, real: Tensor | None = None, m: int = 1) -> Tenso
 
     Example:
         >>> own = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
-        >>> see("nosink-bidirectional", own)[0, 0].int().tolist()
+        >>> visible("nosink-bidirectional", own)[0, 0].int().tolist()
         [[1, 1, 1], [0, 1, 1], [0, 1, 1]]
     """
     place = torch.arange(own.shape[-1], device=own.device)
@@ -153,11 +151,8 @@ class NoSinkTransformer(RepeatTransformer):
             raise ValueError(f"layer_masks={len(self.layer_masks)} names for {self.depth} layers; m={m}.")
         self.again = PARTS["second"](self) if self.second else None
         self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
-        if self.changed:
-            show_attention(self.model)
-            decoder = decoder_of(self.model)
-            if decoder.config._attn_implementation == "eager":
-                raise ValueError(f"{type(decoder).__name__} does not call transformers' attention interface: no masks.")
+        if self.changed and not show_attention(self.model):
+            raise ValueError(f"{type(self.model).__name__} does not call transformers' attention interface: no masks.")
 
     def _parts(self, capture: Any) -> list[Any]:
         parts = [self, self.again] if self.changed else []

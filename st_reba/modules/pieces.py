@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from .capture import Capture
-from .layout import Frame, pad
+from .layout import Frame, pad, published
 from .pooling import ReBAPooling
-from .transformer import published
 
 # Positions of a forward pass over pieces, so that memory does not grow with the text.
 _POSITIONS = 1 << 14
@@ -122,6 +121,7 @@ class ChunkedReBAPooling(ReBAPooling):
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Pool, as ReBAPooling does."""
+        self._check(features)
         if self.pooling == "last":
             counts = [span.length - 1 for span in features["spans"]]
             share = torch.nn.functional.one_hot(torch.tensor(counts), max(counts) + 1).float()
@@ -136,7 +136,7 @@ class ChunkedReBAPooling(ReBAPooling):
 
     def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
         """Vectors of words or spans; see ReBAPooling."""
-        return self._sums(features, spans.cpu() / spans.cpu().sum(dim=1, keepdim=True), normalize)
+        return self._sums(features, spans.cpu() / spans.cpu().sum(dim=1, keepdim=True).clamp_min(1), normalize)
 
     def _sums(self, features: dict[str, Any], share: Tensor | None, normalize: bool = False) -> Tensor:
         """Σ_i share_i · e_i of each text, [B, d], for shares [B, n]; None: every e_i, [B, n, d]."""

@@ -9,7 +9,8 @@ from sentence_transformers.base.modules import Module
 from torch import Tensor
 
 from .capture import Capture
-from .transformer import RepeatTransformer, published
+from .layout import published
+from .transformer import RepeatTransformer
 
 
 @published
@@ -65,9 +66,9 @@ class ReBAPooling(Module):
         return Capture("copy", both=self.authors, zeros=self.authors)
 
     def on_model_ready(self, model: Any) -> None:
-        """Ask the module in front for the rows."""
+        """Ask the first module for the rows."""
         if not isinstance(model[0], RepeatTransformer):
-            raise ValueError(f"ReBAPooling needs st_reba.RepeatTransformer in front, not {type(model[0]).__name__}.")
+            raise ValueError(f"ReBAPooling follows a st_reba.RepeatTransformer, not a {type(model[0]).__name__}.")
         model[0].capture = self.capture
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -77,8 +78,7 @@ class ReBAPooling(Module):
             ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B, n, d] are the e_i;
             otherwise they stay the hidden states, and ``st_reba.encode_tokens`` gives the e_i.
         """
-        if "backward_attention" not in features:
-            raise ValueError("ReBAPooling found no attention: give SentenceTransformer all modules together.")
+        self._check(features)
         if self.authors:
             weights = _normalized(self._weights(features, False).sum(dim=1))
             return {**features, "sentence_embedding": _weighted_sum(weights[:, None], features)[:, 0]}
@@ -105,15 +105,22 @@ class ReBAPooling(Module):
             normalize: Divide the weights of each e_i by their sum.
 
         Returns:
-            [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, divided to 1.
+            [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, divided to 1. Zero
+            for an empty span.
         """
         spans = spans.to(features["copy_ids"].device)
         rows = self._weights(features, normalize and not self.authors)[:, : spans.shape[1]]
         weights = (rows * spans[:, :, None]).sum(dim=1)
-        weights = _normalized(weights) if self.authors else weights / spans.sum(dim=1, keepdim=True)
+        weights = _normalized(weights) if self.authors else weights / spans.sum(dim=1, keepdim=True).clamp_min(1)
         return _weighted_sum(weights[:, None], features)[:, 0]
 
+    def _check(self, features: dict[str, Any]) -> None:
+        """Refuse other rows than were asked for, as where two pipelines share a transformer."""
+        if features.get("captured") != self.capture:
+            raise ValueError("ReBAPooling did not get its rows. Give each pipeline a RepeatTransformer of its own.")
+
     def get_embedding_dimension(self) -> int:
+        """Dimension d of the vectors."""
         return self.embedding_dimension
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .attention import ForwardPass
+from .layers import watch_layers
 from .layout import PARTS
-from .reader import watch_layers
 
 
 class SecondRuns:
@@ -30,7 +30,7 @@ class SecondRuns:
         watch_layers(transformer.model)
         self.depth, second = transformer.depth, transformer.second
         self.extend = transformer.architecture == "extend"
-        # The layer in front of which a second stream begins; None: there is one stream.
+        # The layer before which a second stream begins; None: there is one stream.
         authors = transformer.implementation == "authors"
         self.begins = (
             0 if transformer.architecture == "extra" else second[0][0] if authors and not self.extend else None
@@ -39,11 +39,11 @@ class SecondRuns:
         self.beside = self.begins is not None and not authors
 
     def begin(self, state: ForwardPass) -> None:
-        """Run layers again behind their usual run."""
+        """Run layers again after their usual run."""
         masks = state.masks
         stream: Tensor | None = None
 
-        def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
+        def rerun(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
             nonlocal stream
             stream = entered if index == self.begins else stream
             for _, name in [each for each in masks.second if each[0] == index]:
@@ -63,7 +63,7 @@ class SecondRuns:
                 return hidden
             return torch.cat([hidden, stream]) if self.beside else hidden + stream
 
-        state.after_layer.append(see)
+        state.after_layer.append(rerun)
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Sum the streams that passed the norm side by side."""

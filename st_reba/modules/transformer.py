@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import copyreg
 import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Transformer
 from sentence_transformers.util import get_device_name
-from torch import Tensor, nn
+from torch import Tensor
 
 from .layout import (
     PARTS,
     TASKS,
     Frame,
     copies_of,
+    decoder_of,
     empty_text_token,
     fields_of,
+    make_frame,
     pad,
     parse_templates,
+    published,
     spans_of,
     special_tokens,
     tokenize,
@@ -40,24 +40,8 @@ TEXT_ONLY: dict[str, Any] = {
     "module_output_name": "token_embeddings",
 }
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+READ = ("states", "attention")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
-
-
-def published(kind: Any) -> Any:
-    """Class decorator: modules.json names the class ``st_reba.…``, and pickles find it where it is."""
-    copyreg.pickle(kind, partial(_reduce, kind.__module__))
-    kind.__module__ = "st_reba"
-    return kind
-
-
-def _reduce(home: str, module: nn.Module) -> tuple[Any, ...]:
-    reduced: Any = object.__reduce_ex__(module, 4)
-    return (_new, (home, type(module).__name__), *reduced[2:])
-
-
-def _new(home: str, name: str) -> Any:
-    kind = getattr(import_module(home), name)
-    return kind.__new__(kind)
 
 
 @published
@@ -69,16 +53,18 @@ class RepeatTransformer(Transformer):
 
     Args:
         model_name_or_path: Folder or Hub id of the decoder; or a Transformer that is loaded, whose model is shared.
-        template: Text with a ``{text}`` slot for each copy, a mapping of ``query`` and ``document`` to such texts, or a
-            list of these, one row of the batch each (see PromptEnsemble). None: the bare text.
+        template: Text with a ``{text}`` slot for each copy (or ``{reversed}``, see :func:`reverse`), a mapping of
+            ``query`` and ``document`` to such texts, or a list of these, one row of the batch each (see
+            PromptEnsemble). None: the bare text.
         repeats: Number of copies where there is no template.
         instruction: Value of the template's ``{instruction}`` where no prompt is given.
         pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
-            (``"repeats"``), of the last copy and the special tokens behind it, the very last (``"end"``), or all.
+            (``"repeats"``), of the last copy and the special tokens after it, the very last (``"end"``), or all.
         compute_matched: Halve the budget, so that two copies cost what one did.
         layers: First and last of several layers whose states are joined; 0 is the embeddings, the last is the highest.
-        join: Of several layers: ``"mean"`` of the unit vectors, or ``"concat"``.
-        final_norm: Read layers behind the model's final norm, each by itself.
+        read: Of ``layers``: ``"states"``, or ``"attention"``, the mean of their attention outputs.
+        join: Of several layers' states: ``"mean"`` of the unit vectors, or ``"concat"``.
+        final_norm: Read states after the model's final norm, each layer by itself; else before it.
         causal: Whether no hidden state depends on a later token; None: as the model's modules say.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
@@ -95,7 +81,7 @@ class RepeatTransformer(Transformer):
 
     config_keys = [
         *Transformer.config_keys,
-        *("template", "repeats", "instruction", "pooled", "compute_matched", "layers", "join", "final_norm"),
+        *("template", "repeats", "instruction", "pooled", "compute_matched", "layers", "read", "join", "final_norm"),
         *("causal", "recipe", "base_model", "base_revision"),
     ]
     # Rows of attention that the pooling asks for (a Capture); set by it. None: none.
@@ -113,6 +99,7 @@ class RepeatTransformer(Transformer):
         pooled: str = "last_copy",
         compute_matched: bool = False,
         layers: Sequence[int] | None = None,
+        read: str = "states",
         join: str = "mean",
         final_norm: bool = True,
         causal: bool | None = None,
@@ -131,21 +118,17 @@ class RepeatTransformer(Transformer):
             super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
         self.template, self.repeats, self.instruction = template, repeats, instruction
         self.pooled, self.compute_matched = pooled, compute_matched
-        self.layers, self.join, self.final_norm = layers, join, final_norm
+        self.layers, self.read, self.join, self.final_norm = layers, read, join, final_norm
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
+        if pooled not in POOLED or read not in READ or join not in ("mean", "concat") or repeats not in range(1, 65):
+            raise ValueError(f"Not known: pooled={pooled!r}, read={read!r}, join={join!r} or repeats={repeats!r}.")
         self.templates = parse_templates(template, repeats)
         if self.tokenizer is None:
-            raise ValueError(
-                f"{type(self.processor).__name__} holds no tokenizer. Put a tokenizer's files beside the model."
-            )
+            raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
         config: Any = self.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
-        if (
-            "model_max_length" not in (kwargs.get("processor_kwargs") or {})
-            and isinstance(positions, int)
-            and positions > 0
-        ):
-            # A composed configuration keeps its positions with its decoder's.
+        # A composed configuration keeps its positions with its decoder's.
+        positions = getattr(config, "max_position_embeddings", None) or 0
+        if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and positions > 0:
             self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
         self.config.use_cache = config.use_cache = False
         if getattr(config, "attn_logit_softcapping", None):
@@ -153,7 +136,10 @@ class RepeatTransformer(Transformer):
             PARTS["show"](self.model)
         marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
         self.causal = bool(marks and all(marks)) if causal is None else causal
-        self.reader = None if layers is None else PARTS["reader"](self, *layers, join, final_norm)
+        self.reader: Any = None
+        if layers is not None:
+            options = (join, final_norm) if read == "states" else ()
+            self.reader = PARTS["reader" if read == "states" else "outputs"](self, *layers, *options)
         self._frames: dict[Any, tuple[Frame, ...]] = {}
         self._warned = False
         self._classes = {type(self).__name__}
@@ -186,7 +172,7 @@ class RepeatTransformer(Transformer):
         """Token ids around the copies, one frame for each row of a text.
 
         Args:
-            prompt: Value of ``{instruction}`` where a template has that field, else literal text in front of it.
+            prompt: Value of ``{instruction}`` where a template has that field, else literal text before it.
             task: ``"query"`` or ``"document"``; None: the one whose template has a place for the prompt and the fields.
             **fields: Values of the templates' fields.
         """
@@ -194,7 +180,7 @@ class RepeatTransformer(Transformer):
             given = {*fields, "instruction"} if prompt else set(fields)
             task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
         bos, eos = (getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos"))
-        key = (prompt, task, tuple(sorted(fields.items())), id(self.tokenizer), bos, eos)
+        key = (prompt, task, tuple(sorted(fields.items())), self.instruction, id(self.tokenizer), bos, eos)
         if (frames := self._frames.get(key)) is None:
             frames = self._make_frames(prompt, task, fields)
             self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}
@@ -209,19 +195,10 @@ class RepeatTransformer(Transformer):
         values = {"instruction": prompt or self.instruction, **fields}
         if missing := sorted(name for name in known if not values.get(name)):
             raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
-        before, after = special_tokens(self.tokenizer)
-        frames = []
-        for template in (templates[task] for templates in self.templates):
-            literal = "" if "instruction" in fields_of(template) else prompt or ""
-            parts: list[tuple[int, ...] | None] = [before]
-            for number, (text, name) in enumerate([*template, ("", None)]):
-                literal += text + ("" if name in (None, "text") else values[str(name)])
-                if literal and (name == "text" or number == len(template)):
-                    parts.append(tuple(tokenize(self.tokenizer, [literal], special=True)["input_ids"][0]))
-                    literal = ""
-                parts += [None] if name == "text" else []
-            frames.append(Frame((*parts, after)))
-        return tuple(frames)
+        special = special_tokens(self.tokenizer)
+        return tuple(
+            make_frame(self.tokenizer, templates[task], special, prompt or "", values) for templates in self.templates
+        )
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
         """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments: see `frames`."""
@@ -255,12 +232,17 @@ class RepeatTransformer(Transformer):
         fields = {name: value for name, value in fields.items() if value is not None}
         frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
         rows = []
-        for ids in self.content(inputs)["input_ids"]:
+        turned: list[list[int]] = []
+        if any(frame.reversed for frame in frames):
+            turned = self.content(list(map(PARTS["reverse"], inputs)))["input_ids"]
+        for number, ids in enumerate(self.content(inputs)["input_ids"]):
             if budget is not None and len(ids) > budget and not self._warned:
                 self._warned = True
                 logger.warning("A text of %d tokens was cut to %d a copy; longer ones are too.", len(ids), budget)
-            ids = ids[:budget] or [empty_text_token(self.tokenizer)]
-            rows += [frame.place(ids) for frame in frames]
+            for frame in frames:
+                # The reversed text too is cut where the text ends.
+                kept = turned[number][-(budget or 0) :] if frame.reversed else ids[:budget]
+                rows.append(frame.place(kept or [empty_text_token(self.tokenizer)]))
         return pad(rows)
 
     def forward(self, features: dict[str, Any], capture: Any = None, **kwargs: Any) -> dict[str, Any]:
@@ -280,7 +262,7 @@ class RepeatTransformer(Transformer):
         if capture is None or capture.pieces is None:
             return self._run(features, capture)
         pieces = [(piece, self._run(batch, capture)) for piece, batch in capture.pieces.batches(features)]
-        return {**self._run(features, None), "pieces": pieces}
+        return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
     def _parts(self, capture: Any) -> list[Any]:
         return [part for part in (capture, self.reader) if part is not None]
@@ -292,7 +274,7 @@ class RepeatTransformer(Transformer):
         state = PARTS["pass"](self, features) if parts else None
         for part in parts:
             part.begin(state)
-        # Where nothing looks ahead, padding behind a text concerns nobody, and attention without a mask is fastest.
+        # Where nothing looks ahead, padding after a text concerns nobody, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
         inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **(state.arguments if state else {})}
         with PARTS["running"](state) if parts else nullcontext():
@@ -302,7 +284,7 @@ class RepeatTransformer(Transformer):
         if any(span.total < mask.shape[1] for span in features["spans"]):
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
         result = {**features, **(state.features if state else {}), "real_mask": mask, "token_embeddings": hidden}
-        result["attention_mask"] = self._pooled(features)
+        result |= {"attention_mask": self._pooled(features), "captured": capture}
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
@@ -330,9 +312,9 @@ class RepeatTransformer(Transformer):
         if self.pooled not in ("end", "last_copy_and_end"):
             return last.to(real.dtype)
         ends = torch.tensor([[span.total] for span in features["spans"]]).to(real.device, non_blocking=True)
-        behind = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
+        after = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
         position = torch.arange(real.shape[1], device=real.device)
-        end = (position >= ends - behind) & real.bool()
+        end = (position >= ends - after) & real.bool()
         return (end if self.pooled == "end" else last | end).to(real.dtype)
 
     def get_embedding_dimension(self) -> int:
@@ -353,11 +335,10 @@ class RepeatTransformer(Transformer):
 
     @classmethod
     def load_config(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The stored configuration; an error where it is incomplete, as defaults would change the vectors."""
+        """The stored configuration; an error where it is incomplete."""
         config: dict[str, Any] = super().load_config(model_name_or_path, *args, **kwargs)
-        pooled, repeats = config.get("pooled"), config.get("repeats")
-        if "template" not in config or pooled not in POOLED or repeats not in range(1, 65):
-            raise ValueError("sentence_bert_config.json is missing or incomplete. Copy all files of the model.")
+        if missing := sorted(set(cls.config_keys) - set(Transformer.config_keys) - set(config)):
+            raise ValueError(f"sentence_bert_config.json is missing or lacks {missing[0]}. Copy all files.")
         return config
 
     @classmethod
@@ -402,9 +383,3 @@ class RepeatTransformer(Transformer):
             more = {"bitsandbytes": ">=0.45"} if quantized else {}
             value = {**json.loads(settings.read_text(encoding="utf-8")), "requirements": {**REQUIREMENTS, **more}}
             settings.write_text(json.dumps(value, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def decoder_of(model: Any) -> Any:
-    """The decoder beside a vision or audio tower; the model itself where there is no other tower."""
-    body = model.get_decoder()
-    return body if hasattr(body, "set_attn_implementation") else model

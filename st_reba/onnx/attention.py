@@ -13,8 +13,8 @@ from transformers.masking_utils import sdpa_mask
 
 from ..modules.attention import ForwardPass, current_pass
 from ..modules.capture import BackwardAttention, Capture
-from ..modules.masks import LayerMasks, see
-from ..modules.transformer import decoder_of
+from ..modules.layout import decoder_of
+from ..modules.masks import LayerMasks, visible
 
 GRAPH_ATTENTION = "st_reba_graph"
 # Larger than any score, small enough for every runtime's float16.
@@ -38,7 +38,7 @@ class GraphMasks(LayerMasks):
         key = (name, id(own), causal)
         if key not in self.added:
             if own is None or own.dtype == torch.bool:
-                seen = see(name, self._visible(own, causal), self.state.real, self.m)
+                seen = visible(name, self._own(own, causal), self.state.real, self.m)
                 mask = torch.where(seen, 0.0, _HIDDEN)
             elif name == "forward":
                 mask = own.clamp(min=_HIDDEN)  # it may hold position biases

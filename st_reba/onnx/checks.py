@@ -11,7 +11,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..encode import Task, saved_prompt
 from ..modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
-from ..modules.transformer import decoder_of
+from ..modules.layout import decoder_of
 
 
 def check_model(model: SentenceTransformer, task: Task | None = None) -> None:

@@ -14,7 +14,8 @@ from pipelines import build, encoded, features_of
 from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.methods import SETTINGS
-from st_reba.modules.masks import MASKS, see
+from st_reba.modules.masks import MASKS
+from st_reba.modules.masks import visible as see
 
 Base = Callable[..., str]
 DEPTH = 3

@@ -1,0 +1,46 @@
+"""Rows of A^new where a layer looks both ways, or where the columns before an anchor count too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .attention import Scores, blocked_attention
+from .capture import BackwardAttention
+from .layout import PARTS
+
+
+def attend_both_ways(rows: BackwardAttention, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """Attention of one layer, [B, T, H, D'], whose sums of rows and columns raise the maxima.
+
+    Few heads run at a time, as both are taken within one head; heads of one group share a key.
+    """
+    batch, heads, length, _ = query.shape
+    size = heads // key.shape[1]
+    most = max(1, (1 << 22) // (batch * length * length))
+    step = min(most, heads) if size == 1 else max(n for n in range(1, size + 1) if size % n == 0 and n <= most)
+    outputs = []
+    for head in range(0, heads, step):
+        some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
+        own = {name: getattr(scores, name) for name in ("mask", "bias")}
+        own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
+        mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[some])
+        blocks: list[Tensor] = []
+
+        def keep(block: Tensor, start: int, kept: list[Tensor] = blocks) -> None:
+            kept.append(block)
+
+        outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, keep))
+        padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
+        rows.add(sums(rows, torch.cat(padded, dim=2)), first=head == 0)
+    return torch.cat(outputs, dim=2)
+
+
+def sums(rows: BackwardAttention, probabilities: Tensor) -> Tensor:
+    """A[r, t] + A[t, r], [B, R, T], but A[r, r] on the diagonal, the maximum over heads, of [B, H, T, T]."""
+    index = rows.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
+    own = probabilities.gather(2, index)
+    return torch.where(rows.here()[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
+
+
+PARTS["both_ways"] = attend_both_ways

@@ -1,0 +1,70 @@
+"""Outputs of the attention blocks, read in place of hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import ForwardPass, current_pass
+from .layers import layers_of
+from .layout import PARTS
+
+
+class AfterAttention:
+    """Forward hook of a layer's attention; it knows the layer's number."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        state = current_pass()
+        for each in () if state is None else state.after_attention:
+            each(self.index, output[0] if isinstance(output, tuple) else output)
+
+
+def watch_attention(model: Any) -> None:
+    """Let passes see what every layer's attention adds to the hidden states."""
+    for index, layer in enumerate(layers_of(model)):
+        found = [each for each in layer.modules() if getattr(each, "layer_idx", None) == index]
+        found = [each for each in found if hasattr(each, "is_causal")]
+        if len(found) != 1:
+            raise ValueError(f"read='attention': {type(layer).__name__} has {len(found)} attention blocks, not one.")
+        if not any(isinstance(hook, AfterAttention) for hook in found[0]._forward_hooks.values()):
+            found[0].register_forward_hook(AfterAttention(index))
+
+
+class OutputReader:
+    """The mean of several layers' attention outputs, after the output projection and before they are added.
+
+    Args:
+        transformer: The module whose model is read.
+        first: Lowest layer, from 1.
+        last: Highest layer.
+
+    Source:
+        AlignedWVA (2026), there of the last position of a prompt.
+    """
+
+    def __init__(self, transformer: Any, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        watch_attention(transformer.model)
+
+    def begin(self, state: ForwardPass) -> None:
+        """Sum the outputs while the layers run."""
+
+        def add(index: int, output: Tensor) -> None:
+            if self.first <= index + 1 <= self.last:
+                so_far, precise = state.kept.get(self), output.to(torch.promote_types(output.dtype, torch.float32))
+                state.kept[self] = precise if so_far is None else so_far.to(precise.device) + precise
+
+        state.after_attention.append(add)
+
+    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+        """The mean, [B, T, d], in place of the hidden states."""
+        mean: Tensor = state.kept[self] / (self.last - self.first + 1)
+        return mean.to(device=hidden.device, dtype=hidden.dtype)
+
+
+PARTS["outputs"] = OutputReader
