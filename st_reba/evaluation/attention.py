@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
 # More are no longer told apart in a figure, and up to this many are named.
-MAX_DRAWN = 512
-MAX_NAMED = 24
+MAX_DRAWN, MAX_NAMED = 512, 24
 # The lower end of a figure's scale.
 FAINTEST = 1e-3
 
@@ -76,12 +75,9 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2)
-        >>> maps = attention_maps(model, "天气很好")
-        >>> maps.tokens, str(maps.layers[-1])
-        (('<s>', '天', '气', '很', '好'), 'layer 5, nosink-bidirectional')
-        >>> maps.layers[-1].matrix[1:, 0].tolist()
-        [0.0, 0.0, 0.0, 0.0]
+        >>> maps = attention_maps(st_reba.build("mini", "nosink", setting="mask0-bidir", k=2), "天气很好")
+        >>> maps.tokens, str(maps.layers[-1]), maps.layers[-1].matrix[1:, 0].tolist()
+        (('<s>', '天', '气', '很', '好'), 'layer 5, nosink-bidirectional', [0.0, 0.0, 0.0, 0.0])
     """
     from sentence_transformers.util import batch_to_device
 
@@ -183,38 +179,29 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
 
     if m < 1:
         raise ValueError(f"m={m} must be 1 at least.")
-    layers: Sequence[LayerMap] = ()
-    tokens, shares, others = [], [], []
-    for maps in texts:
+    rows = []
+    for number, maps in enumerate(texts):
         if len(maps.tokens) <= m:
             raise ValueError(f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text.")
-        layers = maps.layers
-        tokens.append(maps.tokens)
-        shares.append(np.array([each.matrix[m:].mean(axis=0, dtype=np.float64) for each in layers]))
-        seen = [each.matrix[m:] > 0 for each in layers]
-        even = [(each[:, :m].sum(axis=1) / each.sum(axis=1).clip(min=1)).mean() for each in seen]
-        itself = [np.diagonal(each.matrix)[m:].mean(dtype=np.float64) for each in layers]
-        others.append((even, itself))
-    if not tokens:
+        for place, each in enumerate(maps.layers):
+            queries = each.matrix[m:].astype(np.float64)
+            even = ((queries[:, :m] > 0).sum(axis=1) / (queries > 0).sum(axis=1).clip(min=1)).mean()
+            row = {"place": place, "layer": each.layer, "mask": each.mask, "run": each.run, "number": number}
+            row |= {"even": even, "itself": np.diagonal(queries, m).mean()}
+            rows.append({**row, "share": queries.mean(axis=0), "tokens": maps.tokens})
+    if not rows:
         raise ValueError("There is no text to measure.")
-    longest = max(map(len, tokens))
-    received = np.mean([np.pad(each, ((0, 0), (0, longest - each.shape[1]))) for each in shares], axis=0)
-    even, itself = np.mean(others, axis=0)
-    tops = received.argmax(axis=1)
-    named = [{each[top] for each in tokens if top < len(each)} for top in tops]
-    return pd.DataFrame(
-        {
-            "layer": [each.layer for each in layers],
-            "mask": [each.mask for each in layers],
-            "run": [each.run for each in layers],
-            "sink": received[:, :m].sum(axis=1),
-            "even": even,
-            "itself": itself,
-            "top_position": tops,
-            "top_token": [one.pop() if len(one) == 1 else "" for one in named],
-            "top_share": received.max(axis=1),
-        }
-    )
+    found = []
+    for _, mine in pd.DataFrame(rows).groupby("place"):
+        longest = max(map(len, mine["tokens"]))
+        received = np.mean([np.pad(each, (0, longest - len(each))) for each in mine["share"]], axis=0)
+        top = int(received.argmax())
+        tokens = {each[top] for each in mine["tokens"] if top < len(each)}
+        row = {name: mine[name].iloc[0] for name in ("layer", "mask", "run")}
+        row |= {"sink": received[:m].sum(), "even": mine["even"].mean(), "itself": mine["itself"].mean()}
+        row |= {"top_position": top, "top_token": tokens.pop() if len(tokens) == 1 else ""}
+        found.append({**row, "top_share": received[top]})
+    return pd.DataFrame(found)
 
 
 def draw_attention(maps: Maps, *, log: bool = True) -> Any:
@@ -232,12 +219,6 @@ def draw_attention(maps: Maps, *, log: bool = True) -> Any:
 
     Source:
         NoSink, figures 3, 8 and 9.
-
-    Example:
-        >>> import st_reba
-        >>> figure = draw_attention(attention_maps(st_reba.build("mini", "classical"), "a cat"))
-        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        ['<s>', 'a', 'c', 'at']
     """
     from matplotlib.colors import LogNorm, Normalize
 

@@ -35,41 +35,36 @@ def shared_vectors(
     """The vectors of a task's texts by each method, from as few passes as there are inputs and masks."""
     layers: Any = base[0]
     # A word's vector is the mean over its tokens, whatever the pooling, and not scaled.
-    words = {each: replace(each, pooling="mean", normalize=False) for each in methods if each.name != "prompteol"}
-    own = [each for each in methods if readouts.readout_of(words.get(each, each), layers.depth) is None]
-    alone = list(methods) if task.kind == "NER" else own if task.spans else []
+    as_run = {each: replace(each, pooling="mean", normalize=False) for each in methods if each.name != "prompteol"}
+    as_run = as_run if task.spans else {each: each for each in methods}
+    shareable = [each for each in as_run if task.kind != "NER"]
+    if task.spans:
+        shareable = [each for each in shareable if readouts.readout_of(as_run[each], layers.depth) is not None]
     found = {
-        each: model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show) for each in alone
-    }
-    fielded = [
-        each
+        each: model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show)
         for each in methods
-        if each.template is not None and has_field(readouts.of_base(base, each, check=False), None)
-    ]
-    groups = [
-        [each for each in methods if each not in found and (each in fielded) == with_field] for with_field in (0, 1)
-    ]
-    plans: list[tuple[list[Method], list[Method], list[Any]]] = []
+        if each not in shareable
+    }
+    plans: list[tuple[list[Method], list[Any]]] = []
     total = 0
-    for with_field, group in enumerate(groups):
-        wanted = [words[each] for each in group] if task.spans else group
+    for first, group in readouts.shared([as_run[each] for each in shareable], layers.depth).items():
+        model: Any = readouts.of_base(base, replace(first, filter=None), check=False)
+        named = has_field(model, None)
         runs = [
-            (list(texts), {"task": role, "prompt": instructions.before(task.name, role, bool(with_field))})
+            (list(texts), {"task": role, "prompt": instructions.before(task.name, role, named)})
             for texts, role in _parts(task)
         ]
-        for first in readouts.shared(wanted, layers.depth):
-            transformer: Any = readouts.of_base(base, replace(first, filter=None), check=False)[0]
-            single = readouts.readout_of(first, layers.depth) is not None
-            total += sum(sum(readouts.positions(transformer, one, **how)) if single else len(one) for one, how in runs)
-        plans.append((group, wanted, runs if wanted else []))
+        single = readouts.readout_of(first, layers.depth) is not None
+        total += sum(sum(readouts.positions(model[0], one, **how)) if single else len(one) for one, how in runs)
+        plans.append((group, runs))
+    made: dict[Method, Vectors] = {}
     with progress_bar(total, show) as bar:
         options: dict[str, Any] = {"parts": token_spans(base, task), "batch_tokens": batch_tokens}
         options["progress"] = lambda texts, positions: bar.update(positions)
-        for group, wanted, runs in plans:
-            made = [readouts.vectors(base, wanted, texts, **how, **options) for texts, how in runs]
-            rows = zip(group, wanted, strict=True)
-            found |= {each: np.concatenate([one[as_run] for one in made]) for each, as_run in rows}
-    return {each: found[each] for each in methods}
+        for group, runs in plans:
+            parts = [readouts.vectors(base, group, texts, **how, **options) for texts, how in runs]
+            made |= {each: np.concatenate([one[each] for one in parts]) for each in group}
+    return {each: found[each] if each in found else made[as_run[each]] for each in methods}
 
 
 def model_vectors(

@@ -30,15 +30,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG or SVG, by the suffix.
-
-    Example:
-        >>> figure, axes = new_figure(4, 3)
-        >>> _ = axes[0, 0].plot([1, 2], [3, 4])
-        >>> save_figure(figure, "one.png")
-        >>> open("one.png", "rb").read(4)
-        b'\\x89PNG'
-    """
+    """Write a figure as PNG or SVG, by the suffix."""
     from matplotlib import font_manager, rc_context
 
     there = set(font_manager.get_font_names())

@@ -22,8 +22,7 @@ class Instructions:
         name: What results call it.
         tasks: Instructions by the task's name, "*" for all others: of queries and of texts that are neither query nor
             document; or a mapping with ``query`` and ``document``.
-        query: How an instruction is written before a text, unless the template has a field of that name.
-        document: The same, of documents.
+        query, document: How an instruction is written before such a text, unless the template has a field for it.
 
     Example:
         >>> instructions = Instructions("mine", {"STSB": "Say it.", "ArguAna": {"document": "Answer."}})
@@ -73,21 +72,16 @@ def read_instructions(source: Any) -> Instructions:
         return Instructions()
     name = "own"
     if not isinstance(source, Mapping):
-        name = Path(source).stem
-        path = _FOLDER / f"{source}.yaml" if source in NAMED else Path(source)
+        name, path = Path(source).stem, _FOLDER / f"{source}.yaml" if source in NAMED else Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
         source = yaml.safe_load(path.read_text(encoding="utf-8"))
     whole = dict(source) if isinstance(source, Mapping) else {}
-    whole = whole if isinstance(whole.get("tasks"), Mapping) else {"tasks": whole}
-    ways = {key: value for key, value in whole.items() if key != "tasks"}
-    values = [
-        one for each in whole["tasks"].values() for one in (each.values() if isinstance(each, Mapping) else [each])
-    ]
+    tasks = whole.pop("tasks") if isinstance(whole.get("tasks"), Mapping) else None
+    ways, tasks = ({}, whole) if tasks is None else (whole, tasks)
+    values = [one for each in tasks.values() for one in (each.values() if isinstance(each, Mapping) else [each])]
     if set(ways) - {"query", "document"} or not all(_FIELD in str(each) for each in ways.values()):
         raise ValueError(f"prompts={name!r}: beside tasks stand query and document alone, texts with {_FIELD}.")
     if not values or not all(isinstance(each, str) and each for each in values):
-        raise ValueError(
-            f"prompts={name!r} must hold tasks and texts, such as STSB: Retrieve semantically similar text."
-        )
-    return Instructions(name, **whole)
+        raise ValueError(f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text.")
+    return Instructions(name, tasks, **ways)

@@ -22,16 +22,13 @@ class Suite:
     """A set of mteb's tasks that a paper scores.
 
     Args:
-        name: What people ask for.
         source: The paper, and where it names the tasks.
         scores: Whose metric the paper's tables hold: ``"mteb"``: its main score; ``"reba"``: ReBA's, by kind.
         tasks: mteb's names, by kind.
         prompts: Name of the instructions that the paper puts in front; None: none.
-        splits: Of tasks that are scored on others than mteb's default.
-        subsets: Of multilingual tasks: those of the paper's language.
+        splits, subsets: Of tasks for which they are not mteb's default.
     """
 
-    name: str
     source: str
     scores: str
     tasks: Mapping[str, Sequence[str]]
@@ -45,10 +42,6 @@ class Suite:
         return [name for names in self.tasks.values() for name in names]
 
 
-# ReBA's metrics by mteb's kind, where they are not mteb's main scores.
-PAPER_METRICS = {"STS": "cosine_pearson", "PairClassification": "cosine_accuracy", "Retrieval": "recall_at_1000"}
-
-
 @cache
 def suites() -> dict[str, Suite]:
     """The papers' sets of tasks, by name.
@@ -58,7 +51,7 @@ def suites() -> dict[str, Suite]:
         {'C-MTEB': 31, 'MTEB-15': 15, 'MTEB-MINI': 26, 'MTEB-56': 56}
     """
     values = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8"))
-    return {name: Suite(name, **suite) for name, suite in values.items()}
+    return {name: Suite(**suite) for name, suite in values.items()}
 
 
 def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
@@ -74,15 +67,11 @@ def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
     if not isinstance(word, str):
         return [(word, None)]
     mteb: Any = import_module("mteb")
-    for suite in suites().values():
-        if suite.name.lower() == word.lower():
-            return [
-                (
-                    mteb.get_task(name, eval_splits=suite.splits.get(name), hf_subsets=suite.subsets.get(name)),
-                    suite.prompts,
-                )
-                for name in suite.names
-            ]
+    for suite in (each for name, each in suites().items() if name.lower() == word.lower()):
+        options = [
+            {"eval_splits": suite.splits.get(name), "hf_subsets": suite.subsets.get(name)} for name in suite.names
+        ]
+        return [(mteb.get_task(name, **how), suite.prompts) for name, how in zip(suite.names, options, strict=True)]
     for find in (lambda: [mteb.get_task(word)], lambda: mteb.get_benchmark(word).tasks):
         try:
             return [(task, None) for task in find()]
@@ -105,9 +94,6 @@ def scores_of(
         instructions: Set as the model's prompts, by mteb's names, while the task runs.
         show_progress_bar: Show mteb's.
         **options: Of ``mteb.evaluate``.
-
-    Returns:
-        By metric, mteb's main score among them.
 
     Raises:
         ValueError: mteb could not score the task.
@@ -137,9 +123,8 @@ def _prompted(model: Any, task: Any, instructions: Instructions) -> Iterator[Non
     """Make the instructions of the task (and of its parts, where it averages several) the model's prompts."""
 
     def names(each: Any) -> list[str]:
-        return (
-            [one for part in each.metadata.tasks for one in names(part)] if each.is_aggregate else [each.metadata.name]
-        )
+        parts = each.metadata.tasks if each.is_aggregate else ()
+        return [one for part in parts for one in names(part)] or [each.metadata.name]
 
     prompts = {}
     for name in names(task):

@@ -30,12 +30,11 @@ def choose_k(
     with k = k_b and k0 = k_m (LAST) or half of it (MID). Among equals the smaller k counts, then the smaller k0.
 
     Args:
-        base: As for :func:`~st_reba.evaluation.run.compare`.
+        base, loading: As for :func:`~st_reba.evaluation.run.compare`.
         table: What chooses: a task, or what ``read_task`` reads.
         test: What the best of each setting is reported on; it does not choose. None: nothing.
         pooling: ``"mean"`` or ``"last"``.
         m: Sink tokens that are hidden.
-        loading: Arguments of ``build`` for the base.
         **reading: Arguments of ``read_task``, for both tables.
 
     Returns:

@@ -71,13 +71,7 @@ class PaperScore:
 
 @cache
 def paper_scores() -> tuple[PaperScore, ...]:
-    """All numbers of the papers' tables that the project knows, those of the zoo's models first.
-
-    Example:
-        >>> each = next(each for each in paper_scores() if each.task == "TNews" and each.arguments["name"] == "reba")
-        >>> each.base, each.source
-        ('ckiplab/gpt2-base-chinese', 'ReBA, Table 4')
-    """
+    """All numbers of the papers' tables that the project knows, those of the zoo's models first."""
     return (*_of_zoo(), *_of_file())
 
 
@@ -107,22 +101,12 @@ def beside(result: Result) -> list[PaperScore]:
 
 
 def task_name(name: str) -> str:
-    """What a task is called here; spelling apart.
-
-    Example:
-        >>> task_name("CMedQAv1") == task_name("CMedQAv1-reranking"), task_name("CoNLL-2003")
-        (True, 'conll2003')
-    """
+    """A task's name here, its letters and digits alone: ``"CoNLL-2003"`` is ``"conll2003"``."""
     return "".join(letter for letter in _TASKS.get(name, name).casefold() if letter.isalnum())
 
 
 def metric_names(name: str) -> tuple[str, ...]:
-    """What a paper's metric may be called here.
-
-    Example:
-        >>> metric_names("cos_sim_pearson"), metric_names("v_measure")
-        (('cosine_pearson',), ('v_measure',))
-    """
+    """Names that a paper's metric may have here."""
     return _METRICS.get(name, (name,))
 
 
@@ -152,7 +136,8 @@ def _of_zoo() -> Iterator[PaperScore]:
 
 
 def _of_file() -> Iterator[PaperScore]:
-    for row in _file()["rows"]:
+    rows = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))["rows"]
+    for row in rows:
         disputed = row.get("disputed", {})
         where = (row["paper"], row["table"], row["base"], row["arguments"])
         for metric, scores in row["scores"].items():
@@ -160,9 +145,3 @@ def _of_file() -> Iterator[PaperScore]:
                 contradicted = f"{task}: {disputed[task]}" if task in disputed else None
                 notes = " ".join(note for note in (row.get("note"), contradicted) if note)
                 yield PaperScore(*where, task, metric, float(value), row.get("fine_tuned", False), notes or None)
-
-
-@cache
-def _file() -> dict[str, Any]:
-    values: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
-    return values

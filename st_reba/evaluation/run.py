@@ -16,9 +16,9 @@ from . import mteb_tasks, readouts
 from .encoding import model_vectors, name_of, shared_vectors, usable
 from .figures import draw_curve, draw_results, save_figure
 from .instructions import read_instructions
-from .scores import SCORINGS, Scoring
+from .scores import SCORINGS
 from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
-from .tasks import KINDS, Task, read_task, read_tasks
+from .tasks import KINDS, Task, read_task
 from .toy import toy_tasks_named
 
 if TYPE_CHECKING:
@@ -87,9 +87,8 @@ class Comparison:
     def __str__(self) -> str:
         first = self.results[0]
         about = f"{first.model}, {first.task}: {first.kind}, {first.items} items, {first.seconds:.1f} seconds"
-        return (
-            f"{about}\n\n{markdown(self.table())}\n\nabove, below: methods, significantly (95 % for all pairs together)"
-        )
+        legend = "above, below: how many of the other methods it is significantly above and below (95 %, all pairs)"
+        return f"{about}\n\n{markdown(self.table())}\n\n{legend}"
 
 
 def compare(
@@ -126,9 +125,6 @@ def compare(
         loading: Arguments of ``build`` for the base, such as ``{"dtype": "bfloat16"}``.
         **reading: Arguments of ``read_task``.
 
-    Returns:
-        Scores with 95 % intervals, and the differences of all pairs.
-
     Raises:
         ValueError: A table or a method that cannot be used.
 
@@ -151,19 +147,11 @@ def compare(
     model, instructions = _opened(base, loading), read_instructions(prompts)
     began = time.perf_counter()
     vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
-    seconds = time.perf_counter() - began
+    about = {"model": str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)}
+    about |= {"seconds": time.perf_counter() - began, "prompts": instructions.name}
     evidences = {str(each): scoring.evidence(task, usable(vectors[each], task, str(each))) for each in chosen}
-    intervals, differences = _bootstrapped(task, scoring, name, evidences, draws, seed)
-    label = str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)
-    results = []
-    for method, evidence in evidences.items():
-        scores = {each: score(evidence) for each, score in scoring.metrics.items()}
-        shown = (task.name, task.kind, label, method, name, scores[name], intervals.get(method), scores)
-        results.append(Result(*shown, len(task.items), seconds, instructions.name))
-        if out is not None:
-            results[-1].write(out)
-    if figure is not None:
-        save_figure(draw_results(results), figure)
+    results, differences = _scored(task, evidences, name, draws, seed, about)
+    _keep(results, out, figure)
     return Comparison(results, differences)
 
 
@@ -181,13 +169,10 @@ def curve(
     """Scores of methods over the values of one of their options.
 
     Args:
-        base: As for `compare`.
-        table: As for `compare`.
-        methods: As for `compare`.
+        base, table, methods, loading: As for `compare`.
         option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``, ``"layer"``, …
         values: Its values.
         figure: Draw a line a method to this file.
-        loading: As for `compare`.
         **options: Of `compare`.
 
     Returns:
@@ -198,9 +183,9 @@ def curve(
     """
     import pandas as pd
 
-    model = _opened(base, loading)
+    model, asked = _opened(base, loading), list(map(_method, methods))
     varied: dict[tuple[str, str], Method] = {}
-    for method in map(_method, methods):
+    for method in asked:
         for value in values:
             try:
                 one = replace(method, **{option: value})
@@ -213,9 +198,7 @@ def curve(
         raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
     results = compare(model, table, list(varied.values()), draws=0, **options).results
     found = {each.method: each.score for each in results}
-    frame = pd.DataFrame(
-        index=[str(_method(each)) for each in methods], columns=[str(value) for value in values], dtype=float
-    )
+    frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=float)
     for (row, column), one in varied.items():
         frame.loc[row, column] = found[str(one)]
     if figure is not None:
@@ -239,9 +222,9 @@ def evaluate(
 
     Args:
         model: A SentenceTransformer, or the folder or Hub id of one.
-        tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``, or a YAML list of tasks);
-            ``"toy"`` (the toy structures); names of the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), of mteb's
-            tasks or benchmarks; mteb's task objects.
+        tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``); ``"toy"`` (the toy
+            structures); names of the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), of mteb's tasks or
+            benchmarks; mteb's task objects.
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
         figure: Draw the scores to this file.
@@ -249,9 +232,6 @@ def evaluate(
         seed: Of the bootstrap, and of a draw of items.
         show_progress_bar: Show one, with the time that is left; None: on a terminal.
         **reading: Arguments of ``read_task``, for files.
-
-    Returns:
-        A result a task.
 
     Example:
         >>> import st_reba
@@ -263,31 +243,25 @@ def evaluate(
         from ..safety import load
 
         model = load(model)
-    label, method = name_of(model), str(method_of(model) or "")
-    results = []
-    interval: tuple[float, float] | None
-    items: int | None
+    label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
     for task, named in _tasks(tasks, seed, reading):
         instructions = read_instructions(prompts if prompts is not None else named)
+        about: dict[str, Any] = {"model": label, "prompts": instructions.name}
         began = time.perf_counter()
         if isinstance(task, Task):
             vectors = model_vectors(model, task, instructions, batch_tokens, show_progress_bar)
-            seconds, scoring = time.perf_counter() - began, SCORINGS[task.kind]
+            about["seconds"] = time.perf_counter() - began
+            scoring = SCORINGS[task.kind]
             evidence = scoring.evidence(task, usable(vectors, task, label))
-            intervals, _ = _bootstrapped(task, scoring, scoring.main, {"": evidence}, DRAWS, seed)
-            scores = {each: score(evidence) for each, score in scoring.metrics.items()}
-            metric, interval, items = scoring.main, intervals[""], len(task.items)
-            name, kind = task.name, task.kind
+            results += _scored(task, {method: evidence}, scoring.main, DRAWS, seed, about)[0]
         else:
             scores = mteb_tasks.scores_of(model, task, instructions, show_progress_bar=bool(show_progress_bar))
-            seconds, metric, interval, items = time.perf_counter() - began, task.metadata.main_score, None, None
-            name, kind = task.metadata.name, task.metadata.type
-        shown = (name, kind, label, method, metric, scores[metric], interval, scores, items, seconds)
-        results.append(Result(*shown, instructions.name))
-        if out is not None:
-            results[-1].write(out)
-    if figure is not None and results:
-        save_figure(draw_results(results), figure)
+            about |= {"seconds": time.perf_counter() - began, "scores": scores}
+            name, kind, metric = task.metadata.name, task.metadata.type, task.metadata.main_score
+            results.append(Result(name, kind, method=method, metric=metric, score=scores[metric], **about))
+        _keep(results[-1:], out)
+    if results:
+        _keep(results, None, figure)
     return results
 
 
@@ -322,13 +296,29 @@ def _opened(base: Any, loading: Mapping[str, Any] | None) -> Any:
     return base if isinstance(base, SentenceTransformer) else readouts.opened(base, **(loading or {}))
 
 
-def _bootstrapped(
-    task: Task, scoring: Scoring, metric: str, evidences: Mapping[str, Evidence], draws: int, seed: int
-) -> tuple[dict[str, tuple[float, float]], list[Difference]]:
-    if not draws:
-        return {}, []
-    options: dict[str, Any] = {"groups": task.groups, "recentred": scoring.recentred, "draws": draws, "seed": seed}
-    return paired_bootstrap(evidences, scoring.metrics[metric], **options)
+def _scored(
+    task: Task, evidences: Mapping[str, Evidence], metric: str, draws: int, seed: int, about: Mapping[str, Any]
+) -> tuple[list[Result], list[Difference]]:
+    """A result a method, and the differences of all pairs."""
+    scoring, intervals, differences = SCORINGS[task.kind], dict[str, tuple[float, float]](), list[Difference]()
+    if draws:
+        options: dict[str, Any] = {"groups": task.groups, "recentred": scoring.recentred, "draws": draws, "seed": seed}
+        intervals, differences = paired_bootstrap(evidences, scoring.metrics[metric], **options)
+    results = []
+    for method, evidence in evidences.items():
+        scores = {name: score(evidence) for name, score in scoring.metrics.items()}
+        values = {"score": scores[metric], "interval": intervals.get(method), "scores": scores}
+        named = {"task": task.name, "kind": task.kind, "method": method, "metric": metric, "items": len(task.items)}
+        results.append(Result(**named, **values, **about))
+    return results, differences
+
+
+def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = None) -> None:
+    if out is not None:
+        for each in results:
+            each.write(out)
+    if figure is not None:
+        save_figure(draw_results(results), figure)
 
 
 def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:
@@ -340,8 +330,6 @@ def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[
             yield from ((task, None) for task in toy_tasks_named(word, reading.get("limit"), seed))
         elif equals and kind.casefold() in map(str.casefold, KINDS):
             yield read_task(rest, **{**reading, "kind": kind, "seed": seed}), None
-        elif word.endswith((".yaml", ".yml")):
-            yield from ((task, None) for task in read_tasks(word))
         elif hasattr(each, "metadata") or (word and not Path(word).exists() and "/" not in word and "\\" not in word):
             yield from mteb_tasks.find_tasks(each)
         else:

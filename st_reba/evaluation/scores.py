@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,8 @@ CLUSTERINGS = 5
 CUTOFF = 1000
 # Sums of distances that differ by less than this share are tied.
 TIE = 1e-9
+# The numbers of a query.
+RANKED = ("map_at_1000", "ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_1000")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def odd_one_out(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp]]:
         vectors: [groups, n, d].
 
     Returns:
-        By distance (``"euclidean"``, ``"cosine"``: 1 − cos), an index from 0 to n − 1 a group.
+        By distance (``"cosine"``: 1 − cos, ``"euclidean"``), an index from 0 to n − 1 a group.
 
     Source:
         ReBA, section 4 (word embedding evaluation).
@@ -66,19 +67,14 @@ def odd_one_out(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp]]:
     Example:
         >>> group = np.array([[[1.0, 0.0], [2.0, 0.0], [9.0, 0.0], [1.0, 1.0]]])
         >>> {name: odd.tolist() for name, odd in odd_one_out(group).items()}
-        {'euclidean': [2], 'cosine': [3]}
+        {'cosine': [3], 'euclidean': [2]}
     """
-    exact = vectors.astype(np.float64)
-    unit = _units(exact)
-    sums = {name: np.zeros(vectors.shape[:2]) for name in ("euclidean", "cosine")}
-    for first, second in combinations(range(vectors.shape[1]), 2):
-        apart = {
-            "euclidean": np.linalg.norm(exact[:, first] - exact[:, second], axis=1),
-            "cosine": np.clip(1 - np.sum(unit[:, first] * unit[:, second], axis=1), 0, 2),
-        }
-        for name, distance in apart.items():
-            sums[name][:, first] += distance
-            sums[name][:, second] += distance
+    exact, unit = vectors.astype(np.float64), _units(vectors)
+    apart = {
+        "cosine": np.clip(1 - unit @ unit.swapaxes(1, 2), 0, 2),
+        "euclidean": np.linalg.norm(exact[:, :, None] - exact[:, None], axis=3),
+    }
+    sums = {name: each.sum(axis=2) for name, each in apart.items()}
     return {name: np.argmax(each >= each.max(axis=1, keepdims=True) * (1 - TIE), axis=1) for name, each in sums.items()}
 
 
@@ -146,17 +142,17 @@ def _clusters(task: Task, vectors: Vectors) -> Evidence:
     from sklearn.cluster import MiniBatchKMeans
 
     places, labels = zip(*task.items, strict=True)
-    codes = {label: code for code, label in enumerate(sorted(set(labels)))}
+    known = np.unique(np.asarray(labels), return_inverse=True)[1]
     points = np.asarray(vectors[list(places)], np.float32)
-    found = [
-        MiniBatchKMeans(len(codes), batch_size=512, n_init="auto", random_state=start).fit_predict(points)
-        for start in range(CLUSTERINGS)
-    ]
-    return np.array([[codes[label] for label in labels], *found], np.float64).T
+    options: dict[str, Any] = {"n_clusters": known.max() + 1, "batch_size": 512, "n_init": "auto"}
+    found = [MiniBatchKMeans(**options, random_state=start).fit_predict(points) for start in range(CLUSTERINGS)]
+    return np.array([known, *found], np.float64).T
 
 
 def _ranked(task: Task, vectors: Vectors) -> Evidence:
-    """The ranking metrics of each query, over its judged documents (reranking) or over all."""
+    """The values of ``RANKED`` for each query, over its judged documents (reranking) or over all."""
+    from sklearn.metrics import average_precision_score, ndcg_score
+
     unit, rows = _units(vectors), []
     for query, documents, grades in task.items:
         places, known = np.asarray(documents), np.asarray(grades)
@@ -164,34 +160,22 @@ def _ranked(task: Task, vectors: Vectors) -> Evidence:
             known = np.zeros(len(unit) - task.queries)
             known[places - task.queries] = grades
             places = np.arange(task.queries, len(unit))
-        rows.append(_of_ranking(np.round(unit[places] @ unit[query], DIGITS), known))
+        # Of equal cosines the lower grade stands first: what is not told apart earns nothing.
+        order = np.lexsort((known, -np.round(unit[places] @ unit[query], DIGITS)))
+        known, ranks = known[order], -np.arange(len(order), dtype=np.float64)
+        relevant, count = known[:CUTOFF] > 0, int((known > 0).sum())
+        precision = average_precision_score(relevant, ranks[:CUTOFF]) if relevant.any() else 0.0
+        first = relevant[:10].argmax()
+        shares = [float(relevant[:most].sum()) / count for most in (10, CUTOFF)]
+        gain, mrr = ndcg_score(known[None], ranks[None], k=10), relevant[first] / (first + 1)
+        rows.append([precision * shares[1], gain, mrr, *shares])
     return np.asarray(rows, np.float64)
-
-
-RANKED = ("map_at_1000", "ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_1000")
-
-
-def _of_ranking(near: NDArray[np.float64], known: NDArray[np.float64]) -> list[float]:
-    """The values of ``RANKED``. Of equal cosines the lower grade stands first: what is not told apart earns nothing."""
-    from sklearn.metrics import average_precision_score, ndcg_score
-
-    order = np.lexsort((known, -near))
-    places, relevant = -np.arange(len(order), dtype=np.float64), known[order[:CUTOFF]] > 0
-    count = int((known > 0).sum())
-    precision = float(average_precision_score(relevant, places[:CUTOFF])) if relevant.any() else 0.0
-    precision *= relevant.sum() / count
-    gain = float(ndcg_score(known[order][None], places[None], k=10))
-    first = np.flatnonzero(relevant[:10])
-    mrr = 1 / (first[0] + 1) if len(first) else 0.0
-    return [precision, gain, mrr, relevant[:10].sum() / count, relevant.sum() / count]
 
 
 def _senses(task: Task, vectors: Vectors) -> Evidence:
     """Whether the odd sentence is found, by cosine and by Euclidean distance."""
-    places = np.array([item[0] for item in task.items])
-    fours, answers = vectors[places], np.array([item[1] for item in task.items])
-    odd = odd_one_out(fours)
-    return np.stack([odd[name] == answers for name in ("cosine", "euclidean")], axis=1).astype(np.float64)
+    places, answers = (np.array(each) for each in zip(*task.items, strict=True))
+    return np.stack([odd == answers for odd in odd_one_out(vectors[places]).values()], axis=1).astype(np.float64)
 
 
 def _tagged(task: Task, vectors: Vectors) -> Evidence:
@@ -223,8 +207,7 @@ def _correlation(rows: Evidence, name: str) -> float:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        value = float(getattr(stats, name)(*rows.T).statistic)
-    return value if np.isfinite(value) else 0.0
+        return float(np.nan_to_num(getattr(stats, name)(*rows.T).statistic))
 
 
 def _average_precision(rows: Evidence) -> float:
@@ -236,8 +219,7 @@ def _average_precision(rows: Evidence) -> float:
 def _best_accuracy(rows: Evidence) -> float:
     from sentence_transformers.sentence_transformer.evaluation import BinaryClassificationEvaluator
 
-    found = BinaryClassificationEvaluator.find_best_acc_and_threshold(rows[:, 0], rows[:, 1], True)
-    return float(found[0])
+    return float(BinaryClassificationEvaluator.find_best_acc_and_threshold(rows[:, 0], rows[:, 1], True)[0])
 
 
 def _nearer(rows: Evidence) -> float:
@@ -268,18 +250,19 @@ def _entities(rows: Evidence, ends: tuple[int, ...]) -> float:
     return float(len(ends) * rows[:, 0].sum() / whole) if whole else 0.0
 
 
-def _means(*names: str) -> dict[str, Metric]:
-    return {name: partial(_mean, column=column) for column, name in enumerate(names)}
-
-
 def _mean(rows: Evidence, column: int) -> float:
     return float(rows[:, column].mean())
 
 
+def _means(*names: str) -> dict[str, Metric]:
+    return {name: partial(_mean, column=column) for column, name in enumerate(names)}
+
+
 _PAIRED: dict[str, Metric] = {
-    f"cosine_{name}": partial(_correlation, name=f"{name}r") for name in ("spearman", "pearson")
+    "cosine_spearman": partial(_correlation, name="spearmanr"),
+    "cosine_pearson": partial(_correlation, name="pearsonr"),
 }
-_TOLD = {"cosine_ap": _average_precision, "cosine_accuracy": _best_accuracy}
+_TOLD: dict[str, Metric] = {"cosine_ap": _average_precision, "cosine_accuracy": _best_accuracy}
 _NEAR: dict[str, Metric] = {"accuracy": _nearer, **_means("mean cosine nearer", "mean cosine farther")}
 _CLASSES: dict[str, Metric] = {
     "accuracy": _accuracy,
@@ -287,9 +270,8 @@ _CLASSES: dict[str, Metric] = {
     "weighted_f1": partial(_f1, average="weighted"),
 }
 _SENSES = _means("accuracy cosine", "accuracy euclidean")
-_TAGS = {
-    name: partial(_entities, ends=ends) for name, ends in (("entity_f1", (1, 2)), ("precision", (1,)), ("recall", (2,)))
-}
+_ENDS = {"entity_f1": (1, 2), "precision": (1,), "recall": (2,)}
+_TAGS: dict[str, Metric] = {name: partial(_entities, ends=ends) for name, ends in _ENDS.items()}
 
 SCORINGS: dict[str, Scoring] = {
     "STS": Scoring(_pairs, _PAIRED, "cosine_spearman", "cosine_pearson"),

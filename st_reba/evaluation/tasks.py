@@ -108,37 +108,20 @@ def read_task(
     limit: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Read a labelled task.
-
-    ==================  ==========================================  ===================================================
-    kind                columns                                     main score
-    ==================  ==========================================  ===================================================
-    STS                 text1, text2, score                         Spearman's correlation of cosine and score
-    PairClassification  text1, text2, label (0 or 1)                average precision
-    Triples             anchor, positive, negative                  how often the positive is nearer
-    Classification      text, label                                 accuracy of a logistic regression
-    Clustering          text, label                                 v-measure of k-means
-    Reranking           query, document, relevance (0, 1, 2, …)     MAP over the documents judged for a query
-    Retrieval           query, document, relevance; a BEIR folder   nDCG@10 over all documents
-    WordSense           word, sentence1 to sentence4, answer        how often the odd one out is found
-    NER                 CoNLL lines: a word first, its tag          entity F1 of a logistic regression
-    ==================  ==========================================  ===================================================
+    """Read a labelled task; docs/how-to/evaluate.md lists the kinds, their columns and scores.
 
     Args:
         source: A DataFrame; a file or folder of named columns that :func:`st_reba.tables.read_table` reads;
             STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
             BEIR folder; SLPWC's columns or ``{word: {sense: [sentences]}}`` (kind WordSense); CoNLL lines (kind NER);
             or ``{"text": file, "label": file}``, line n of both belonging together.
-        kind: None: the columns tell (of kinds with the same columns the first in the table above counts).
+        kind: One of ``KINDS``; None: the first of ``ROLES`` whose columns are there.
         name: None: the file's name.
         train: What a classifier learns from, read alike.
         columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than usual.
         labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows are dropped.
         limit: Use so many items, drawn by the seed; of a ranking so many queries.
         seed: Of that draw, and of the questions that are drawn from senses.
-
-    Returns:
-        The task.
 
     Raises:
         ValueError: Columns or values that the kind cannot use.
@@ -196,27 +179,6 @@ def _refuse(kind: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name}={value!r:.60}: {kind} takes none. Drop it.")
-
-
-def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
-    """Read the tasks that a YAML file lists, each a mapping of ``read_task``'s arguments with ``file`` (or ``files``).
-
-    Files are relative to the list's folder.
-    """
-    import yaml
-
-    folder, tasks = Path(path).parent, []
-    listed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    for each in listed if isinstance(listed, list) else [listed]:
-        if not isinstance(each, dict) or not {"file", "files"} & set(each):
-            raise ValueError(f"{path}: {each!r:.80} must be a mapping with file: or files:.")
-        given = dict(each)
-        source = given.pop("file", None) or given.pop("files")
-        source = {role: folder / one for role, one in source.items()} if isinstance(source, dict) else folder / source
-        if isinstance(given.get("train"), str):
-            given["train"] = folder / given["train"]
-        tasks.append(read_task(source, given.pop("kind", None), **given))
-    return tasks
 
 
 def drawn(rows: Sequence[Any], limit: int | None, seed: int) -> list[Any]:

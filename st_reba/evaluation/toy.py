@@ -13,16 +13,9 @@ import yaml
 
 from .tasks import Task, drawn
 
-Words = Mapping[str, str]
-
 LANGUAGES = ("zh", "en")
 PARTS = ("whole", "early", "late")
-# q = [A, B] always; what stands at A and at B in s+ and in s-.
-STRUCTURES: Mapping[str, str] = {
-    "S1": "s+ = [A+, B+], s- = [A-, B]",
-    "S2": "s+ = [A+, B+], s- = [A, B-]",
-    "S3": "s+ = [A, B+], s- = [A, B-]",
-}
+STRUCTURES = ("S1", "S2", "S3")
 # Of each topic, so many people and times: 30 topics make 120 triples.
 DRAWS = 4
 
@@ -42,7 +35,7 @@ class Sentence(NamedTuple):
 
 
 def toy_tasks(
-    structures: Sequence[str] = tuple(STRUCTURES),
+    structures: Sequence[str] = STRUCTURES,
     languages: Sequence[str] = LANGUAGES,
     part: str = "whole",
     limit: int | None = None,
@@ -62,8 +55,8 @@ def toy_tasks(
     part stands. The paper numbers them so in section 3.1; its tables 8 and 9 the other way round.
 
     Args:
-        structures: Which of ``"S1"``, ``"S2"``, ``"S3"``.
-        languages: Which of ``"zh"``, ``"en"``.
+        structures: Which of ``STRUCTURES``.
+        languages: Which of ``LANGUAGES``.
         part: What stands for a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
             or B alone, where they stand. ``"early"`` in S3 shows whether early tokens hold what is said later: A is the
             same in all three sentences.
@@ -73,9 +66,6 @@ def toy_tasks(
     Returns:
         A task of triples a language and structure. Bootstraps draw topics, whose triples share their wording.
 
-    Raises:
-        ValueError: There is no such structure, language or part.
-
     Source:
         Echo, section 3.1, figure 2 (``"early"``: its panel C), tables 8 to 10. The sentences are this package's own.
 
@@ -83,49 +73,36 @@ def toy_tasks(
         >>> [task.name for task in toy_tasks(["S1", "S3"], ["en"], "early")]
         ['S1 en early', 'S3 en early']
     """
-    for chosen, allowed in ((structures, STRUCTURES), (languages, LANGUAGES), ((part,), PARTS)):
-        if wrong := [each for each in chosen if each not in allowed]:
-            raise ValueError(f"toy: {wrong[0]!r} is not known. Choose from {', '.join(allowed)}.")
     tasks = []
     for language, structure in product(languages, structures):
         place: dict[tuple[str, tuple[int, int]], int] = {}
         items, topics = [], []
         for topic, sentences in drawn(triples(structure, language, seed=seed), limit, seed):
-            spans = [each.span(part) for each in sentences]
-            items.append(tuple(place.setdefault(each, len(place)) for each in spans))
+            items.append(tuple(place.setdefault(each.span(part), len(place)) for each in sentences))
             topics.append(topic)
         name = f"{structure} {language}" + (f" {part}" if part != "whole" else "")
-        spans_of = () if part == "whole" else tuple(span for _, span in place)
-        texts = tuple(text for text, _ in place)
-        tasks.append(Task(name, "Triples", texts, tuple(items), spans=spans_of, groups=tuple(topics)))
+        texts, spans = zip(*place, strict=True)
+        spans = () if part == "whole" else spans
+        tasks.append(Task(name, "Triples", texts, tuple(items), spans=spans, groups=tuple(topics)))
     return tasks
 
 
 def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[Task]:
     """The toy structures that a word names: ``"toy"``, ``"toy:S1"``, ``"toy:en"``, ``"toy:S3,early"``.
 
-    Example:
-        >>> [task.name for task in toy_tasks_named("toy:S1,S3,zh")]
-        ['S1 zh', 'S3 zh']
+    Raises:
+        ValueError: There is no such structure, language or part, or there are two parts.
     """
     named = [each for each in word.partition(":")[2].split(",") if each]
-    structures, languages = ([each for each in named if each in known] for known in (STRUCTURES, LANGUAGES))
-    part = [each for each in named if each not in (*structures, *languages)] or ["whole"]
-    if len(part) > 1:
-        raise ValueError(
-            f"{word!r}: name structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one part."
-        )
-    return toy_tasks(structures or list(STRUCTURES), languages or LANGUAGES, part[0], limit, seed)
+    structures, languages, part = ([each for each in named if each in of] for of in (STRUCTURES, LANGUAGES, PARTS))
+    if len(part) > 1 or len(named) > len(structures) + len(languages) + len(part):
+        known = f"structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one of {', '.join(PARTS)}"
+        raise ValueError(f"{word!r}: name {known}.")
+    return toy_tasks(structures or STRUCTURES, languages or LANGUAGES, *(part or ["whole"]), limit, seed)
 
 
 def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, tuple[Sentence, Sentence, Sentence]]]:
-    """The 120 triples (q, s+, s-) of a structure, each with its topic, four of each topic.
-
-    Example:
-        >>> topic, (q, same, other) = triples("S3", "en")[0]
-        >>> q.early == same.early == other.early
-        True
-    """
+    """The 120 triples (q, s+, s-) of a structure, each with its topic, four of each topic."""
     words = _words(language)
     return [
         (f"{language}-{number:02}", _sentences(structure, words, topic, who, when))
@@ -141,20 +118,20 @@ def _words(language: str) -> dict[str, Any]:
     return words
 
 
-def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Words, Words]]:
+def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:
     """People and times of a topic, the same in every structure; no person twice."""
 
     def rank(pair: Any) -> bytes:
         return hashlib.sha256(f"{seed}:{topic}:{pair[0]['is']}:{pair[1]['is']}".encode()).digest()
 
-    chosen: dict[str, tuple[Words, Words]] = {}
+    chosen: dict[str, tuple[Any, Any]] = {}
     for who, when in sorted(product(words["who"], words["when"]), key=rank):
         chosen.setdefault(who["is"], (who, when))
     return list(chosen.values())[:DRAWS]
 
 
 def _sentences(
-    structure: str, words: Mapping[str, Any], topic: Words, who: Words, when: Words
+    structure: str, words: Mapping[str, Any], topic: Mapping[str, str], who: Mapping[str, str], when: Mapping[str, str]
 ) -> tuple[Sentence, Sentence, Sentence]:
     """q, s+ and s-."""
     last = structure == "S1"

@@ -30,18 +30,13 @@ Question = tuple[str, Sequence[str], int]
 
 
 def word_sense_task(source: Any, *, name: str = "words", limit: int | None = None, seed: int = 0) -> Task:
-    """Questions: in which of four sentences does a word mean something else?
+    """Questions: in which of four sentences does a word (its first occurrence) mean something else?
 
     Args:
         source: A table with the columns 问题 (the word in quotation marks), 选项1 to 选项4 and 答案 (A to D), as
             SLPWC and WSD were published, or word, sentence1 to sentence4, answer; or a .json file with
             ``{word: {sense: [sentences]}}``, of which a question a word is drawn.
-        name: The task's name.
-        limit: Use so many questions.
-        seed: Of the draws.
-
-    Returns:
-        The task. In a sentence that holds its word several times, the first occurrence counts.
+        name, limit, seed: As for :func:`~st_reba.evaluation.tasks.read_task`.
 
     Raises:
         ValueError: The columns are missing, or no question can be used.
@@ -166,13 +161,12 @@ def entity_task(name: str, source: Any, train: Any, limit: int | None, seed: int
     return Task(name, "NER", tuple(place), *parts)
 
 
-def tagged_word_vectors(model: SentenceTransformer, task: Task, *, last: bool = False) -> NDArray[np.float32]:
-    """Vectors of the words of a task of entities, each the vector of one of its tokens.
+def tagged_word_vectors(model: SentenceTransformer, task: Task) -> NDArray[np.float32]:
+    """Vectors of the words of a task of entities, each the vector of its first token.
 
     Args:
         model: A model from :func:`st_reba.build`.
         task: Of entities: items are (text, words, tags).
-        last: Take a word's last token, which alone has seen all of it in an unconverted decoder; else the first.
 
     Returns:
         [words, d], text after text: the last hidden states (Echo: of the last copy), or the vectors e_i of ReBA.
@@ -199,6 +193,6 @@ def tagged_word_vectors(model: SentenceTransformer, task: Task, *, last: bool = 
                 raise ValueError(
                     f"The word {word!r} of {text!r:.60} has no token, or lies past the cut: shorten the text."
                 )
-            rows.append(vectors[place][tokens[-1 if last else 0]])
+            rows.append(vectors[place][tokens[0]])
             start = end + 1
     return np.stack(rows).astype(np.float32)

@@ -146,16 +146,14 @@ def test_curves(base: SentenceTransformer, tmp_path: Path) -> None:
 
 def test_tasks_by_their_names(tmp_path: Path) -> None:
     PAIRS.to_csv(tmp_path / "p.csv", index=False)
-    (tmp_path / "t.yaml").write_text("- {name: listed, file: p.csv}\n")
     model = st_reba.build("mini")
     model.save(str(tmp_path / "model"))
-    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", tmp_path / "p.csv", tmp_path / "t.yaml", PAIRS]
+    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", tmp_path / "p.csv", PAIRS]
     found = evaluate(tmp_path / "model", names, limit=11)
     assert [(each.task, each.items) for each in found] == [
         ("S1 en", 11),
         ("p", 11),
         ("p", 11),
-        ("listed", 12),
         ("table", 11),
     ]
     assert {each.method for each in found} == {"reba"}

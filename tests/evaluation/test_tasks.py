@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from st_reba.evaluation.tasks import Task, drawn, frame_of, labelled_rows, read_task, read_tasks
+from st_reba.evaluation.tasks import Task, drawn, frame_of, labelled_rows, read_task
 
 WORDS = [f"word {number}" for number in range(12)]
 PAIRS = pd.DataFrame({"sentence1": WORDS, "sentence2": WORDS[::-1], "score": range(12)})
@@ -115,16 +115,6 @@ def test_conll(tmp_path: Path) -> None:
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
     with pytest.raises(ValueError):
         read_task(tmp_path / "a.txt", "NER")
-
-
-def test_a_list_of_tasks_names_files_beside_it(tmp_path: Path) -> None:
-    PAIRS.to_csv(tmp_path / "p.csv", index=False)
-    (tmp_path / "tasks.yaml").write_text("- {name: mine, kind: STS, file: p.csv, limit: 11}\n- {file: p.csv}\n")
-    tasks = read_tasks(tmp_path / "tasks.yaml")
-    assert [(task.name, len(task.items)) for task in tasks] == [("mine", 11), ("p", 12)]
-    (tmp_path / "tasks.yaml").write_text("- {name: mine}\n")
-    with pytest.raises(ValueError):
-        read_tasks(tmp_path / "tasks.yaml")
 
 
 def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:

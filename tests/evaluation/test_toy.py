@@ -46,7 +46,7 @@ def test_draws() -> None:
     assert len(toy_tasks_named("toy")) == 6
 
 
-@pytest.mark.parametrize("word", ["toy:S4", "toy:early,late"])
+@pytest.mark.parametrize("word", ["toy:S4", "toy:S1,S4", "toy:early,late"])
 def test_refused(word: str) -> None:
     with pytest.raises(ValueError):
         toy_tasks_named(word)

@@ -81,16 +81,15 @@ def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
         assert np.abs(vectors[method] - own).max() < 1e-4 * np.abs(own).max(), str(method)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_tagged_word_is_its_first_or_last_token(last: bool) -> None:
+def test_a_tagged_word_is_its_first_token() -> None:
     model = st_reba.build("mini", "classical", pooling="mean")
     words = ("Unbelievably", "he", "sleeps")
     task = Task("t", "NER", (" ".join(words),), ((0, words, ("O", "O", "O")),) * 10, ((0, words, ("O", "O", "O")),))
-    vectors = tagged_word_vectors(model, task, last=last)
+    vectors = tagged_word_vectors(model, task)
     tokens = st_reba.words.encode_tokens(model, [task.texts[0]])[0]
     assert vectors.shape == (3, 192)
     assert len(tokens) > 3
-    assert np.abs(vectors[-1 if last else 0] - tokens[-1 if last else 0]).max() < 1e-5
+    assert np.abs(vectors[0] - tokens[0]).max() < 1e-5
     short = st_reba.build("mini", "classical", pooling="mean", max_seq_length=4)
     with pytest.raises(ValueError):
         tagged_word_vectors(short, task)
