@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..encode import DEFAULT_BATCH_TOKENS, copied_positions, encode_texts, token_batches
-from ..methods import Method, masks_of
+from ..methods import Method
+from ..modules import PromptEnsemble
 from ..modules.capture import Capture
-from ..modules.reader import watch_layers
+from ..modules.layers import watch_layers
+from ..modules.outputs import watch_attention
+from ..settings import masks_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -29,18 +32,21 @@ _MOST_NUMBERS = 1 << 25
 
 
 class Readout(NamedTuple):
-    """One layer of a pass, pooled: layer 1 to L (0: the embeddings; its ReBA is not defined), one of ``POOLINGS``."""
+    """One layer of a pass, pooled.
+
+    Args:
+        layer: 1 to L; 0: the embeddings, of which there is no ReBA.
+        pooling: One of ``POOLINGS``.
+        first: None: the layer's states. Else the mean of the attention outputs of the layers from this one up to it.
+    """
 
     layer: int
     pooling: str
+    first: int | None = None
 
 
 def opened(base: Any, **loading: Any) -> SentenceTransformer:
-    """Load a base once, for all the functions here.
-
-    Args:
-        base: As for :func:`st_reba.build`.
-        **loading: Further arguments of ``build``, as ``dtype``, ``device`` and ``max_seq_length``.
+    """Load a base once, for all the functions here; arguments as for :func:`st_reba.build`.
 
     Example:
         >>> opened("mini")[0].depth
@@ -56,8 +62,8 @@ def of_base(base: SentenceTransformer, method: Method, **options: Any) -> Senten
     from ..build import build
 
     transformer: Any = base[0]
-    length = {} if transformer.recipe is None else {"max_seq_length": transformer.recipe.get("max_seq_length")}
-    given = {name: value for name, value in length.items() if value is not None and method.max_seq_length is None}
+    length = (transformer.recipe or {}).get("max_seq_length")
+    given = {"max_seq_length": length} if length is not None and method.max_seq_length is None else {}
     return build(transformer.model, replace(method, **given), tokenizer=transformer.tokenizer, **options)
 
 
@@ -81,7 +87,7 @@ def vectors(
         texts: The texts.
         task, prompt: As for ``encode``; ``task`` is ``"query"`` or ``"document"``.
         parts: Of each text, the content tokens (first, end) of a word, whose vector it is then. Mean and last are over
-            its tokens in the last copy, ReBA's mean over their e_i. Only for methods that share passes.
+            its tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
         batch_tokens: Positions a forward pass.
         progress: Called after each batch with its number of texts and of positions.
         check: As for ``build``.
@@ -102,12 +108,10 @@ def vectors(
     transformer: Any = base[0]
     for first, group in shared(methods, transformer.depth).items():
         model = of_base(base, replace(first, filter=None), check=check)
-        if first not in group:
-            raise ValueError(f"{first}: a pass must be one of its methods.")
         readouts = {method: readout_of(method, transformer.depth) for method in group}
+        if parts is not None and (readouts[first] is None or first.templates is not None):
+            raise ValueError(f"{first}: words have no vector here. Use st_reba.encode_words.")
         if readouts[first] is None:
-            if parts is not None:
-                raise ValueError(f"{first}: words have no vector here. Use st_reba.encode_words.")
             found[first] = np.asarray(encode_texts(model, unique, **options), np.float32)
             if progress is not None:
                 progress(len(unique), len(unique))
@@ -116,8 +120,7 @@ def vectors(
             made = gathered(read(model, wanted, unique, parts=parts, progress=progress, **options), len(unique))
             found |= {method: made[each] for method, each in readouts.items() if each is not None}
     for method in methods:
-        if method.normalize:
-            found[method] = _units(found[method])
+        found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:
             found[method] = np.asarray(Filter.load(method.filter).apply(found[method]), np.float32)
             found[method] = _units(found[method]) if method.normalize else found[method]
@@ -129,25 +132,25 @@ def vectors(
 
 
 def readout_of(method: Method, depth: int) -> Readout | None:
-    """What a method reads of its pass; None: its model has to run by itself.
-
-    Args:
-        method: The method.
-        depth: The base's number of layers L.
+    """What a method reads of its pass, of a base with L layers (``depth``); None: its model has to run by itself.
 
     Example:
         >>> readout_of(Method("reba", pooling="mean"), 6), readout_of(Method("prompteol", layer=-2), 6)
-        (Readout(layer=6, pooling='reba-mean'), Readout(layer=5, pooling='end'))
+        (Readout(layer=6, pooling='reba-mean', first=None), Readout(layer=5, pooling='end', first=None))
     """
-    plain = method.templates is None and method.implementation == "paper" and method.chunk is None
-    plain = plain and method.pooled is None and not method.include_special and not method.normalize_weights
-    pooling = method.sentence_pooling
-    if not plain or pooling == "cls" or isinstance(method.layer, tuple) or not method.final_norm:
+    plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
+    plain = plain and not method.include_special and not method.normalize_weights and method.final_norm
+    pooling, outputs = method.sentence_pooling, method.read == "attention"
+    if not plain or pooling == "cls" or (method.name == "reba" and outputs):
         return None
-    layer = depth if method.layer is None else int(method.layer) % (depth + 1)
+    given = method.layer if method.layer is not None else (depth // 2 + 1, depth) if outputs else depth
+    if isinstance(given, tuple) and not outputs:
+        return None
+    first, layer = (int(each) % (depth + 1) for each in (given if isinstance(given, tuple) else (given, given)))
     if layer == 0 or (method.setting is not None and _masks(method, layer) is None):
         return None
-    return Readout(layer, {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling))
+    name = {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling)
+    return Readout(layer, name, first if outputs else None)
 
 
 def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
@@ -176,12 +179,11 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
 
 def _input(method: Method) -> tuple[Any, ...]:
     """What decides over the input: two methods that agree here see the same tokens."""
-    once = method.name not in ("reba", "echo")
-    template = method.template or ("prompteol" if method.name == "prompteol" else None)
-    copies = None if template is not None else 1 if once else method.repeats or 2
+    layout = method.layout
+    copies = None if layout is not None else method.repeats or 2 if method.name in ("reba", "echo") else 1
+    joined = None if method.templates is None else (method.template_weights, method.equal_norms)
     m = 1 if method.setting is None else method.m
-    shown = repr(sorted(template.items())) if isinstance(template, Mapping) else template
-    return shown, copies, method.instruction, method.compute_matched, method.max_seq_length, m
+    return repr(layout), copies, joined, method.instruction, method.compute_matched, method.max_seq_length, m
 
 
 def _masks(method: Method, layers: int) -> list[str] | None:
@@ -209,7 +211,7 @@ def read(
     are those of the layers up to k.
 
     Args:
-        model: Of :func:`st_reba.build`, one template, no layers that run twice; its pooling is not used.
+        model: Of :func:`st_reba.build`, no layers that run twice; its pooling is not used, its PromptEnsemble is.
         readouts: What to read.
         texts, task, prompt, parts, batch_tokens, progress: As for :func:`vectors`.
 
@@ -218,7 +220,12 @@ def read(
     """
     transformer: Any = model[0]
     layers = sorted({each.layer for each in readouts})
-    if not layers or layers[0] < 0 or layers[-1] > transformer.depth or {p for _, p in readouts} - set(POOLINGS):
+    if (
+        not layers
+        or layers[0] < 0
+        or layers[-1] > transformer.depth
+        or {each.pooling for each in readouts} - {*POOLINGS}
+    ):
         raise ValueError(f"readouts: layers are 0 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
     reba = {each.pooling for each in readouts if each.pooling.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
@@ -226,17 +233,23 @@ def read(
     width = int(getattr(transformer.config.get_text_config(), "hidden_size", 1024))
     budget = max(1, min(batch_tokens, _MOST_NUMBERS // (width * len(layers))))
     watch_layers(transformer.model)
+    if any(each.first is not None for each in readouts):
+        watch_attention(transformer.model)
+    join = next((each for each in model if isinstance(each, PromptEnsemble)), None)
     model.eval()
     for batch in token_batches(lengths, budget):
         features = transformer.preprocess([texts[row] for row in batch], prompt=prompt, task=task)
         features = {name: _on(each, transformer.model.device) for name, each in features.items()}
-        bounds = _bounds(features, None if parts is None else [parts[row] for row in batch])
-        watch = _Watch(layers, transformer.depth, features["copy_ids"] > 0, bounds if reba else None)
+        watch = _Watch(readouts, transformer, features, None if parts is None else [parts[row] for row in batch])
         before, transformer.reader = transformer.reader, watch
         try:
             with torch.inference_mode():
                 transformer(features, capture=capture)
-                found = _pooled(features, transformer.copies, watch, readouts, bounds)
+                found = watch.pooled()
+                if join is not None:
+                    found = {
+                        each: join({"sentence_embedding": row})["sentence_embedding"] for each, row in found.items()
+                    }
         finally:
             transformer.reader = before
         yield batch, found
@@ -263,84 +276,97 @@ def gathered(batches: Iterator[tuple[list[int], dict[Readout, Tensor]]], count: 
 
 
 class _Watch:
-    """A part of a pass, in the place of a transformer's reader: it keeps what several layers hand on.
+    """A part of a pass, in the place of a transformer's reader: it pools what several layers hand on.
 
     Args:
-        layers: The layers that are read, ascending.
-        depth: L.
-        summed: [B, T] bool, the positions that ReBA sums over.
-        bounds: First and end of the content tokens of ReBA's vector, [B, 1] each; None: no ReBA.
+        readouts: What to pool.
+        transformer: The module that runs.
+        features: Of its ``preprocess``, on its device.
+        parts: As for :func:`vectors`, of this batch.
     """
 
-    def __init__(self, layers: Sequence[int], depth: int, summed: Tensor, bounds: tuple[Tensor, Tensor] | None) -> None:
-        self.layers, self.depth, self.summed, self.bounds = layers, depth, summed, bounds
+    def __init__(
+        self, readouts: Sequence[Readout], transformer: Any, features: dict[str, Any], parts: Any = None
+    ) -> None:
+        self.readouts, self.depth = readouts, transformer.depth
+        self.layers = sorted({each.layer for each in readouts if each.first is None})
+        self.summed = features["copy_ids"] > 0  # [B, T], the positions that ReBA sums over
+        counts = [span.length for span in features["spans"]]
+        pairs = [(0, count) for count in counts] if parts is None else list(parts)
+        for (first, end), count in zip(pairs, counts, strict=True):
+            if not 0 <= first < end <= count:
+                raise ValueError(f"parts: tokens {first} to {end} are not among the {count} of the text, as cut.")
+        # First and end of the content tokens that a vector is of, [B, 1] each.
+        self.first, self.end = torch.tensor(pairs, device=self.summed.device).split(1, dim=1)
+        inside = features["copy_ids"] == transformer.copies
+        totals = torch.tensor([[span.total] for span in features["spans"]], device=inside.device)
+        chosen = [*self._of_tokens(inside.cumsum(dim=1) - 1, inside), self._places() == totals - 1]
+        self.plain = _means(torch.stack(chosen, dim=1))  # [B, 3, T]: mean, last, end
         self.states: list[Tensor] = []
-        # By layer, the weights [B, 2, T] of ReBA's mean and last.
-        self.weights: dict[int, Tensor] = {}
+        self.weights: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
+        self.sums = {each.first: torch.zeros(()) for each in readouts if each.first is not None}
+        self.outputs: dict[tuple[int, int], Tensor] = {}  # by first and last layer, [B, 3, d]
 
     def begin(self, state: Any) -> None:
         def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
-            if index == 0 and self.layers[0] == 0:
+            if index == 0 and 0 in self.layers:
                 self.states.append(entered)
             if index + 1 in self.layers:
                 self.states.append(hidden)
-                if self.bounds is not None:
+                if state.capture is not None:
                     self.weights[index + 1] = self._so_far(state.capture)
             # All pass what follows the layers, the final norm, side by side in the batch.
-            return torch.cat(self.states) if index + 1 == self.depth else hidden
+            return torch.cat(self.states) if index + 1 == self.depth and self.states else hidden
+
+        def add(index: int, output: Tensor) -> None:
+            pooled = torch.bmm(self.plain, output.float())
+            for first, total in self.sums.items():
+                if first <= index + 1:
+                    self.sums[first] = total.to(pooled.device) + pooled
+                    self.outputs[first, index + 1] = self.sums[first] / (index + 2 - first)
 
         state.after_layer.append(see)
+        if self.sums:
+            state.after_attention.append(add)
+
+    def finish(self, state: Any, hidden: Tensor) -> Tensor:
+        if self.states:
+            self.states = list(hidden.reshape(len(self.layers), -1, *hidden.shape[1:]).unbind())
+        return self.states[-1] if self.states else hidden
+
+    def pooled(self) -> dict[Readout, Tensor]:
+        """The vectors of each readout, [B, d] float32."""
+        found: dict[Readout, Tensor] = {}
+        for layer, hidden in zip(self.layers, self.states, strict=True):
+            mine = [each for each in self.readouts if each.layer == layer and each.first is None]
+            for names, weights in ((POOLINGS[:3], self.plain), (POOLINGS[3:], self.weights.get(layer))):
+                if weights is not None and any(each.pooling in names for each in mine):
+                    rows = torch.bmm(weights.float(), hidden.float())
+                    found |= {each: rows[:, names.index(each.pooling)] for each in mine if each.pooling in names}
+        outputs = [each for each in self.readouts if each.first is not None]
+        return found | {each: self.outputs[each.first, each.layer][:, POOLINGS.index(each.pooling)] for each in outputs}
+
+    def _places(self) -> Tensor:
+        return torch.arange(self.summed.shape[1], device=self.summed.device)
+
+    def _of_tokens(self, token: Tensor, inside: Tensor | bool = True) -> list[Tensor]:
+        """Which places hold the content tokens of a vector, and the last of them, [B, T] each."""
+        return [inside & (token >= self.first) & (token < self.end), inside & (token == self.end - 1)]
 
     def _so_far(self, captured: Any) -> Tensor:
-        assert self.bounds is not None
+        """ReBA's weights by the layers that have run."""
         now = copy.copy(captured)
         now.maxima = list(captured.maxima)
         rows: Tensor = now.rows() * self.summed[:, None]
         if rows.shape[1] == 1:
             return rows.expand(-1, 2, -1)
-        first, end = self.bounds
-        token = torch.arange(rows.shape[1], device=rows.device)
-        chosen = torch.stack([(token >= first) & (token < end), token == end - 1], dim=1).to(rows.dtype)
-        return torch.bmm(chosen / chosen.sum(dim=2, keepdim=True), rows)
-
-    def finish(self, state: Any, hidden: Tensor) -> Tensor:
-        self.states = list(hidden.reshape(len(self.layers), -1, *hidden.shape[1:]).unbind())
-        return self.states[-1]
+        chosen = torch.stack(self._of_tokens(torch.arange(rows.shape[1], device=rows.device)), dim=1)
+        return torch.bmm(_means(chosen).to(rows.dtype), rows)
 
 
-def _bounds(features: dict[str, Any], parts: Sequence[tuple[int, int]] | None) -> tuple[Tensor, Tensor]:
-    """First and end of the content tokens that a vector is of, [B, 1] each."""
-    counts = [span.length for span in features["spans"]]
-    pairs = [(0, count) for count in counts] if parts is None else list(parts)
-    for (first, end), count in zip(pairs, counts, strict=True):
-        if not 0 <= first < end <= count:
-            raise ValueError(f"parts: tokens {first} to {end} are not among the {count} tokens of the text, as cut.")
-    both = torch.tensor(pairs, device=features["copy_ids"].device)
-    return both[:, :1], both[:, 1:]
-
-
-def _pooled(
-    features: dict[str, Any], copies: int, watch: _Watch, readouts: Sequence[Readout], bounds: tuple[Tensor, Tensor]
-) -> dict[Readout, Tensor]:
-    inside = features["copy_ids"] == copies
-    token, (first, end) = inside.cumsum(dim=1) - 1, bounds
-    totals = torch.tensor([[span.total] for span in features["spans"]], device=inside.device)
-    chosen = [
-        inside & (token >= first) & (token < end),
-        inside & (token == end - 1),
-        torch.arange(inside.shape[1], device=inside.device) == totals - 1,
-    ]
-    plain = torch.stack(chosen, dim=1).float()
-    plain = plain / plain.sum(dim=2, keepdim=True)
-    found: dict[Readout, Tensor] = {}
-    for layer, hidden in zip(watch.layers, watch.states, strict=True):
-        wanted = {each.pooling for each in readouts if each.layer == layer}
-        states = hidden.float()
-        for names, weights in ((POOLINGS[:3], plain), (POOLINGS[3:], watch.weights.get(layer))):
-            if wanted & set(names) and weights is not None:
-                pooled = torch.bmm(weights.float(), states)
-                found |= {Readout(layer, name): pooled[:, row] for row, name in enumerate(names) if name in wanted}
-    return found
+def _means(chosen: Tensor) -> Tensor:
+    """Weights of means over what is chosen in the last dimension, float32."""
+    return chosen.float() / chosen.sum(dim=-1, keepdim=True)
 
 
 def _on(value: Any, device: torch.device) -> Any:

@@ -29,6 +29,12 @@ SHARED = [
     "echo:pooling=mean,setting=mask0-bidir,k=1",
     "reba:pooling=mean,setting=inplace-bidir,k=1",
     "reba:normalize=false",
+    "prompteol:read=attention",
+    "prompteol:read=attention,layer=1",
+    "echo:read=attention,pooling=mean,layer=[1,2]",
+    "prompteol:template=reverseol",
+    "prompteol:template=reverseol,read=attention",
+    'prompteol:template=["{text} is","{text} means"],weights=[1,-0.5],equal_norms=false,layer=1',
 ]
 ALONE = [
     "nosink:setting=inter-bidir,k=1",
@@ -38,7 +44,6 @@ ALONE = [
     "reba:implementation=authors",
     "reba:include_special=true",
     "echo:pooled=repeats,pooling=mean",
-    'prompteol:template=["{text} is","{text} means"]',
     "echo:pooling=mean,layer=1,final_norm=false",
 ]
 
@@ -81,6 +86,8 @@ def test_masks_of_inner_layers_share_the_pass_of_all_layers() -> None:
         (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),
         (["prompteol", "classical:template=prompteol,layer=3", "classical"], 2),
         (ALONE[:3], 3),
+        (["prompteol:template=reverseol", "prompteol:template=reverseol,read=attention", "prompteol"], 2),
+        (["prompteol:template=contrastive", "prompteol:template=contrastive,weights=[1,0]"], 2),
     ],
 )
 def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[str], groups: int) -> None:
@@ -168,6 +175,7 @@ def test_progress_counts_texts_and_positions() -> None:
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
+        lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
     ],
 )
 def test_refusals(call: Callable[[Any], object]) -> None:
