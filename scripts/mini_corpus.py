@@ -1,20 +1,22 @@
 """The corpus and the tokenizer of the tiny bilingual language model; `train_mini_lm.py prepare` runs it."""
 
-import importlib
+from __future__ import annotations
+
 import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
 VOCABULARY = 8192
 ENGLISH_CHARACTERS = 22_000_000
-
-
-class UsageError(Exception):
-    """A mistake in what the user gave; its message is shown without a traceback."""
 
 
 def clean(text: str) -> str:
@@ -43,24 +45,12 @@ def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
         yield from re.findall(r"<doc [^>]*>\n(.*?)</doc>", content, re.DOTALL)
 
 
-def wiki_files(folder: Path, option: str) -> list[Path]:
-    """List the WikiExtractor files under a folder, sorted, so that every run reads them alike."""
-    files = sorted(folder.rglob("wiki_*"))
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """Files below a folder, sorted, so that every run reads them alike."""
+    files = sorted(folder.rglob(pattern))
     if not files:
-        raise UsageError(f"{option} {folder}: no wiki_* file there; give WikiExtractor's output folder (AA/wiki_00, …)")
+        raise SystemExit(f"{folder}: no {pattern} there")
     return files
-
-
-def to_simplified() -> Callable[[str], str]:
-    """Return the converter from traditional to simplified characters."""
-    try:
-        opencc = importlib.import_module("opencc")
-    except ImportError as error:
-        raise UsageError(
-            "prepare needs opencc for simplified characters: pip install opencc-python-reimplemented"
-        ) from error
-    convert: Callable[[str], str] = opencc.OpenCC("t2s").convert
-    return convert
 
 
 def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:
@@ -70,40 +60,23 @@ def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random
         The Chinese and the English documents, each shuffled. English stops after the file that brings it to
         22 million characters, so that it does not crowd Chinese out of a small model.
     """
-    from tqdm import tqdm
+    import opencc
 
-    for option, folder in (("--zh-wiki", zh_wiki), ("--en-wiki", en_wiki), ("--lctt", lctt)):
-        if not folder.is_dir():
-            raise UsageError(f"{option} {folder}: no such folder")
-    simplify = to_simplified()
-
-    files = wiki_files(zh_wiki, "--zh-wiki")
-    articles = (clean(simplify(article)) for article in wiki_articles(tqdm(files, desc="Chinese wiki", unit="file")))
-    chinese = [article for article in articles if len(article) > 150]
-
-    files = sorted(lctt.rglob("*.md"))
-    if not files:
-        raise UsageError(f"--lctt {lctt}: no *.md file there; give the folder of published articles")
-    for file in tqdm(files, desc="LCTT", unit="file"):
+    simplify = opencc.OpenCC("t2s").convert
+    files = tqdm(files_in(zh_wiki, "wiki_*"), desc="Chinese wiki", unit="file")
+    chinese = [text for article in wiki_articles(files) if len(text := clean(simplify(article))) > 150]
+    for file in tqdm(files_in(lctt, "*.md"), desc="LCTT", unit="file"):
         article = clean_markdown(file.read_text(encoding="utf-8", errors="ignore"))
         if len(article) > 200:
             chinese.append(article)
 
-    files = wiki_files(en_wiki, "--en-wiki")
+    files = files_in(en_wiki, "wiki_*")
     shuffle.shuffle(files)
     english: list[str] = []
-    characters = 0
     for file in tqdm(files, desc="English wiki", unit="file"):
-        articles = (clean(article) for article in wiki_articles([file]))
-        kept = [article[:4000] for article in articles if len(article) > 300]
-        english += kept
-        characters += sum(map(len, kept))
-        if characters > ENGLISH_CHARACTERS:
+        english += [text[:4000] for article in wiki_articles([file]) if len(text := clean(article)) > 300]
+        if sum(map(len, english)) > ENGLISH_CHARACTERS:
             break
-
-    for option, documents in (("--zh-wiki and --lctt", chinese), ("--en-wiki", english)):
-        if not documents:
-            raise UsageError(f"{option}: every document was shorter than 150 to 300 characters; give longer texts")
     shuffle.shuffle(chinese)
     shuffle.shuffle(english)
     return chinese, english
@@ -116,8 +89,6 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
         A `tokenizers.Tokenizer` that puts `<s>` in front of each text. No text is unknown to it: a character
         outside the alphabet becomes its UTF-8 bytes.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
     markers = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
@@ -151,10 +122,6 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 
 def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path, seed: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
-    import numpy as np
-    from tqdm import tqdm
-    from transformers import PreTrainedTokenizerFast
-
     shuffle = random.Random(seed)
     chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
     tokenizer = train_tokenizer(
