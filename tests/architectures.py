@@ -18,8 +18,6 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["ARCHITECTURES", "SLIDING", "TOKENIZERS", "VOCABULARY", "save"]
-
 VOCABULARY = 512
 POSITIONS = 256
 

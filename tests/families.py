@@ -22,8 +22,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
-__all__ = ["CAUSAL_LMS", "NoModelError", "config_of", "make", "save"]
-
 # Model type → class, as transformers says.
 CAUSAL_LMS: dict[str, str] = {
     name: (each if isinstance(each, str) else each[0]) for name, each in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()

@@ -17,28 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "Layout",
-    "as_double",
-    "classical",
-    "echo",
-    "echo_word",
-    "hidden_and_attention",
-    "layer_states",
-    "layout",
-    "mean_of_layers",
-    "published_last",
-    "published_mean",
-    "published_word",
-    "reba",
-    "reba_tokens",
-    "reba_weights",
-    "reba_word",
-    "special_ids",
-    "symmetrized_max",
-    "very_last",
-]
-
 Pooling = Literal["last", "mean"]
 Span = Literal["last_copy", "repeats", "last_copy_and_end"]
 

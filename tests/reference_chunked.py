@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from reference import Layout, Pooling
+from reference import Layout, Pooling, reba_weights
 from torch import Tensor
 
 # Token ids of a sequence → its hidden states V [T, d] and A_new [T, T].
@@ -39,23 +39,6 @@ def piece_layout(placed: Layout, piece: Sequence[int], k: int) -> Layout:
     )
 
 
-def chunked_weights(
-    A_new: Tensor, layout: Layout, *, include_special: bool = False, normalize_weights: bool = False
-) -> Tensor:
-    """W [n, T] of one piece: W[i, t] = A_new[pos(1, i), t] for t in C, t >= pos(1, i); its diagonal weighs v_i."""
-    values = A_new.tolist()
-    rows = [[0.0] * len(layout.ids) for _ in range(layout.n)]
-    for i, start in enumerate(layout.positions(1)):
-        for t in range(start, len(layout.ids)):
-            if include_special or layout.copy_of[t] > 0:
-                rows[i][t] = values[start][t]
-    weights = torch.tensor(rows, dtype=torch.float64)
-    if normalize_weights:
-        for i in range(layout.n):
-            weights[i] = weights[i] / weights[i].sum()
-    return weights
-
-
 def chunked_tokens(
     run: Run,
     placed: Layout,
@@ -76,7 +59,7 @@ def chunked_tokens(
     for piece in cut(placed.n, limit):
         repeated = piece_layout(placed, piece, k)
         V_piece, A_new = run(tuple(repeated.ids))
-        weights = chunked_weights(A_new, repeated, include_special=include_special, normalize_weights=normalize_weights)
+        weights = reba_weights(A_new, repeated, include_special=include_special, normalize_weights=normalize_weights)
         states = list(V_piece.double())
         for factors, i, here in zip(weights.tolist(), piece, repeated.positions(1), strict=True):
             tokens[i] += factors[here] * V[placed.positions(1)[i]].double()
@@ -90,7 +73,4 @@ def chunked_pooled(tokens: Tensor, pooling: Pooling) -> Tensor:
     """last: e_n; mean: (1/n) sum over i of e_i."""
     if pooling == "last":
         return tokens[len(tokens) - 1]
-    total = torch.zeros(tokens.shape[1], dtype=torch.float64)
-    for row in tokens:
-        total += row
-    return total / len(tokens)
+    return tokens.sum(dim=0) / len(tokens)

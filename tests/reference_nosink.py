@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
-import architectures
 import torch
 from reference import as_double, hidden_and_attention
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
-
-__all__ = ["KINDS", "Plan", "from_top", "hooked", "plan", "run", "save", "visible"]
+from transformers import PreTrainedModel
 
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 
@@ -381,25 +376,3 @@ def _relayered(model: PreTrainedModel, taken: tuple[int, ...]) -> PreTrainedMode
     if types is not None:
         model.config.layer_types = [types[index] for index in taken]
     return model
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Models
-
-
-def save(model_type: str, settings: dict[str, Any], folder: str | Path, tokenizer: str) -> Path:
-    """Write a tiny random model of any family and settings, with one of architectures.TOKENIZERS."""
-    config = AutoConfig.for_model(
-        model_type,
-        **settings,
-        vocab_size=architectures.VOCABULARY,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    architectures._fill(model, zlib.crc32(model_type.encode()))
-    model.save_pretrained(folder)
-    architectures.TOKENIZERS[tokenizer]().save_pretrained(folder)
-    return Path(folder)

@@ -9,8 +9,6 @@ import math
 
 Row = list[float]
 
-__all__ = ["all_but_the_top", "center", "principal", "standardize", "whiten"]
-
 
 def _mean(sample: list[Row]) -> Row:
     return [sum(row[i] for row in sample) / len(sample) for i in range(len(sample[0]))]

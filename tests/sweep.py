@@ -27,8 +27,6 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 import st_reba
 from st_reba.selfcheck import check_masks
 
-__all__ = ["METHODS", "REFUSALS", "TOLERANCE", "Outcome", "Record", "encoder_error", "sweep"]
-
 METHODS = ("reba", "echo", "nosink")
 TOLERANCE = 1e-5
 # One token, a few, and more than every window holds; the batch of all three is padded.

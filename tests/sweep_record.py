@@ -13,8 +13,6 @@ from string import Template
 import transformers
 from sweep import METHODS, Record
 
-__all__ = ["COMMAND", "PAGE", "RECORDS", "as_json", "changes", "page", "read", "recorded", "release"]
-
 RECORDS = Path(__file__).parent / "data" / "architectures.json"
 WORDS = RECORDS.with_suffix(".md.in")
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "architectures.md"

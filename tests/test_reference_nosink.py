@@ -9,26 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from architectures import save
 from marks import slow_but
 from reference import as_double, hidden_and_attention
-from reference_nosink import KINDS, Plan, hooked, plan, run, save, visible
+from reference_nosink import KINDS, Plan, hooked, plan, run, visible
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 DEPTH = 3
-SETTINGS = {
-    "gpt2": {"n_embd": 32, "n_layer": DEPTH, "n_head": 4, "n_positions": 64},
-    "llama": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": DEPTH,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    },
-}
-NAMES = list(SETTINGS)
+NAMES = ["gpt2", "llama"]
 IDS = [7, 101, 33, 250, 33, 18, 400, 91, 5]
 ARCHITECTURES = ["inplace", "inter", "extra", "extend"]
 
@@ -36,8 +26,8 @@ ARCHITECTURES = ["inplace", "inter", "extra", "extend"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("nosink")
-    for name, settings in SETTINGS.items():
-        save(name, settings, made / name, "plain")
+    for name in NAMES:
+        save(name, made / name, "plain")
     return made
 
 
