@@ -26,6 +26,8 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "classical cls": {"method": "classical", "pooling": "cls"},
     "prompteol": {"method": "prompteol"},
     "ensemble": {"method": "prompteol", "template": "contrastive"},
+    "reversed": {"method": "prompteol", "template": "reverseol"},
+    "outputs": {"method": "prompteol", "read": "attention"},
     "inplace": {"method": "nosink", "setting": "inplace-back", "k": 1},
     "mask0": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "m": 2},
     "inter": {"method": "nosink", "setting": "inter-bidir", "k": 1},
