@@ -15,12 +15,11 @@ import torch
 import transformers
 from architectures import TOKENIZERS, save
 from marks import needs_adapters
-from oracle import TEXTS, assert_close
+from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import st_reba
 from st_reba import bases
 
 Base = Callable[..., str]
@@ -40,17 +39,22 @@ def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> Senten
 # Loaded models.
 
 
-@pytest.mark.parametrize("name", ["echo last", "reba mean", "mask0", "inter", "layer", "layers"])
-@pytest.mark.parametrize("of", ["llama", "gpt2", "gemma2"])
-def test_a_loaded_model(name: str, of: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [
+        *(("llama", name) for name in ("echo last", "reba mean", "mask0", "inter", "layer", "layers")),
+        *(("gpt2", "reba mean"), ("gpt2", "inter"), ("gemma2", "mask0"), ("gemma2", "layers")),
+    ],
+)
+def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     """It shares its weights, gives the same vectors as from disk, and goes on generating as before."""
     folder = save(of, tmp_path / "base", "bos", causal_lm=True)
     llm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = torch.arange(5, 12)[None]
 
-    def generated() -> list[int]:
-        return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0].tolist()  # type: ignore[no-any-return]
+    def generated() -> Any:
+        return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
 
     before, limit = generated(), tokenizer.model_max_length
     model: Any = build(llm, tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
@@ -115,13 +119,8 @@ def gguf_file(folder: Path, kind: str) -> Path:
     shapes = {"token_embd": (rows, size), "output": (rows, size), "output_norm": (size,)}
     for layer in range(2):
         sizes = {"attn_q": (size, size), "attn_k": (32, size), "attn_v": (32, size), "attn_output": (size, size)}
-        sizes |= {
-            "ffn_gate": (96, size),
-            "ffn_up": (96, size),
-            "ffn_down": (size, 96),
-            "attn_norm": (size,),
-            "ffn_norm": (size,),
-        }
+        sizes |= {"ffn_gate": (96, size), "ffn_up": (96, size), "ffn_down": (size, 96)}
+        sizes |= {"attn_norm": (size,), "ffn_norm": (size,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in sizes.items()}
     for name, shape in shapes.items():
         values = generator.normal(size=shape).astype(np.float32) * (0.2 if len(shape) > 1 else 0.1) + (len(shape) == 1)
@@ -295,4 +294,3 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
 def test_weights_dtype() -> None:
     assert bases.weights_dtype(None, "cpu") == torch.float32 and bases.weights_dtype("bfloat16", None) == torch.bfloat16
     assert bases.weights_dtype(None, "cuda") == bases.weights_dtype("auto", "cpu") == "auto"
-    assert len(TEXTS) == 5 and st_reba.build is not None

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from marks import needs_adapters
-from peft import LoraConfig, inject_adapter_in_model
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, LlamaConfig
 
 import st_reba
 from st_reba import cli, load
@@ -88,37 +85,8 @@ def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, t
 
 
 @pytest.mark.slow
-def test_killed(llama: str, data: Path, tmp_path: Path, echo: tuple[Path, dict[str, Any]]) -> None:
-    """A process that dies between two checkpoints, and the same command with --resume."""
-    arguments = [llama, str(data / "pairs.tsv"), str(tmp_path / "echo"), "--dev", str(data / "pairs.tsv"), *FAST]
-    arguments += ["--steps", "9", "--mini-batch-size", "3"]
-    script = (
-        "import os, sys; sys.path.insert(0, sys.argv.pop(1)); import train_echo\n"
-        "from transformers import TrainerCallback\n"
-        "class Death(TrainerCallback):\n"
-        "    def on_step_end(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 5: os._exit(9)\n"
-        "made = train_echo.SentenceTransformerTrainer.__init__\n"
-        "train_echo.SentenceTransformerTrainer.__init__ = "
-        "lambda self, *a, **k: made(self, *a, callbacks=[Death()], **k)\n"
-        "train_echo.main(sys.argv[1:])\n"
-    )
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT / "examples"), *arguments],
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=300,
-    )
-    assert done.returncode == 9, done.stderr[-2000:]
-    assert [each.name for each in (tmp_path / "echo-checkpoints").glob("checkpoint-*")] == ["checkpoint-3"]
-    assert not (tmp_path / "echo").exists()
-    resumed = train_echo.main([*arguments, "--resume"])
-    assert resumed["losses"] == pytest.approx(echo[1]["losses"], abs=1e-6)
-
-
-@pytest.mark.slow
 def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """It is stored without the base's weights, and loads with st_reba and with the code that it carries."""
     out, _ = echo
     assert not list(out.glob("model*.safetensors")) and (out / "adapter_model.safetensors").is_file()
     model = load(out)
@@ -134,15 +102,14 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
         "model = SentenceTransformer(sys.argv[1], device='cpu', trust_remote_code=True)\n"
         "print(json.dumps(model.encode_query(json.loads(sys.argv[2])).tolist()))\n"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", script, str(out), json.dumps(TEXTS)],
-        env={**environment, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
         encoding="utf-8",
         timeout=300,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
     # No base: its method would be lost.
     with pytest.raises(ValueError, match="is an embedder already"):
@@ -203,22 +170,6 @@ def test_data(data: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(SystemExit, match=message):
             train_echo.read(str(tmp_path / name), part)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "share"), [((4096, 14336, 32, 32, 8, 32000), 0.02), ((2048, 8192, 16, 32, 8, 128256), 0.02)]
-)
-def test_size_of_an_adapter(sizes: tuple[int, ...], share: float) -> None:
-    """In float32, as it is saved, beside the base's weights in bfloat16: 7B and 1.2B parameters, none of them real."""
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    config = LlamaConfig(**dict(zip((*names, "vocab_size"), sizes, strict=True)))
-    with torch.device("meta"):
-        model = AutoModel.from_config(config)
-        weights = sum(each.numel() for each in model.parameters())
-        options = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="FEATURE_EXTRACTION")
-        adapted = inject_adapter_in_model(options, model)
-    learned = sum(each.numel() for name, each in adapted.named_parameters() if "lora_" in name)
-    assert 0.001 < 4 * learned / (2 * weights) < share
 
 
 @pytest.mark.slow
