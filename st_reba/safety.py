@@ -13,19 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from .methods import POOLED
-
 if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _MOST_BYTES, _MOST_LAYERS = 1 << 22, 1000
 # What a stored configuration may not hand to transformers: where else to look, whom to ask, pickles, code.
 _CALLERS = {"trust_remote_code", "token", "proxies", "code_revision", "gguf_file", "kernel_config", "use_kernels"}
-_CALLERS |= {"weights_only", "use_safetensors", "state_dict", "adapter_kwargs", "offload_folder"}
-# Numbers of our own modules that stand for memory or time, with the least and the most.
-_LIMITS = {"repeats": (1, 1024), "chunk": (1, 1 << 20), "m": (0, 1 << 20)}
+_CALLERS |= {"weights_only", "use_safetensors", "state_dict", "adapter_kwargs", "offload_folder", "variant"}
+# Names under which sentence-transformers also finds the settings of a Transformer.
+_OLDER = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _REMEDY = "Copy all files of the model, or build it again."
 
 
@@ -79,8 +77,9 @@ def load(
 def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub: Any) -> str:
     """Refuse a sentence-transformers repository that is malicious or broken, before anything of it is loaded.
 
-    Refused are module types other than sentence-transformers' own and ours, paths outside the repository, pickled
-    weights, options that are the caller's alone, kernels by name, and modules without their configuration or weights.
+    Refused are module types other than sentence-transformers' own and ours, paths and links that leave the repository,
+    pickled weights, options that are the caller's alone, kernels by name, and modules without their configuration or
+    weights.
 
     Args:
         model: Folder or Hub id.
@@ -94,10 +93,16 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
         RepositoryRefused: What is wrong, in which file, and what to do.
     """
     path = os.fspath(model)
-    listed = _read(path, "modules.json", hub) or []
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-        raise RepositoryRefused(f"{path!r}: modules.json is no list of modules. {_REMEDY}")
+    about = _read(path, "config_sentence_transformers.json", hub)
+    if (kind := about.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+        # sentence-transformers would load something else than what modules.json lists.
+        raise RepositoryRefused(
+            f"{path!r}: config_sentence_transformers.json: it is a {kind!r:.80}. Use another model."
+        )
+    listed = _read(path, "modules.json", hub, list)
     for each in listed:
+        if not isinstance(each, dict):
+            raise RepositoryRefused(f"{path!r}: modules.json is no list of modules. {_REMEDY}")
         _check_module(path, each.get("path"), each.get("type"), "modules.json", trust_remote_code, hub)
     return listed[0]["path"] if listed else ""
 
@@ -106,8 +111,8 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
 def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
     """Inside the ``with`` block, a model is refused that has far more numbers than the weights at ``path`` hold.
 
-    Before it, config.json and the headers of the weights are checked. transformers makes a model without memory at
-    first, so that none is taken.
+    Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
+    that it adapts. transformers makes a model without memory at first, so that none is taken.
 
     Args:
         path: Folder or Hub id of a saved model or a base.
@@ -116,8 +121,7 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
     """
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
-    _check_settings(path, os.path.join(folder, "config.json"), hub)
-    held = _held(path, folder, hub)
+    held = _held(*_check_base(path, folder, hub))
     # Tied weights are made several times, and stored once.
     left = math.inf if held is None else 4 * held + (1 << 20)
     thread = threading.get_ident()
@@ -140,8 +144,10 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
 
 def _check_module(path: str, folder: Any, name: Any, file: str, trusted: bool, hub: dict[str, Any]) -> None:
     """Refuse a module by its type, its folder, its configuration and its weights; of a Router each module in it."""
+    from sentence_transformers.base.modules import Transformer
+
     kind = _kind(name)
-    if not isinstance(folder, str) or _leaves(path, folder):
+    if not isinstance(folder, str) or leaves(path, folder):
         raise RepositoryRefused(f"{path!r}: {file}: path={folder!r:.80} leads out of the repository. Correct it.")
     if kind is None and (not trusted or str(name).startswith("sentence_transformers.")):
         raise RepositoryRefused(
@@ -150,34 +156,50 @@ def _check_module(path: str, folder: Any, name: Any, file: str, trusted: bool, h
         )
     if kind is None:
         return
-    config = os.path.join(folder, "config.json")
-    for each in (config, os.path.join(folder, "sentence_bert_config.json")):
-        _check_settings(path, each, hub)
-    if "config_keys" in vars(kind) and not hasattr(kind, "tokenizer"):
-        values = _read(path, config, hub) or {}
-        parameters = inspect.signature(kind.__init__).parameters
-        if not values and any(
-            name in kind.config_keys and each.default is each.empty for name, each in parameters.items()
-        ):
-            raise RepositoryRefused(f"{path!r}: {config} is missing. {_REMEDY}")
-        sizes: list[Any] = [values[each] for each in ("in_features", "out_features") if each in values]
-        held = _held(path, folder, hub) if sizes else None
-        if held is not None and not (all(type(each) is int for each in sizes) and math.prod(sizes) <= held):
-            raise RepositoryRefused(f"{path!r}: {config}: {sizes} do not fit {held:,} weights. {_REMEDY}")
-    names = os.listdir(os.path.join(path, folder)) if os.path.isdir(os.path.join(path, folder)) else []
-    exported = any(each.endswith(".onnx") or each in ("onnx", "openvino") for each in names)
-    for each in sorted(names):
-        kept = "adapter_model.safetensors" if each == "adapter_model.bin" else ".safetensors"
-        if each.lower().endswith(_PICKLES) and not exported and not any(name.endswith(kept) for name in names):
-            raise RepositoryRefused(
-                f"{path!r}: {os.path.join(folder, each)} is a pickle, which can run code. Ask for safetensors."
-            )
-    if kind.__name__ == "Router":
-        router = os.path.join(folder, "router_config.json")
-        types = (_read(path, router, hub) or {}).get("types")
+    _check_files(path, folder)
+    if issubclass(kind, Transformer):
+        older = [f"sentence_{each}_config.json" for each in _OLDER]
+        for settings in (kind.config_file_name, *older):
+            if _check_settings(path, os.path.join(folder, settings), hub):
+                break  # sentence-transformers reads the first that says anything
+        _check_base(path, folder, hub)
+    elif kind.__name__ == "Router":
+        router = os.path.join(folder, kind.config_file_name)
+        types = _read(path, router, hub).get("types")
         for inner, type_ in (types if isinstance(types, dict) else {"": None}).items():
             inside = None if str(type_).endswith(".Router") else type_
             _check_module(path, os.path.join(folder, inner), inside, router, trusted, hub)
+    else:
+        _check_small(path, folder, kind, hub)
+
+
+def _check_small(path: str, folder: str, kind: Any, hub: dict[str, Any]) -> None:
+    """Refuse a module behind the first whose configuration is missing, or whose weights are, or are a pickle."""
+    config = os.path.join(folder, kind.config_file_name)
+    values = _read(path, config, hub)
+    needed = [name for name, each in inspect.signature(kind).parameters.items() if each.default is each.empty]
+    if not values and {*needed} & {*kind.config_keys}:
+        raise RepositoryRefused(f"{path!r}: {config} is missing. {_REMEDY}")
+    sizes: list[Any] = [values[each] for each in ("in_features", "out_features") if each in values]
+    if not sizes:
+        return
+    if (held := _held(path, folder, hub)) is None:
+        raise RepositoryRefused(f"{path!r}: {os.path.join(folder, 'model.safetensors')} is missing. {_REMEDY}")
+    if not (all(type(each) is int for each in sizes) and math.prod(sizes) <= held):
+        raise RepositoryRefused(f"{path!r}: {config}: {sizes} do not fit {held:,} weights. {_REMEDY}")
+
+
+def _check_files(path: str, folder: str) -> None:
+    """Refuse a module's files that are in another place, and weights that exist as a pickle alone."""
+    here = os.path.join(path, folder)
+    names = sorted(os.listdir(here)) if os.path.isdir(here) else []
+    for each in names:
+        place = os.path.join(folder, each)
+        _check_file(path, place)
+        kept = "adapter_model.safetensors" if each == "adapter_model.bin" else ".safetensors"
+        pickled = each.lower().endswith(_PICKLES) and not each.startswith("openvino_model")
+        if pickled and not any(name.endswith(kept) for name in names):
+            raise RepositoryRefused(f"{path!r}: {place} is a pickle, which can run code. Ask for safetensors.")
 
 
 def _kind(name: Any) -> Any:
@@ -204,49 +226,80 @@ def _kind(name: Any) -> Any:
     return found if own else None
 
 
-def _check_settings(path: str, file: str, hub: dict[str, Any]) -> None:
-    """Refuse a kernel by name, too many layers, and options of loading that are the caller's alone."""
-    left = [("", _read(path, file, hub))]
+def _check_base(path: str, folder: str, hub: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Check config.json, of an adapter that of the model that it adapts; returns whose weights are loaded."""
+    _check_settings(path, os.path.join(folder, "config.json"), hub)
+    adapter = _check_settings(path, os.path.join(folder, "adapter_config.json"), hub)
+    adapted = adapter.get("base_model_name_or_path")
+    if not isinstance(adapted, str):
+        return path, folder, hub
+    # A revision is that of the adapter.
+    hub = {name: value for name, value in hub.items() if name != "revision"}
+    _check_settings(adapted, "config.json", hub)
+    return adapted, "", hub
+
+
+def _check_settings(path: str, file: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """The values of a configuration; refused where they name code, files elsewhere, or options of the caller."""
+    values = _read(path, file, hub)
+    left: list[tuple[str, Any]] = [("", values)]
     while left:
         name, value = left.pop()
         if isinstance(value, dict):
             left += value.items()
             if name.endswith(("_kwargs", "_args")) and (wrong := sorted(_CALLERS & set(value))):
                 raise RepositoryRefused(f"{path!r}: {file}: {name}: {wrong[0]} may not be stored. Pass it to load.")
+        elif isinstance(value, list):
+            left += [(name, each) for each in value]
         elif name == "tokenizer_name_or_path" and value is not None:
             raise RepositoryRefused(f"{path!r}: {file}: {name} names a tokenizer elsewhere. Put its files here.")
         elif isinstance(value, int) and re.search("layers?$", name) and value > _MOST_LAYERS:
             raise RepositoryRefused(f"{path!r}: {file}: {name}={value}: at most {_MOST_LAYERS}. Correct it.")
-        least, most = _LIMITS.get(name, (None, 0))
-        if name in ("second", "layer_masks") and isinstance(value, list):
-            least, most, value = 0, _MOST_LAYERS, len(value)
-        if name == "pooled" and value not in POOLED:
-            raise RepositoryRefused(f"{path!r}: {file}: pooled={value!r:.80} is not known. {_REMEDY}")
-        if least is not None and not (type(value) is int and least <= value <= most):
-            raise RepositoryRefused(f"{path!r}: {file}: {name}={value!r:.80} must be from {least} to {most}.")
-        if name.endswith("attn_implementation") and "/" in str(value):
+        if "attn_implementation" in name and "/" in str(value):
             # transformers would download that kernel and run it, whether or not code is trusted.
             raise RepositoryRefused(f"{path!r}: {file}: {name}={value!r:.80} names a kernel elsewhere. Remove it.")
+        if name in ("configuration_files", "megatron_config") and value:
+            # Files that would be read in place of this one; a module that peft imports.
+            raise RepositoryRefused(f"{path!r}: {file}: {name}={value!r:.80} is not supported. Remove it.")
+    return values
 
 
-def _read(path: str, file: str, hub: dict[str, Any]) -> Any:
-    """A JSON file of a repository; None: it has no such file."""
-    from sentence_transformers.util import load_file_path
-
-    found = None if _leaves(path, file) else load_file_path(path, file, **hub)
+def _read(path: str, file: str, hub: dict[str, Any], kind: Any = dict) -> Any:
+    """The value of a JSON file of a repository, empty where it has no such file."""
+    found = _found(path, file, hub)
     if found is None:
-        if os.path.lexists(os.path.join(path, file)):
-            raise RepositoryRefused(f"{path!r}: {file} is a link to a place outside, or no file. Put the file there.")
-        return None
+        return kind()
     try:
         if os.path.getsize(found) > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
-        return json.loads(Path(found).read_text(encoding="utf-8"))
+        values = json.loads(Path(found).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RepositoryRefused(f"{path!r}: {file} is not JSON ({str(error)[:200]}). {_REMEDY}") from error
+    if not isinstance(values, kind):
+        raise RepositoryRefused(f"{path!r}: {file} holds a {type(values).__name__}. {_REMEDY}")
+    return values
 
 
-def _leaves(path: str, name: str) -> bool:
+def _found(path: str, file: str, hub: dict[str, Any]) -> str | None:
+    """Where a file of a repository is on this machine, downloaded if need be; None: it has no such file."""
+    from sentence_transformers.util import load_file_path
+
+    if os.path.isdir(path):
+        _check_file(path, file)
+    elif leaves(path, file):
+        return None
+    found: str | None = load_file_path(path, file, **hub)
+    return found
+
+
+def _check_file(path: str, file: str) -> None:
+    """Refuse a file that is in another place, or is a pipe or the like, which would be waited for."""
+    place = os.path.join(path, file)
+    if leaves(path, file) or (os.path.lexists(place) and not (os.path.isfile(place) or os.path.isdir(place))):
+        raise RepositoryRefused(f"{path!r}: {file} is a link to a place outside, or no file. Put the file there.")
+
+
+def leaves(path: str, name: str) -> bool:
     """Whether a name is none inside the repository, by itself or as a link; huggingface_hub's cache has links."""
     windows = PureWindowsPath(name)
     if len(name) > 1000 or windows.anchor or ".." in windows.parts or "\0" in name:
@@ -258,35 +311,28 @@ def _leaves(path: str, name: str) -> bool:
 
 def _held(path: str, folder: str, hub: dict[str, Any]) -> int | None:
     """Numbers that the weights of a module hold, by the headers of their files; None: it has none as safetensors."""
-    from sentence_transformers.util import load_file_path
-
-    files = ["model.safetensors"]
-    index = os.path.join(folder, "model.safetensors.index.json")
-    if load_file_path(path, os.path.join(folder, files[0]), **hub) is None:
-        if (listed := _read(path, index, hub)) is None:
+    names = [os.path.join(folder, "model.safetensors")]
+    if _found(path, names[0], hub) is None:
+        index = os.path.join(folder, "model.safetensors.index.json")
+        if not (listed := _read(path, index, hub)):
             return None
-        files = sorted(set(listed["weight_map"].values()))
-    total = 0
-    for file in files:
-        found = None if _leaves(path, file) else load_file_path(path, os.path.join(folder, file), **hub)
-        if found is None:
-            raise RepositoryRefused(f"{path!r}: {os.path.join(folder, file)} is missing. {_REMEDY}")
-        try:
-            total += _numbers(found)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RepositoryRefused(f"{path!r}: {file} is no safetensors file ({str(error)[:200]}).") from error
-    return total
+        files = listed.get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
+            raise RepositoryRefused(f"{path!r}: {index} maps no names to files. {_REMEDY}")
+        names = [os.path.join(folder, each) for each in sorted(set(files.values()))]
+    return sum(_numbers(path, name, _found(path, name, hub)) for name in names)
 
 
-def _numbers(file: str) -> int:
-    size = os.path.getsize(file)
-    with open(file, "rb") as stream:
-        # The header in front: its length in 8 bytes, and JSON.
-        header = json.loads(stream.read(min(int.from_bytes(stream.read(8), "little"), size)))
-    tensors = [each for name, each in header.items() if name != "__metadata__"]
-    if any(each["data_offsets"][1] > size for each in tensors):
-        raise ValueError("it is cut")
+def _numbers(path: str, name: str, file: str | None) -> int:
+    """Numbers that a file of weights holds; safetensors compares its size with its header."""
+    from safetensors import SafetensorError, safe_open
+
+    if file is None:
+        raise RepositoryRefused(f"{path!r}: {name} is missing. {_REMEDY}")
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            tensors = [(each.get_shape(), each.get_dtype()) for each in map(stored.get_slice, stored.keys())]
+    except (SafetensorError, OSError) as error:
+        raise RepositoryRefused(f"{path!r}: {name} is no safetensors file, or cut ({str(error)[:200]}).") from error
     # Whole numbers, as I32, are packed: down to 2 bits a weight.
-    return sum(
-        math.prod(each["shape"]) * (int(each["dtype"][1:]) // 2 if each["dtype"][0] in "IU" else 1) for each in tensors
-    )
+    return sum(math.prod(shape) * (int(dtype[1:]) // 2 if dtype[0] in "IU" else 1) for shape, dtype in tensors)

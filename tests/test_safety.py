@@ -162,6 +162,15 @@ def half(place: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def no_map(place: Path) -> None:
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors.index.json").write_text('{"weight_map": {"x": 1, "y": "a"}}', encoding="utf-8")
+
+
+def pickled(place: Path) -> None:
+    (place / "model.safetensors").write_bytes(pickle.dumps(Planted()))
+
+
 def shard(place: Path) -> None:
     (place / "model.safetensors").rename(place / "a.safetensors")
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
@@ -189,6 +198,9 @@ BROKEN: list[tuple[str, Damage | tuple[str, str, Any], str]] = [
     ("reba", header, "model.safetensors"),
     ("reba", half, "model.safetensors"),
     ("reba", shard, "b.safetensors"),
+    ("reba", no_map, "model.safetensors.index.json"),
+    ("reba", pickled, "model.safetensors"),
+    ("filtered", lose("3_Dense/model.safetensors"), "3_Dense/model.safetensors"),
 ]
 
 
@@ -251,10 +263,55 @@ def test_values_of_our_modules(repository: Copy, kind: str, file: str, changes: 
     assert time.monotonic() - began < 20
 
 
+def elsewhere(place: Path) -> None:
+    """An adapter, whose base is in a folder beside."""
+    base = place.with_name("base")
+    shutil.copytree(MINI, base)
+    (base / CONFIG).write_text(json.dumps({"model_type": "llama", "_attn_implementation": KERNEL}), encoding="utf-8")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (place / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
+
+
+def older_name(place: Path) -> None:
+    """Under which sentence-transformers finds the settings where the usual file says nothing."""
+    (place / FIRST).write_text("{}", encoding="utf-8")
+    settings = {"model_args": {"attn_implementation": KERNEL}}
+    (place / "sentence_xlnet_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def add(name: str, **values: Any) -> Damage:
+    def change(place: Path) -> None:
+        file = place / name
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps({**stored, **values}), encoding="utf-8")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (elsewhere, KERNEL),
+        (older_name, KERNEL),
+        (add(CONFIG, layers=[{"attn_implementation": KERNEL}]), KERNEL),
+        (add(CONFIG, _attn_implementation_internal=KERNEL), KERNEL),
+        (add(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
+        (add("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
+        (add("config_sentence_transformers.json", model_type="CrossEncoder"), "CrossEncoder"),
+    ],
+)
+def test_what_is_read_in_place_of_what_modules_json_names(repository: Copy, damage: Damage, word: str) -> None:
+    damage(place := repository("plain"))
+    refused(place, word)
+
+
 def test_kernel_and_size_of_a_base(repository: Copy) -> None:
     for changes in ({"_attn_implementation": KERNEL}, {"num_hidden_layers": 10**6}):
         with pytest.raises(RepositoryRefused), sized(str(repository("reba", CONFIG, **changes))):
             pass
+    elsewhere(place := repository("reba"))
+    with pytest.raises(RepositoryRefused), sized(str(place)):
+        pass
     with sized(MINI), pytest.raises(RepositoryRefused):
         torch.nn.Linear(10**6, 10**6, device="meta")
 
@@ -311,6 +368,19 @@ def test_links_that_leave(repository: Copy, models: dict[str, Path]) -> None:
     (place / "1_ReBAPooling").mkdir()
     (place / "1_ReBAPooling" / "config.json").symlink_to("/etc/hostname")
     refused(place, "1_ReBAPooling/config.json")
+    for name in ("tokenizer.json", "model.safetensors"):
+        place = repository("reba")
+        (place / name).unlink()
+        (place / name).symlink_to(models["reba"] / name)
+        refused(place, name)
+
+
+@pytest.mark.parametrize("name", [CONFIG, "tokenizer.json"])
+def test_a_pipe_is_not_waited_for(repository: Copy, name: str) -> None:
+    place = repository("reba")
+    (place / name).unlink()
+    os.mkfifo(place / name)
+    refused(place, name)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +417,7 @@ def test_pickle_in_place_of_safetensors(repository: Copy, kind: str, lost: str, 
     place = repository(kind)
     (place / lost).unlink()
     (place / name).write_bytes(pickle.dumps(Planted()))
+    (place / name).with_name("onnx").mkdir()
     refused(place, name)
 
 
