@@ -1,4 +1,4 @@
-"""What a search tries: inputs and masks (passes), layers and poolings of each, and filters behind them."""
+"""What a search tries: inputs and masks (passes), layers and poolings of each, and filters after them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
 from ..filters import MOST_GAIN
@@ -15,13 +17,11 @@ from .readouts import Readout
 
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
-    "center": {"kind": "center"},
-    "abtt-1": {"kind": "abtt", "r": 1},
     "abtt-2": {"kind": "abtt", "r": 2},
     "whiten-half": {"kind": "whiten", "power": 0.5},
 }
-# PromptEOL in the language of a script.
-_PROMPTEOL = {"CJK": "这句话：“{text}”用一个词概括就是：“"}
+# Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
+_PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
 
 
 class Use(NamedTuple):
@@ -30,22 +30,18 @@ class Use(NamedTuple):
     Args:
         filters: Tried on every readout; ``whiten-half`` is tried on the best.
         halves: Weight of disjoint halves, beside 1 for overlapping crops.
-        end_bonus: Added to a template's end. A mean holds the words that views share, an end does not: it knows better
-            which texts mean the same than views show.
+        margin: The end of a prompt is chosen where it is behind by no more. A mean holds the words that views share, an
+            end does not: it knows better which texts mean the same than views show.
     """
 
     filters: tuple[str, ...] = ("abtt-2",)
     halves: float = 0.5
-    end_bonus: float = 0.0
+    margin: float = 0.0
 
 
-USES = {
-    "pairs": Use(end_bonus=0.1),
-    "topics": Use(),
-    "search": Use(halves=0.0),
-}
+USES = {"pairs": Use(margin=0.1), "topics": Use(), "search": Use(halves=0.0)}
 # Labels need no such care.
-LABELLED = Use(("none", "center", "abtt-1", "abtt-2"))
+LABELLED = Use(("none", "abtt-2"))
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,15 @@ class Pass:
 
     Args:
         method: The pass at full depth.
-        poolings: What is read.
+        poolings: Of the states that are read.
         first: The lowest layer whose mask is changed, from 0; None: none is.
+        outputs: Read the attention outputs at the end too.
     """
 
     method: Method
     poolings: tuple[str, ...]
     first: int | None = None
+    outputs: bool = False
 
     def of(self, readout: Readout, depth: int) -> Method:
         """The method whose model gives a readout of this pass, of a base with L layers (``depth``).
@@ -79,6 +77,8 @@ class Pass:
             name = {"reba": "echo", "prompteol": "classical"}.get(method.name, method.name)
         values: dict[str, Any] = {"name": name, "pooling": None if pooling == "end" else pooling.removeprefix("reba-")}
         values["layer"] = None if readout.layer == depth else readout.layer
+        if readout.first is not None:
+            values |= {"read": "attention", "layer": (readout.first, readout.layer)}
         if method.name == "prompteol" != name:
             values["template"] = method.template or "prompteol"
         if self.first is not None:
@@ -86,8 +86,10 @@ class Pass:
         return replace(method, **values)
 
     def readouts(self, layers: Sequence[int]) -> list[Readout]:
-        """All readouts of some layers."""
-        return [Readout(layer, pooling) for pooling in self.poolings for layer in layers]
+        """All readouts of some layers, the last of which is L."""
+        found = [Readout(layer, pooling) for pooling in self.poolings for layer in layers]
+        first = layers[-1] // 3 + 1
+        return found + [Readout(layer, "end", first) for layer in layers if self.outputs and layer > first]
 
 
 def passes_of(depth: int, script: str, small: bool = False) -> list[Pass]:
@@ -96,34 +98,34 @@ def passes_of(depth: int, script: str, small: bool = False) -> list[Pass]:
     Args:
         depth: The base's number of layers L.
         script: Of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.views.script_of`.
-        small: The five that cover most, for ``build(base, "auto")``.
+        small: The few that cover most, for ``build(base, "auto")``.
 
     Example:
         >>> [len(passes_of(30, "LATIN", small)) for small in (False, True)]
-        [12, 5]
+        [11, 5]
     """
     once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
     word = Method("prompteol", template=_PROMPTEOL.get(script))
+    both = replace(word, template=_REVERSEOL.get(script, "reverseol"))
     third, half = depth // 3, depth // 2
 
-    def masked(method: Method, first: int, *poolings: str, setting: str = "mask0-bidir") -> Pass:
-        return Pass(replace(method, setting=setting, k=depth - first), poolings, first)
+    def masked(method: Method, first: int) -> Pass:
+        return Pass(replace(method, setting="mask0-bidir", k=depth - first), ("mean",), first)
 
     found = [
-        Pass(word, ("end", "mean")),
+        Pass(word, ("end", "mean"), outputs=True),
         Pass(once, ("mean", "last")),
+        masked(once, half),
+        masked(word, half),
         Pass(replace(twice, name="reba"), ("mean", "last", "reba-mean", "reba-last")),
-        masked(once, half, "mean"),
-        masked(twice, half, "mean"),
     ]
     more = [
+        Pass(both, ("end",), outputs=True),
         Pass(replace(twice, template="echo"), ("mean",)),
-        masked(once, third, "mean"),
-        masked(twice, third, "mean"),
-        masked(word, half, "end", "mean"),
-        masked(word, third, "end"),
-        masked(once, half, "mean", setting="inplace-bidir"),
-        masked(twice, half, "mean", setting="inplace-bidir"),
+        masked(once, third),
+        masked(word, third),
+        masked(twice, half),
+        masked(twice, third),
     ]
     return found if small else [*found, *more]
 
@@ -143,53 +145,34 @@ def papers_of(depth: int, script: str, score: Callable[[Method], float]) -> dict
     }
 
 
-class Fitted:
-    """Filters fitted on vectors: one mean and one covariance for all, in float32 on the vectors' device.
+def filtered(name: str, units: Tensor, sample: Tensor | None = None) -> Tensor:
+    """Vectors of length 1 after a filter, scaled to length 1; whiten's but for a rotation.
 
     Args:
-        sample: [N, d].
-
-    Example:
-        >>> vectors = torch.nn.functional.normalize(torch.arange(24.0).view(6, 4).sin() + 2)
-        >>> bool(Fitted(vectors).apply("none", vectors) is vectors)
-        True
+        name: One of ``FILTERS``.
+        units: [M, d].
+        sample: What it is fitted on, [N, d]; None: on themselves.
     """
-
-    def __init__(self, sample: Tensor) -> None:
-        self.mean = sample.mean(dim=0)
-        centered = sample - self.mean
-        self.covariance = centered.T @ centered / len(sample)
-        self._top: Tensor | None = None
-
-    def apply(self, name: str, units: Tensor) -> Tensor:
-        """Vectors [M, d] of length 1 behind a filter, scaled to length 1; whiten's but for a rotation."""
-        options = FILTERS[name]
-        if not options:
-            return units
-        vectors = units - self.mean
-        if options["kind"] == "abtt":
-            top = self.top()[:, : options["r"]]
-            vectors = vectors - (vectors @ top) @ top.T
-        elif options["kind"] == "whiten":
-            variances, directions = torch.linalg.eigh(self.covariance)
-            vectors = vectors @ directions / variances.clamp_min(MOST_GAIN**-2) ** (options["power"] / 2)
-        return torch.nn.functional.normalize(vectors, dim=1)
-
-    def top(self) -> Tensor:
-        """The first directions, [d, 6], by subspace iteration: d² work where a decomposition takes d³."""
-        if self._top is None:
-            start = torch.randn(len(self.mean), 6, generator=torch.Generator().manual_seed(0)).to(self.mean)
-            basis = torch.linalg.qr(self.covariance @ start)[0]
-            for _ in range(12):
-                basis = torch.linalg.qr(self.covariance @ basis)[0]
-            inner = torch.linalg.eigh(basis.T @ self.covariance @ basis)[1]
-            self._top = (basis @ inner).flip(dims=(1,))
-        return self._top
+    kind = FILTERS[name].get("kind")
+    if kind is None:
+        return units
+    mean = (sample := units if sample is None else sample).mean(dim=0)
+    vectors, covariance = units - mean, torch.cov(sample.T, correction=0)
+    if kind == "abtt":
+        # A few directions take d² work, a whole decomposition d³.
+        start = np.ones(len(mean), np.float32)
+        found = eigsh(covariance.cpu().numpy(), k=FILTERS[name]["r"], v0=start, tol=1e-5)[1]
+        top = torch.from_numpy(np.ascontiguousarray(found)).to(vectors)
+        vectors = vectors - (vectors @ top) @ top.T
+    else:
+        variances, directions = torch.linalg.eigh(covariance)
+        vectors = vectors @ directions / variances.clamp_min(MOST_GAIN**-2) ** (FILTERS[name]["power"] / 2)
+    return torch.nn.functional.normalize(vectors, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A method behind a filter, and what its vectors say of each item that chooses.
+    """A method with a filter, and what its vectors say of each item that chooses.
 
     Args:
         method: The method.
@@ -209,12 +192,13 @@ class Scored:
         return float(self.evidence.mean())
 
 
-def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
+def chosen(scored: Sequence[Scored], most_cost: float | None = None, margin: float = 0.0) -> Scored:
     """The cheapest of those that cannot be told from the best: behind it by no more than one standard error.
 
     Args:
         scored: All that was scored, on the same items.
         most_cost: What the choice may cost.
+        margin: As for :class:`Use`.
 
     Raises:
         ValueError: Nothing is as cheap.
@@ -223,6 +207,9 @@ def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
     if not allowed:
         raise ValueError(f"most_cost={most_cost}: the cheapest method costs {min(one.cost for one in scored):.2f}.")
     best = max(allowed, key=lambda one: one.score)
+    ends = [one for one in allowed if one.method.name == "prompteol" and one.score >= best.score - margin]
+    if margin and ends:
+        allowed, best = ends, max(ends, key=lambda one: one.score)
 
     def behind(one: Scored) -> bool:
         lost = best.evidence - one.evidence

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -17,35 +15,20 @@ from torch.nn.functional import normalize
 from ..encode import encode_texts
 from ..filters import Filter
 from ..methods import Method
-from .candidates import FILTERS, Fitted, Pass, Scored, Use
-from .readouts import Readout, of_base, positions, read
-from .views import Items, views_of
+from .candidates import FILTERS, Pass, Scored, Use, filtered
+from .readouts import Readout, gathered, of_base, positions, read
+from .tasks import Task
+from .views import evidence, views_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Bytes of vectors that a pass may hold; numbers are held as so many times their value, where 16 bits are finer.
-_MOST_BYTES, _SCALE = 1 << 30, 64.0
+# Bytes of vectors that a pass may hold.
+_MOST_BYTES = 1 << 30
 # Texts that a filter needs: at the least, and for each dimension.
 _FEWEST, _TEXTS_A_DIMENSION = 100, {"abtt": 1, "whiten": 4}
 # Changes with what is stored of a pass, or how it comes about.
-_VERSION = 3
-
-
-class Held:
-    """Vectors of length 1 in 16 bits, as differences from the first batch's mean."""
-
-    def __init__(self, count: int, batch: Tensor) -> None:
-        self.mean = batch.mean(dim=0)
-        self.differences = torch.empty(count, batch.shape[1], dtype=torch.float16, device=batch.device)
-
-    def put(self, rows: Sequence[int], units: Tensor) -> None:
-        """Keep a batch's vectors."""
-        self.differences[list(rows)] = ((units - self.mean) * _SCALE).half()
-
-    def units(self) -> Tensor:
-        """All vectors, [N, d] float32."""
-        return normalize(self.differences.float() / _SCALE + self.mean, dim=1)
+_VERSION = 4
 
 
 class Search:
@@ -60,12 +43,7 @@ class Search:
     """
 
     def __init__(
-        self,
-        base: SentenceTransformer,
-        items: Items,
-        texts: Sequence[str],
-        use: Use,
-        folder: Path | None = None,
+        self, base: SentenceTransformer, items: Task, texts: Sequence[str], use: Use, folder: Path | None = None
     ) -> None:
         self.base, self.items, self.use, self.folder = base, items, use, folder
         self.depth = depth_of(base)
@@ -75,47 +53,40 @@ class Search:
 
     def scored(self, each: Pass) -> list[Scored]:
         """All that is read from a pass, run now or found in the folder."""
-        path = None if self.folder is None else self.folder / f"{self._key(each)}.npz"
+        path = None if self.folder is None else self.folder / f"{self._key(each)}.pt"
         if path is not None and path.exists():
             return _stored(path)
         model = of_base(self.base, each.method)
-        layers = self._layers(each)
-        held: dict[Readout, Held] = {}
-        for rows, batch in read(model, each.readouts(layers), self.items.texts):
-            for readout, pooled in batch.items():
-                units = normalize(pooled, dim=1)
-                held.setdefault(readout, Held(len(self.items.texts), units)).put(rows, units)
+        readouts = each.readouts(self._layers(each))
+        made = gathered(read(model, readouts, self.items.texts), len(self.items.texts))
         cost = sum(positions(model[0], self.items.texts)) / self.plain
-        made = [
-            Scored(each.of(readout, self.depth), name, cost * readout.layer, evidence)
-            for pooling in each.poolings
-            for (readout, name), evidence in self._searched(held, layers, pooling).items()
-        ]
+        found: list[Scored] = []
+        for kind in dict.fromkeys((readout.pooling, readout.first) for readout in readouts):
+            mine = [readout for readout in readouts if (readout.pooling, readout.first) == kind]
+            units = {each: normalize(torch.from_numpy(made[each]).to(model.device), dim=1) for each in mine}
+            for (readout, name), values in self._searched(mine, units).items():
+                found.append(Scored(each.of(readout, self.depth), name, cost * readout.layer, values))
         if path is not None:
-            _store(path, made)
-        return made
+            _store(path, found)
+        return found
 
-    def _searched(
-        self, held: Mapping[Readout, Held], layers: Sequence[int], pooling: str
-    ) -> dict[tuple[Readout, str], Tensor]:
-        """Every second of the layers that are read, then the neighbours of the best, then whitening of these three."""
+    def _searched(self, readouts: Sequence[Readout], units: dict[Readout, Tensor]) -> dict[tuple[Readout, str], Tensor]:
+        """Every second of the readouts of one kind, then the neighbours of the best, then whitening of these three."""
         found: dict[tuple[Readout, str], Tensor] = {}
 
         def score(places: Iterable[int], names: Sequence[str]) -> None:
-            for place in places:
-                readout = Readout(layers[place], pooling)
-                units = held[readout].units()
-                fitted = Fitted(units)
+            for readout in (readouts[place] for place in places):
                 for name in names:
-                    found[readout, name] = scores_of(self.items, fitted.apply(name, units), self.use, pooling).cpu()
+                    after = filtered(name, units[readout])
+                    found[readout, name] = evidence(self.items, after, self.use.halves).cpu()
 
         def near() -> list[int]:
-            best = layers.index(max(found, key=lambda key: float(found[key].mean()))[0].layer)
-            return [place for place in (best - 1, best, best + 1) if 0 <= place < len(layers)]
+            best = readouts.index(max(found, key=lambda key: float(found[key].mean()))[0])
+            return [place for place in (best - 1, best, best + 1) if 0 <= place < len(readouts)]
 
         everywhere = [name for name in self.use.filters if name in self.filters] or ["none"]
-        score(range(len(layers) - 1, -1, -2), everywhere)
-        score([place for place in near() if (Readout(layers[place], pooling), everywhere[0]) not in found], everywhere)
+        score(range(len(readouts) - 1, -1, -2), everywhere)
+        score([place for place in near() if (readouts[place], everywhere[0]) not in found], everywhere)
         if "whiten-half" in self.filters:
             score(near(), ["whiten-half"])
         return found
@@ -123,7 +94,7 @@ class Search:
     def _layers(self, each: Pass) -> list[int]:
         """The layers that are read, ascending, the last among them: not all of many, nor more than fit."""
         lowest = 1 if each.first is None else each.first + 1
-        one = 2 * self.width * len(self.items.texts) * len(each.poolings)
+        one = 4 * self.width * len(self.items.texts) * (len(each.poolings) + each.outputs)
         step = max(-(-self.depth // 16), -(-(self.depth - lowest + 1) * one // _MOST_BYTES))
         return list(range(self.depth, lowest - 1, -step))[::-1]
 
@@ -131,26 +102,19 @@ class Search:
         """A name that no other pass, base, texts or version of this code has."""
         model: Any = self.base[0].model
         weights = model.get_input_embeddings().weight[:64].detach().float().cpu().numpy().tobytes()
-        facts = (_VERSION, self.use, self.filters, each, self.items, model.config.to_json_string(), model.dtype)
+        facts = (_VERSION, self.use, self.filters, each, repr(self.items), model.config.to_json_string(), model.dtype)
         return hashlib.sha256(repr(facts).encode() + weights).hexdigest()[:24]
 
 
 def _store(path: Path, made: Sequence[Scored]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"method": one.method.to_dict(), "filter": one.filter, "cost": one.cost} for one in made]
     part = path.with_suffix(".part")
-    with part.open("wb") as out:
-        np.savez(out, rows=json.dumps(rows), evidence=torch.stack([one.evidence for one in made]).numpy())
+    torch.save([{**vars(one), "method": str(one.method)} for one in made], part)
     os.replace(part, path)
 
 
 def _stored(path: Path) -> list[Scored]:
-    with np.load(path) as file:
-        rows, evidence = json.loads(str(file["rows"])), torch.from_numpy(file["evidence"])
-    return [
-        Scored(Method(**row["method"]), row["filter"], row["cost"], each)
-        for row, each in zip(rows, evidence, strict=True)
-    ]
+    return [Scored(**{**row, "method": Method.parse(row["method"])}) for row in torch.load(path, weights_only=True)]
 
 
 def sample_of(texts: Sequence[str], width: int, name: str) -> list[str] | None:
@@ -165,17 +129,11 @@ def sample_of(texts: Sequence[str], width: int, name: str) -> list[str] | None:
     return more[:least] if len(more) >= least else None
 
 
-def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Any:
+def fitted_filter(model: SentenceTransformer, name: str, texts: Sequence[str]) -> Filter:
     """Fit a filter of ``FILTERS`` on a model's vectors of texts."""
     options = dict(FILTERS[name])
     sample = sample_of(texts, model.get_embedding_dimension() or 0, name) or list(texts)
     return Filter.fit(encode_texts(model, sample), options.pop("kind"), model=model, **options)
-
-
-def scores_of(items: Items, units: Tensor, use: Use, pooling: str) -> Tensor:
-    """What vectors of length 1 say of each item, [number of items]."""
-    bonus = use.end_bonus if pooling == "end" and items.kind == "views" else 0.0
-    return items.evidence(units, use.halves) + bonus
 
 
 def depth_of(model: SentenceTransformer) -> int:

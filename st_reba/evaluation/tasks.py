@@ -53,7 +53,7 @@ class Task:
 
     Args:
         name: What tables call it.
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS``; or ``"Views"``, of unlabelled texts.
         texts: Each once; the queries of a ranking stand in front. Vectors are a row a text.
         items: What is scored: places of texts first, then what is known: a score, a label, (documents, grades), …
         train: What a classifier learns from, over the same texts; empty: the items are scored in five folds.
@@ -77,7 +77,7 @@ class Task:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        least = 1 if self.kind == "WordSense" else _FEWEST
+        least = 1 if self.kind in ("WordSense", "Views") else _FEWEST
         if len(self.items) < least:
             left = "".join(f"; {number} rows dropped: {reason}" for reason, number in self.dropped.items())
             raise ValueError(f"{self.name}: {len(self.items)} items, but {least} are needed{left}.")

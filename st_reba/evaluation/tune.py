@@ -1,7 +1,7 @@
 """The best method for a base model and texts, from views of the texts alone or from labels.
 
-A dozen forward passes give every second layer, pooled; each readout is scored behind a few filters. Two thirds of the
-items choose; the others only report what the choice is worth, beside the papers' methods.
+A dozen forward passes give every second layer, pooled; each readout is scored with a few filters. Two thirds of the
+items choose. The others only report what the choice is worth, beside the papers' methods.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import normalize
 
+from ..filters import with_filter
 from ..methods import Method
 from .candidates import LABELLED, USES, Scored, Use, chosen, papers_of, passes_of
-from .readouts import of_base, opened, positions, readout_of, shared, vectors
-from .search import Search, depth_of, fitted_filter, scores_of
-from .views import Items, drawn, pairs_of, script_of, views_of
+from .readouts import of_base, opened, positions, shared, vectors
+from .search import Search, depth_of, fitted_filter
+from .tasks import ROLES, Task, read_task
+from .views import drawn, evidence, script_of, views_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-KINDS = ("pairs", "classes", "ranking")
+# Kinds of labels, as tasks are called.
+KINDS = {"pairs": "STS", "classes": "Classification", "ranking": "Reranking"}
 # Of the items, these choose; and so many choose and report at the most.
 CHOOSE, MOST_CHOOSING, MOST_REPORTING, AUTO_CHOOSING = 2 / 3, 400, 300, 300
 # What a built model keeps of the arguments that loaded its base.
@@ -37,12 +40,12 @@ _KEPT = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim",
 
 @dataclass(frozen=True)
 class Row:
-    """A method of a report.
+    """A method of a report, on the items that report.
 
     Args:
         name: What it is called.
         method: The method, its filter's file among it.
-        score, error: The mean over the items that report, and its standard error.
+        score, error: The mean over the items, and its standard error.
         cost: Positions times layers, as a multiple of one pass of the text through the base.
         seconds: For 1,000 of the texts that were run, as measured.
         megabytes: Of the model's weights.
@@ -64,9 +67,9 @@ class Report:
     Args:
         method: The choice.
         rows: It and the papers' methods, on items that did not choose.
-        kind: Of the items: ``"views"``, or of the labels.
+        kind: Of the items: ``"Views"``, or of the labels.
         counts: Items that chose, and that report.
-        tried: How many methods were scored.
+        tried: How many combinations of method, layer and filter were scored.
         seconds: Of the search.
         folder: Where recipe, filter, model and this report are.
         notes: What the scores are, and what makes the choice less certain.
@@ -82,16 +85,20 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        named = {"Views": "texts", "Classification": "labelled texts", "Reranking": "labelled queries"}
+        items = named.get(self.kind, "labelled pairs")
         lines = [
-            f"Of {self.tried}, {self.counts[0]} items ({self.kind}) chose in {self.seconds:.0f} s: {self.method}",
-            f"On {self.counts[1]} other items, which did not choose:\n",
-            "| method | score | ± 1 s.e. | cost | s / 1,000 texts | MB |",
+            f"Chosen: {self.method}\n",
+            f"The best of {self.tried} combinations of method, layer and filter, or a cheaper one that is as good. "
+            f"{self.counts[0]} {items} chose it; the search took {self.seconds:.0f} seconds.",
+            f"Scores on {self.counts[1]} other {items}, which had no part in the choice:\n",
+            "| method | score | standard error | work | seconds per 1,000 texts | MB |",
             "|---|--:|--:|--:|--:|--:|",
         ]
         for row in self.rows:
             numbers = f"{row.score:.3f} | {row.error:.3f} | {row.cost:.2f} | {row.seconds:.1f} | {row.megabytes:.0f}"
             lines.append(f"| {row.name} | {numbers} |")
-        lines.append("\nCost: positions times layers, as a multiple of one pass of the text through the whole base.")
+        lines.append("\nWork: positions times layers, as a multiple of one pass of the text through the whole base.")
         return "\n".join([*lines, *self.notes])
 
 
@@ -120,7 +127,7 @@ def tune(
         texts: Texts like those to be embedded; None: those of the labels.
         out: A folder: ``recipe.yaml``, ``filter.safetensors`` if a filter was chosen, ``model``, ``report.md``,
             ``report.json``, and ``passes``, which can be deleted.
-        labels: Rows ``(text, text, score)``, ``(text, class)`` or ``(query, document, relevance)``.
+        labels: Rows ``(text, text, score)``, ``(text, label)`` or ``(query, document, relevance)``.
         kind: Of the labels: ``"pairs"``, ``"classes"`` or ``"ranking"``.
         use: What the vectors are for: ``"pairs"`` (which texts mean the same), ``"topics"`` or ``"search"``.
         sample: Draw so many of the texts.
@@ -131,29 +138,26 @@ def tune(
 
     Raises:
         ValueError: Too few texts, or an argument that cannot be.
-
-    Example:
-        >>> texts = [f"the {animal} sleeps in house number {n}" for n in range(40) for animal in ("cat", "dog")]
-        >>> report = tune("mini", texts, "tuned", say=lambda line: None)  # doctest: +SKIP
     """
     _check(use, kind)
     if texts is None and labels is None:
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
-    found = drawn(pairs_of(labels or (), kind).texts if texts is None else texts, sample, seed)
-    if labels is None:
+    labelled = None if labels is None else _labelled(labels, KINDS[kind], seed)
+    found = drawn([text for each in labelled or () for text in each.texts] if texts is None else texts, sample, seed)
+    if labelled is None:
         fit = sorted(found)
         Random(seed).shuffle(fit)
-        fit, rest = fit[: round(CHOOSE * len(fit))], fit[round(CHOOSE * len(fit)) :]
-        first, second = views_of(fit), views_of(rest)
+        count = round(CHOOSE * len(fit))
+        fit, rest = fit[:count], fit[count:]
+        first, second = views_of(fit[:MOST_CHOOSING]), views_of(rest[:MOST_REPORTING])
     else:
-        first, second = pairs_of(labels, kind).split(CHOOSE, seed)
+        first, second = labelled
         # A filter sees no text that reports.
         fit = [text for text in found if text not in set(second.texts)]
-    first, second = first.at_most(MOST_CHOOSING, seed), second.at_most(MOST_REPORTING, seed)
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    how = USES[use] if labels is None else LABELLED
+    how = USES[use] if labelled is None else LABELLED
     search, passes = Search(model, first, fit, how, folder / "passes"), passes_of(depth, script)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
@@ -161,14 +165,14 @@ def tune(
         scored += search.scored(each)
         best, spent = max(scored, key=lambda one: one.score), time.perf_counter() - before
         say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best.method}, {best.filter}")
-    choice = chosen(scored, most_cost)
+    choice = chosen(scored, most_cost, how.margin)
     method = choice.method
     if choice.filter != "none":
         method = replace(method, filter=str(folder / "filter.safetensors"))
         fitted_filter(of_base(model, choice.method), choice.filter, fit).save(method.filter)
     papers = papers_of(depth, script, lambda each: _score_of(scored, each))
     rows = reported(model, {"chosen": method, **papers}, second, how)
-    counts, notes = (len(first.places), len(second.places)), _notes(first, how, found)
+    counts, notes = (len(first.items), len(second.items)), _notes(first, how, found)
     seconds = time.perf_counter() - started
     report = Report(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
@@ -177,7 +181,7 @@ def tune(
 
 
 def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, **rest: Any) -> SentenceTransformer:
-    """What ``build(base, "auto", texts=…)`` does: :func:`tune` with five passes, and no texts that report.
+    """What ``build(base, "auto", texts=…)`` does: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
         base: As for :func:`st_reba.build`.
@@ -185,54 +189,59 @@ def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, 
         use, seed: As for :func:`tune`.
         **rest: Further arguments of ``build``.
     """
-    from ..filters import with_filter
-
     _check(use)
     found = drawn(texts, 1000, seed)
+    Random(seed).shuffle(found)
     model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
-    search = Search(model, views_of(found).at_most(AUTO_CHOOSING, seed), found, USES[use])
+    search = Search(model, views_of(found[:AUTO_CHOOSING]), found, USES[use])
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
-    choice = chosen([scored for each in passes for scored in search.scored(each)])
+    choice = chosen([scored for each in passes for scored in search.scored(each)], margin=USES[use].margin)
     made = of_base(model, choice.method, **{name: rest[name] for name in _KEPT if name in rest})
     return made if choice.filter == "none" else with_filter(made, fitted_filter(made, choice.filter, found))
 
 
-def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Items, use: Use) -> tuple[Row, ...]:
+def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task, use: Use) -> tuple[Row, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
-    depth, transformer = depth_of(base), base[0]
-    plain = sum(positions(transformer, items.texts)) * depth
+    plain = sum(positions(base[0], items.texts)) * depth_of(base)
     rows: dict[str, Row] = {}
-    for first, group in shared(list(dict.fromkeys(methods.values())), depth).items():
-        ran = of_base(base, replace(first, filter=None), check=False)
-        cost = sum(positions(ran[0], items.texts)) / plain
+    for first, group in shared(list(dict.fromkeys(methods.values())), depth_of(base)).items():
         started = time.perf_counter()
         found = vectors(base, group, items.texts, check=False)
         seconds = (time.perf_counter() - started) * 1000 / len(items.texts)
-        whole = readout_of(first, depth)
-        for name, method in methods.items():
-            if method in group and whole is not None:
-                readout = readout_of(method, depth) or whole
-                evidence = scores_of(items, normalize(torch.from_numpy(found[method]), dim=1), use, readout.pooling)
-                error, share = float(evidence.std()) / len(evidence) ** 0.5, readout.layer / whole.layer
-                size = _megabytes(of_base(base, replace(method, filter=None), check=False))
-                spent = cost * readout.layer, seconds * share
-                rows[name] = Row(name, method, float(evidence.mean()), error, *spent, size)
+        built = {method: of_base(base, replace(method, filter=None), check=False) for method in group}
+        for name, method in ((name, method) for name, method in methods.items() if method in group):
+            values = evidence(items, normalize(torch.from_numpy(found[method]), dim=1), use.halves)
+            layers, size = depth_of(built[method]), sum(each.nbytes for each in built[method].parameters()) / 1e6
+            spent = sum(positions(built[method][0], items.texts)) * layers / plain
+            error, share = float(values.std()) / len(values) ** 0.5, layers / depth_of(built[first])
+            rows[name] = Row(name, method, float(values.mean()), error, spent, seconds * share, size)
     return tuple(rows[name] for name in methods)
+
+
+def _labelled(labels: Sequence[tuple[Any, ...]], kind: str, seed: int) -> tuple[Task, Task]:
+    """Labelled rows that choose, and that report; all rows of a query are on one side."""
+    import pandas as pd
+
+    frame = pd.DataFrame(labels, columns=list(ROLES[kind]))
+    keys = frame["query"] if kind == "Reranking" else frame.index.to_series()
+    names = keys.unique().tolist()
+    Random(seed).shuffle(names)
+    choose = keys.isin(names[: round(CHOOSE * len(names))])
+    first, second = frame[choose], frame[~choose]
+    return read_task(first, kind, limit=MOST_CHOOSING, seed=seed), read_task(
+        second, kind, limit=MOST_REPORTING, seed=seed
+    )
 
 
 def _write(report: Report, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
     """Write recipe, model and report into the folder."""
-    import yaml
-
     from ..hub.save import save
-    from ..recipe import LOADING, Recipe
+    from ..recipe import LOADING, save_recipe
 
-    folder, values = Path(report.folder), report.method.to_dict()
-    if report.method.filter is not None:
-        values["filter"] = Path(report.method.filter).name
+    folder = Path(report.folder)
     named = os.fspath(base) if isinstance(base, (str, os.PathLike)) else str(model[0].base_model)
-    recipe = Recipe(named, {name: loading[name] for name in LOADING if name in loading}, values).to_dict()
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    given = {name: loading[name] for name in LOADING if name in loading}
+    save_recipe(folder / "recipe.yaml", named, report.method, **given)
     (folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False), encoding="utf-8")
     save(model, folder / "model", overwrite=True)
@@ -244,16 +253,20 @@ def _check(use: str, kind: str = "pairs") -> None:
             raise ValueError(f"{name}={value!r} is not known. Choose from {', '.join(known)}.")
 
 
-def _notes(items: Items, use: Use, texts: Sequence[str]) -> tuple[str, ...]:
+def _notes(items: Task, use: Use, texts: Sequence[str]) -> tuple[str, ...]:
     notes = []
-    if items.kind == "views":
-        bonus = f" A template's end has {use.end_bonus} more." if use.end_bonus else ""
+    if items.kind == "Views":
         notes.append(
-            "A score is how far crops and halves of a text find each other among those of the others, 0 to 1: it tells "
-            f"methods apart, and is no quality that others know.{bonus}"
+            "A score says how well two parts of a text find each other among the parts of all texts, from 0 to 1. It "
+            "tells methods apart; it is not the quality that a benchmark shows."
         )
-    if len(items.places) < 200:
-        notes.append(f"Only {len(items.places)} items chose: with 200 or more the choice is steadier.")
+        if use.margin:
+            notes.append(
+                "Parts of a text share words, which helps a mean over them: the end of a prompt is chosen where it is "
+                f"behind by no more than {use.margin}."
+            )
+    if len(items.items) < 200:
+        notes.append(f"Only {len(items.items)} items chose: with 200 or more the choice is steadier.")
     if sum(count > len(texts) / 20 for count in Counter(map(script_of, texts)).values()) > 1:
         notes.append("The texts are in several scripts. Where languages are not compared, tune on each by itself.")
     return tuple(notes)
@@ -263,7 +276,3 @@ def _score_of(scored: Sequence[Scored], method: Method) -> float:
     """What NoSink's method scored: by another name it is a pass of the search."""
     mine = replace(method, name="classical", pooling="mean")
     return max((one.score for one in scored if one.method == mine), default=-1.0)
-
-
-def _megabytes(model: SentenceTransformer) -> float:
-    return sum(each.numel() * each.element_size() for each in model.parameters()) / 1e6

@@ -1,4 +1,4 @@
-"""What a search scores vectors by: views of unlabelled texts, or labels, one item at a time."""
+"""Views of unlabelled texts, and what vectors say of views or of labelled items, one by one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
+
+from .tasks import Task
 
 # Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.
 _DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
@@ -24,74 +25,63 @@ FEWEST_TEXTS = 50
 _SAME = 1e-6
 
 
-@dataclass(frozen=True)
-class Items:
-    """Items whose vectors are scored, one by one.
+def views_of(texts: Iterable[str]) -> Task:
+    """Items of texts: two crops that overlap, the first and the last two thirds; and the two halves.
+
+    They are counted in words, or in characters where the script has no spaces. Texts of fewer than four are left out.
+
+    Source:
+        Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
+
+    Example:
+        >>> views_of(["one two three four five six", "short"]).texts
+        ('one two three four', 'three four five six', 'one two three', 'four five six')
+    """
+    places: dict[str, int] = {}
+    items = []
+    for text in texts:
+        spans = [match.span() for match in _PIECE.finditer(text)][:_MOST_PIECES]
+        if (count := len(spans)) >= _FEWEST_PIECES:
+            most, half = -(-2 * count // 3), count // 2
+            cuts = ((0, most), (count - most, count), (0, half), (half, count))
+            shown = [text[spans[first][0] : spans[end - 1][1]] for first, end in cuts]
+            items.append(tuple(places.setdefault(each, len(places)) for each in shown))
+    return Task("texts", "Views", tuple(places), tuple(items))
+
+
+def evidence(task: Task, units: Tensor, halves: float = 0.5) -> Tensor:
+    """What vectors say of each item of a task; the mean is the score.
+
+    Views: how far two overlapping crops, and by another weight two disjoint halves, find each other among those of all
+    texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is Spearman's
+    correlation. Classes: whether the nearest centroid, of the other items of each class, is the own. Reranking: average
+    precision.
 
     Args:
-        kind: ``"views"``, ``"pairs"``, ``"classes"`` or ``"ranking"``.
-        texts: All texts, each once.
-        places: Of each item the places of its texts; of a query its own and those of its documents.
-        labels: Of each item: a score, a class, or the relevance of each document. Views have none.
+        task: Of views, pairs, classes or reranking.
+        units: [number of texts, d] vectors of length 1.
+        halves: Weight of the halves, beside 1 for the crops.
+
+    Returns:
+        [number of items] float32.
+
+    Example:
+        >>> task = Task("t", "STS", tuple("abcd"), tuple((n % 2, 2 + n % 2, n % 2) for n in range(10)))
+        >>> units = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+        >>> round(float(evidence(task, units).mean()), 2)
+        1.0
     """
-
-    kind: str
-    texts: tuple[str, ...]
-    places: tuple[tuple[int, ...], ...]
-    labels: tuple[Any, ...] = ()
-
-    def part(self, rows: Iterable[int]) -> Items:
-        """Some of the items, with their texts alone."""
-        rows = list(rows)
-        used = list(dict.fromkeys(place for row in rows for place in self.places[row]))
-        new = {place: number for number, place in enumerate(used)}
-        places = tuple(tuple(new[place] for place in self.places[row]) for row in rows)
-        labels = tuple(self.labels[row] for row in rows) if self.labels else ()
-        return Items(self.kind, tuple(self.texts[place] for place in used), places, labels)
-
-    def split(self, share: float, seed: int) -> tuple[Items, Items]:
-        """Two parts, drawn at random; the first has ``share`` of the items."""
-        rows = list(range(len(self.places)))
-        Random(seed).shuffle(rows)
-        count = round(share * len(rows))
-        return self.part(sorted(rows[:count])), self.part(sorted(rows[count:]))
-
-    def at_most(self, count: int, seed: int) -> Items:
-        """So many of the items, drawn at random; all, where there are no more."""
-        return self if len(self.places) <= count else self.split(count / len(self.places), seed)[0]
-
-    def evidence(self, units: Tensor, halves: float = 0.5) -> Tensor:
-        """What vectors say of each item; the mean is the score.
-
-        Views: how far two overlapping crops, and by another weight two disjoint halves, find each other among those of
-        all texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is
-        Spearman's correlation. Classes: whether the nearest centroid, of the other items of each class, is the own.
-        Ranking: average precision.
-
-        Args:
-            units: [number of texts, d] vectors of length 1.
-            halves: Weight of the halves, beside 1 for the crops.
-
-        Returns:
-            [number of items] float32.
-
-        Example:
-            >>> items = pairs_of([("a", "b", 1.0), ("c", "d", 0.0), ("a", "d", 0.5)])
-            >>> vectors = torch.tensor([[1.0, 0.0], [0.9, 0.436], [0.0, 1.0], [0.6, 0.8]])
-            >>> round(float(items.evidence(vectors).mean()), 2)
-            0.5
-        """
-        if self.kind == "ranking":
-            return torch.stack([_precision(units, *each) for each in zip(self.places, self.labels, strict=True)])
-        places = torch.tensor(self.places, device=units.device)
-        columns = [units[column] for column in places.T]
-        if self.kind == "views":
-            crops, rest = information(columns[0], columns[1]), information(columns[2], columns[3])
-            return (crops + halves * rest) / (1 + halves)
-        if self.kind == "pairs":
-            cosines = (columns[0] * columns[1]).sum(dim=1)
-            return _standard_ranks(cosines) * _standard_ranks(torch.tensor(self.labels, device=units.device))
-        return _nearest_centroid(columns[0], self.labels)
+    if task.kind == "Reranking":
+        return torch.stack([_precision(units, *each) for each in task.items])
+    if task.kind == "Classification":
+        places, labels = zip(*task.items, strict=True)
+        return _nearest_centroid(units[list(places)], labels)
+    columns = [list(each) for each in zip(*task.items, strict=True)]
+    if task.kind == "Views":
+        first, last, early, late = (units[each] for each in columns)
+        return (information(first, last) + halves * information(early, late)) / (1 + halves)
+    cosines = (units[columns[0]] * units[columns[1]]).sum(dim=1)
+    return _standard_ranks(cosines) * _standard_ranks(torch.tensor(columns[2], device=units.device))
 
 
 def information(first: Tensor, second: Tensor) -> Tensor:
@@ -132,63 +122,11 @@ def _nearest_centroid(units: Tensor, labels: Sequence[Any]) -> Tensor:
     return (cosines.argmax(dim=1) == own).float()
 
 
-def _precision(units: Tensor, places: Sequence[int], relevance: Sequence[float]) -> Tensor:
-    """Average precision of a query, the first place, over its documents."""
-    order = (units[list(places[1:])] @ units[places[0]]).argsort(descending=True, stable=True)
-    hits = (torch.tensor(relevance, device=units.device) > 0).float()[order]
+def _precision(units: Tensor, query: int, documents: Sequence[int], grades: Sequence[float]) -> Tensor:
+    """Average precision of a query over its documents."""
+    order = (units[list(documents)] @ units[query]).argsort(descending=True, stable=True)
+    hits = (torch.tensor(grades, device=units.device) > 0).float()[order]
     return (hits * hits.cumsum(dim=0) / torch.arange(1, len(hits) + 1, device=units.device)).sum() / hits.sum()
-
-
-def views_of(texts: Sequence[str]) -> Items:
-    """Items of texts: two crops that overlap, the first and the last two thirds; and the two halves.
-
-    They are counted in words, or in characters where the script has no spaces. Texts of fewer than four are left out.
-
-    Source:
-        Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
-
-    Example:
-        >>> views_of(["one two three four five six", "short"]).texts
-        ('one two three four', 'three four five six', 'one two three', 'four five six')
-    """
-    places: dict[str, int] = {}
-    items = []
-    for text in texts:
-        spans = [match.span() for match in _PIECE.finditer(text)][:_MOST_PIECES]
-        if (count := len(spans)) >= _FEWEST_PIECES:
-            most, half = -(-2 * count // 3), count // 2
-            cuts = ((0, most), (count - most, count), (0, half), (half, count))
-            shown = [text[spans[first][0] : spans[end - 1][1]] for first, end in cuts]
-            items.append(tuple(places.setdefault(each, len(places)) for each in shown))
-    return Items("views", tuple(places), tuple(items))
-
-
-def pairs_of(rows: Sequence[tuple[Any, ...]], kind: str = "pairs") -> Items:
-    """Items of labelled rows.
-
-    Args:
-        rows: ``(text, text, score)``, or ``(text, class)``; of a ranking ``(query, document, relevance)``.
-        kind: ``"pairs"``, ``"classes"`` or ``"ranking"``.
-
-    Raises:
-        ValueError: Labels that are all alike, or classes or queries of a single text.
-    """
-    places: dict[str, int] = {}
-    found = [tuple(places.setdefault(text, len(places)) for text in row[:-1]) for row in rows]
-    labels = [row[-1] for row in rows]
-    if kind != "ranking":
-        items, counts = Items(kind, tuple(places), tuple(found), tuple(labels)), Counter(labels)
-        if len(counts) < 2 or (kind == "classes" and min(counts.values()) < 2):
-            raise ValueError(f"labels: {kind} need two different labels at least, and every class two texts.")
-        return items
-    queries: dict[int, list[tuple[int, float]]] = {}
-    for (query, document), label in zip(found, labels, strict=True):
-        queries.setdefault(query, []).append((document, float(label)))
-    useful = {query: rows for query, rows in queries.items() if 0 < sum(label > 0 for _, label in rows) < len(rows)}
-    if not useful:
-        raise ValueError("labels: no query has a relevant document and another.")
-    ranked = tuple((query, *(place for place, _ in rows)) for query, rows in useful.items())
-    return Items(kind, tuple(places), ranked, tuple(tuple(label for _, label in rows) for rows in useful.values()))
 
 
 def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
@@ -196,10 +134,6 @@ def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
 
     Raises:
         ValueError: There are fewer than 50.
-
-    Example:
-        >>> len(drawn((f"text number {n} of many" for n in range(200)), 100))
-        100
     """
     by_script: dict[str, list[str]] = {}
     for text in dict.fromkeys(text.strip() for text in texts):

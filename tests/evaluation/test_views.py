@@ -12,7 +12,8 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from st_reba.evaluation.views import drawn, information, pairs_of, views_of
+from st_reba.evaluation.tasks import Task
+from st_reba.evaluation.views import drawn, evidence, information, views_of
 
 
 def _units(count: int, width: int = 6, seed: int = 0) -> Tensor:
@@ -41,12 +42,12 @@ def test_vectors_that_are_all_alike_say_nothing() -> None:
 
 
 def test_views_weigh_crops_twice_as_much_as_halves() -> None:
-    items = views_of([f"{n} two three four five six {n} eight" for n in range(12)])
-    units = _units(len(items.texts))
-    columns = [units[[place[column] for place in items.places]] for column in range(4)]
+    task = views_of([f"{n} two three four five six {n} eight" for n in range(12)])
+    units = _units(len(task.texts))
+    columns = [units[[place[column] for place in task.items]] for column in range(4)]
     expected = (2 * information(columns[0], columns[1]) + information(columns[2], columns[3])) / 3
-    np.testing.assert_allclose(items.evidence(units), expected, atol=1e-6)
-    np.testing.assert_allclose(items.evidence(units, halves=0), information(columns[0], columns[1]), atol=1e-6)
+    np.testing.assert_allclose(evidence(task, units), expected, atol=1e-6)
+    np.testing.assert_allclose(evidence(task, units, halves=0), information(columns[0], columns[1]), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -60,66 +61,47 @@ def test_views_weigh_crops_twice_as_much_as_halves() -> None:
     ],
 )
 def test_views_of_a_text(text: str, shown: tuple[str, ...] | None) -> None:
-    items = views_of([text])
-    assert [tuple(items.texts[place] for place in places) for places in items.places] == ([shown] if shown else [])
+    task = views_of([text, "w x y z"])
+    assert len(task.items) == 1 + (shown is not None)
+    if shown is not None:
+        assert tuple(task.texts[place] for place in task.items[0]) == shown
 
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:
-    items = views_of([" ".join(map(str, range(1000)))])
-    assert items.texts[1].endswith(" 149")
+    assert views_of([" ".join(map(str, range(1000)))]).texts[1].endswith(" 149")
 
 
 def test_pairs_are_spearmans_correlation_with_ties() -> None:
-    rows = [(f"a{n % 11}", f"b{n}", float(n % 5)) for n in range(40)]
-    items = pairs_of(rows)
-    units = _units(len(items.texts))
-    cosines = [float(units[first] @ units[second]) for first, second in items.places]
-    expected = spearmanr(cosines, [row[2] for row in rows])[0]
-    assert float(items.evidence(units).mean()) == pytest.approx(expected, abs=1e-5)
+    task = Task("t", "STS", tuple(map(str, range(51))), tuple((n % 11, 11 + n, float(n % 5)) for n in range(40)))
+    units = _units(51)
+    cosines = [float(units[first] @ units[second]) for first, second, _ in task.items]
+    expected = spearmanr(cosines, [item[-1] for item in task.items])[0]
+    assert float(evidence(task, units).mean()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_classes_ask_the_centroids_of_the_others() -> None:
-    rows = [(f"text {n}", "abc"[n % 3]) for n in range(15)]
-    items = pairs_of(rows, "classes")
+    labels = ["abc"[n % 3] for n in range(15)]
+    task = Task("t", "Classification", tuple(map(str, range(15))), tuple(enumerate(labels)))
     units = torch.nn.functional.normalize(_units(15) + torch.eye(3).repeat(5, 2) * 0.7, dim=1)
     expected = []
     for row in range(15):
         nearest = {}
         for name in "abc":
-            members = [units[n] for n in range(15) if n != row and rows[n][1] == name]
+            members = [units[n] for n in range(15) if n != row and labels[n] == name]
             nearest[name] = float(torch.nn.functional.cosine_similarity(units[row], torch.stack(members).sum(0), dim=0))
-        expected.append(float(max(nearest, key=lambda name: nearest[name]) == rows[row][1]))
-    assert items.evidence(units).tolist() == expected
+        expected.append(float(max(nearest, key=lambda name: nearest[name]) == labels[row]))
+    assert evidence(task, units).tolist() == expected
     assert 0 < sum(expected) < 15
 
 
-def test_ranking_is_the_average_precision_of_each_query() -> None:
-    rows = [(f"q{n % 4}", f"d{n}", float(n * 7 % 3)) for n in range(40)] + [("alone", "d1", 1.0), ("none", "d2", 0.0)]
-    items = pairs_of(rows, "ranking")
-    units = _units(len(items.texts))
-    place = {text: row for row, text in enumerate(items.texts)}
-    expected = []
-    for query in ("q0", "q1", "q2", "q3"):
-        mine = [(d, r) for q, d, r in rows if q == query]
-        scores = [float(units[place[query]] @ units[place[d]]) for d, _ in mine]
-        expected.append(average_precision_score([r > 0 for _, r in mine], scores))
-    np.testing.assert_allclose(items.evidence(units), expected, atol=1e-6)
-
-
-def test_parts_have_all_items_once_and_their_own_texts_only() -> None:
-    items = pairs_of([(f"a{n}", f"b{n}", n) for n in range(30)])
-    first, second = items.split(2 / 3, seed=1)
-    assert (len(first.places), len(second.places)) == (20, 10)
-    assert not set(first.texts) & set(second.texts)
-    assert sorted([*first.labels, *second.labels]) == list(range(30))
-    for part in (first, second):
-        assert all(
-            (part.texts[a], part.texts[b]) == (f"a{n}", f"b{n}")
-            for (a, b), n in zip(part.places, part.labels, strict=True)
-        )
-    assert items.split(2 / 3, seed=1)[0] == first != items.split(2 / 3, seed=2)[0]
-    assert len(items.at_most(7, 0).places) == 7
-    assert items.at_most(30, 0) is items
+def test_reranking_is_the_average_precision_of_each_query() -> None:
+    items = tuple((n, tuple(range(10 + n, 50, 10)), tuple(float((n + m) % 3) for m in range(4))) for n in range(10))
+    task, units = Task("t", "Reranking", tuple(map(str, range(50))), items, queries=10), _units(50)
+    expected = [
+        average_precision_score([grade > 0 for grade in grades], [float(units[query] @ units[d]) for d in documents])
+        for query, documents, grades in items
+    ]
+    np.testing.assert_allclose(evidence(task, units), expected, atol=1e-6)
 
 
 def test_each_script_has_its_share_of_a_draw() -> None:
@@ -136,10 +118,7 @@ def test_each_script_has_its_share_of_a_draw() -> None:
     [
         lambda: drawn(["one two three four"] * 100, 60),
         lambda: drawn([f"short {n}" for n in range(100)], 60),
-        lambda: pairs_of([("a", "b", 1.0), ("c", "d", 1.0)]),
-        lambda: pairs_of([("a", "x"), ("b", "x")], "classes"),
-        lambda: pairs_of([("a", "x"), ("b", "x"), ("c", "y")], "classes"),
-        lambda: pairs_of([("q", "a", 1.0), ("q", "b", 2.0)], "ranking"),
+        lambda: views_of(["too short"]),
     ],
 )
 def test_refusals(call: Callable[[], object]) -> None:
