@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,13 +17,11 @@ from ..files import LOCK_FILE, disk_errors, make_folder, remove_leftovers, whole
 from ..probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256, unusable
 from .passages import cutter, parse_passages
-from .records import MAX_CHARS, Document, Reject, beginning, to_json
-from .source import Input, Source, open_source
+from .records import MAX_CHARS, Document, Reject, to_json
+from .source import Input, Source, open_source, unique
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-logger = logging.getLogger(__name__)
 
 # A part takes so many seconds with short texts, so a minute or a few with real ones.
 PART_SECONDS = 20
@@ -132,7 +127,7 @@ def encode_corpus(
     source = open_source(input, text_column=text_column, id_column=id_column, **settings.reading)
     _check_target(Path(path))
     options: dict[str, Any] = {"workers": workers, "overwrite": overwrite, "show": show_progress_bar}
-    return encode_source(load(model), source, Path(path), settings, passages, source_of=model, **options)
+    return encode_source(load(model), unique(source), Path(path), settings, passages, source_of=model, **options)
 
 
 def encode_source(
@@ -145,18 +140,15 @@ def encode_source(
     source_of: Any = None,
     workers: int | None = None,
     overwrite: bool = False,
-    first: int = 0,
-    wanted: Callable[[int], bool] | None = None,
+    may_be_empty: bool = False,
     show: bool | None = None,
 ) -> Corpus:
-    """Encode a source into a folder; `encode_corpus` behind its checks.
+    """Encode a source whose ids are unique into a folder; `encode_corpus` behind its checks.
 
     Args:
         model, source, path, settings, passages, workers, overwrite, show: As for `encode_corpus`.
         source_of: The model as the caller named it.
-        first: Added to the number of a record to make its id.
-        wanted: Called with the number of documents before they are encoded; False: they are not. None: there must be
-            some.
+        may_be_empty: A source without documents is no error.
     """
     corpus = Corpus(path)
     folders = (path, path / "documents", path / "vectors")
@@ -166,17 +158,14 @@ def encode_source(
             try:
                 for folder in folders:
                     remove_leftovers(folder)
-                cut = cutter(model, passages)
                 given = {**asdict(settings), "passages": passages}
                 header = _begin(corpus, model, source_of or model, given, overwrite)
-                options: dict[str, Any] = {"strict": settings.strict, "overwrite": overwrite, "first": first}
-                count, reject = gather(source, corpus, header, cut, show=show, **options)
-                if wanted is None and not count:
+                documents, reject = gather(source, corpus, header, cutter(model, passages), settings, overwrite, show)
+                if not (documents or may_be_empty):
                     why = "it is empty" if reject is None else f"all was set aside, first this: {reject}"
                     raise ValueError(f"{source.name}: no documents: {why}")
-                if wanted is None or wanted(count):
-                    _encode_pending(corpus, model, workers, show)
-                    _finish(corpus)
+                _encode_pending(corpus, model, workers, show)
+                _finish(corpus)
             except BaseException:
                 if made and not any((path / "vectors").glob("*.npy")):
                     shutil.rmtree(path, ignore_errors=True)
@@ -209,15 +198,16 @@ def _begin(
             header = corpus.header()
             stored = Probe.from_json(header["model"])
             check(stored, mark, f"the corpus {corpus.path}")
-            wanted = {**given, "part_size": given["part_size"] or header["settings"]["part_size"]}
-            for name, value in {**wanted, "dtype of the model": mark.dtype}.items():
-                before = {**header["settings"], "dtype of the model": stored.dtype}[name]
-                if before != value:
-                    raise ValueError(
-                        f"{corpus.path}: {name}={value!r}, but it was begun with {before!r}; give that to go on, "
-                        "another path, or overwrite=True to begin anew"
-                    )
-            _remove_altered(corpus, header)
+            before = {**header["settings"], "dtype of the model": stored.dtype}
+            now = {**given, "part_size": given["part_size"] or before["part_size"], "dtype of the model": mark.dtype}
+            if other := [name for name in now if now[name] != before[name]]:
+                raise ValueError(
+                    f"{corpus.path}: {other[0]}={now[other[0]]!r}, but it was begun with {before[other[0]]!r}; give "
+                    "that to go on, another path, or overwrite=True to begin anew"
+                )
+            written = corpus.files() if "files" in header else {}
+            for name in [name for name, digest in written.items() if header["files"].get(name) != digest]:
+                (corpus.path / name).unlink()  # altered since: it is made again
             return header
         except (ValueError, KeyError, TypeError):
             if not overwrite and corpus.parts():
@@ -232,24 +222,14 @@ def _begin(
     return header
 
 
-def _remove_altered(corpus: Corpus, header: dict[str, Any]) -> None:
-    """Remove files of a complete corpus that are not what the header says, so that they are made again."""
-    wanted: dict[str, str] = header.get("files") or {}
-    for name, digest in (corpus.files() if wanted else {}).items():
-        if wanted.get(name) != digest:
-            (corpus.path / name).unlink()
-
-
 def gather(
     source: Source,
     corpus: Corpus,
     header: dict[str, Any],
     cut: Callable[[list[str]], list[tuple[int, ...]]],
-    *,
-    strict: bool = False,
-    overwrite: bool = False,
-    first: int = 0,
-    show: bool | None = None,
+    settings: Settings,
+    overwrite: bool,
+    show: bool | None,
 ) -> tuple[int, Reject | None]:
     """Write the documents of a source into parts; parts whose records are the same already stay, with their vectors.
 
@@ -260,7 +240,7 @@ def gather(
     number, documents, rejected = 0, 0, None
     remedy = "give the same input to go on, or overwrite=True to encode this one in its place"
     with tqdm(total=source.total, desc="Reading", unit=" texts", disable=None if show is None else not show) as bar:
-        for part in _parts(source, header["settings"]["part_size"], strict, first):
+        for part in _parts(source.read(), header["settings"]["part_size"], settings.strict):
             for index, spans in enumerate(cut([row.text for row in part.rows]) if part.rows else ()):
                 part.rows[index] = part.rows[index]._replace(spans=spans)
             documents += len(part.rows)
@@ -290,34 +270,22 @@ def _reopen(corpus: Corpus) -> None:
         corpus.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
 
 
-def _parts(source: Source, size: int, strict: bool, first: int) -> Iterator[Part]:
-    """The input in parts, ids that occur twice set aside."""
+def _parts(records: Iterator[Document | Reject], size: int, strict: bool) -> Iterator[Part]:
     part, chars = Part(0, 0), 0
-    # A database without a name is a temporary file: memory does not grow with the number of ids.
-    with closing(sqlite3.connect("", isolation_level=None)) as used:
-        used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
-        used.execute("BEGIN")
-        for record in source.read():
-            number = part.stop
-            if isinstance(record, Document):
-                identity = str(first + number) if record.id is None else record.id
-                if used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
-                    metadata = to_json(record.metadata) if record.metadata else "{}"
-                    part.rows.append(Row(number, record.id, record.text, metadata))
-                    chars += len(record.text) + len(metadata)
-                else:
-                    (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
-                    reason = f"id used twice: {identity!r} is that of record {owner} too; give every document its own"
-                    record = Reject(f"record {number}", reason, identity, beginning(record.text))
-            if isinstance(record, Reject):
-                if strict:
-                    raise ValueError(str(record))
-                part.rejects.append(record)
-                chars += len(record.reason)
-            part.stop += 1
-            if part.stop - part.start == size or chars >= PART_CHARS:
-                yield part
-                part, chars = Part(part.stop, part.stop), 0
+    for record in records:
+        if isinstance(record, Document):
+            metadata = to_json(record.metadata) if record.metadata else "{}"
+            part.rows.append(Row(part.stop, record.id, record.text, metadata))
+            chars += len(record.text) + len(metadata)
+        elif strict:
+            raise ValueError(str(record))
+        else:
+            part.rejects.append(record)
+            chars += len(record.reason)
+        part.stop += 1
+        if part.stop - part.start == size or chars >= PART_CHARS:
+            yield part
+            part, chars = Part(part.stop, part.stop), 0
     if part.stop > part.start:
         yield part
 

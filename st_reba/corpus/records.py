@@ -19,6 +19,8 @@ TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "con
 ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# SQLite's functions end a text at NUL.
+_NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")
 _SHOWN = 80
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -133,8 +135,8 @@ def checked(document: Document, place: str, max_chars: int = MAX_CHARS) -> Docum
         return reject(f"wrong type: the text is a {type(text).__name__}; write it as a string")
     if len(text) > max_chars:
         return reject(f"too long: the text has {len(text):,} characters, more than max_chars={max_chars:,}; split it")
-    if identity is not None and (not isinstance(identity, str) or not identity or _SURROGATE.search(identity)):
-        found = "empty or no valid Unicode" if isinstance(identity, str) else f"a {type(identity).__name__}"
+    if identity is not None and (not isinstance(identity, str) or not identity or _NOT_IN_IDS.search(identity)):
+        found = "empty or no valid text" if isinstance(identity, str) else f"a {type(identity).__name__}"
         identity = None
         return reject(f"wrong type: the id is {found}; write it as a string, or leave it out to get a number")
     try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from os import PathLike
@@ -14,6 +18,7 @@ from ..tables import SUPPORTED, Row, dataset_splits, read_rows, suffix_of, table
 from .folder import is_corpus
 from .records import MAX_CHARS, Columns, Document, Reject, beginning, checked
 
+logger = logging.getLogger(__name__)
 Input = Any
 """See `open_source`."""
 
@@ -79,6 +84,33 @@ def open_source(
     return Source(name, total, lambda: chain([first], records), columns)
 
 
+def unique(source: Source, first: int = 0) -> Source:
+    """The same source, but records whose id another has are set aside.
+
+    Args:
+        source: The source.
+        first: Added to the number of a record to make its id, if it has none.
+    """
+
+    def read() -> Iterator[Document | Reject]:
+        # A database without a name is a temporary file: memory does not grow with the number of ids.
+        with closing(sqlite3.connect("", isolation_level=None)) as used:
+            used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
+            used.execute("BEGIN")
+            for number, record in enumerate(source.read()):
+                if isinstance(record, Document):
+                    identity = str(first + number) if record.id is None else record.id
+                    if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
+                        (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
+                        reason = (
+                            f"id used twice: {identity!r} is that of record {owner} too; give every document its own"
+                        )
+                        record = Reject(f"record {number}", reason, identity, beginning(record.text))
+                yield record
+
+    return replace(source, read=read)
+
+
 def _paths(input: Input) -> list[Path] | None:
     if isinstance(input, (str, PathLike)):
         return [Path(input)]
@@ -102,21 +134,30 @@ def _file_rows(paths: list[Path], encoding: str, split: str | None) -> Iterator[
             yield None
             several = len(files) > 1 and suffix_of(path) == ".txt"
             for place, row in rows:
-                # A search in many small files is for the file that a text comes from.
-                yield place, row | {"file": name} if several and isinstance(row, dict) else row
+                # A search in many files is for the place that a text comes from.
+                if several and isinstance(row, dict):
+                    row |= {"file": name, "line": int(place.rpartition(" ")[2])}
+                yield place, row
 
     return read()
 
 
 def _files_in(folder: Path) -> list[Path]:
     """The files of a folder that can be read, by name, without hidden ones and encoded corpora."""
-    found = []
+    found, others = [], Counter[str]()
     for place, folders, files in os.walk(folder):
         here = Path(place)
         folders[:] = [name for name in folders if not name.startswith(".") and not is_corpus(here / name)]
-        found += [here / name for name in files if not name.startswith(".") and suffix_of(here / name)]
+        for name in files:
+            if not name.startswith("."):
+                found += [here / name] if suffix_of(here / name) else []
+                others.update([] if suffix_of(here / name) else [Path(name).suffix or "without a suffix"])
+    listed = ", ".join(f"{count:,} {suffix}" for suffix, count in others.most_common(8))
     if not found or is_corpus(folder):
-        raise ValueError(f"{folder}: no folder of texts; give one with files of {SUPPORTED}")
+        there = f" (there are: {listed})" if others else ""
+        raise ValueError(f"{folder}: no folder of texts{there}; give one with files of {SUPPORTED}")
+    if others:
+        logger.warning("%s: files of other types are not read: %s", folder, listed)
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 

@@ -2,7 +2,7 @@
 
 from ..corpus.records import Document, Reject
 from .changes import Change
-from .index import Index
+from .index import Index, OtherModelError
 from .search import SearchResult
 
-__all__ = ["Change", "Document", "Index", "Reject", "SearchResult"]
+__all__ = ["Change", "Document", "Index", "OtherModelError", "Reject", "SearchResult"]

@@ -1,9 +1,8 @@
-"""FAISS indexes: chosen by size, trained, written, opened, and searched by key."""
+"""FAISS indexes: chosen by size, trained, filled and written."""
 
 from __future__ import annotations
 
 import errno
-import logging
 import re
 from collections.abc import Callable, Sequence
 from math import ceil, sqrt
@@ -15,16 +14,14 @@ import numpy as np
 from ..files import whole_path
 from .store import Keys, Matrix
 
-logger = logging.getLogger(__name__)
-
 METRICS = ("cosine", "dot")
-EXAMPLES = "'Flat' (exact), 'IVF1024,Flat', 'HNSW32', 'IVF4096,PQ48,RFlat'"
+_EXAMPLES = "'Flat' (exact), 'IVF1024,Flat', 'HNSW32', 'IVF4096,PQ48,RFlat'"
 # So many vectors are compared with every query; of more, inverted lists are searched in part.
 FLAT_UP_TO = 200_000
 # A query looks at this share of the inverted lists, at so many at least, and at so many nodes of a graph.
 PROBED, FEWEST_PROBED, EF_SEARCH = 1 / 32, 8, 64
-# FAISS uses at most 256 training vectors a centroid, and asks for at least 39.
-_SAMPLED_PER_CENTROID, _FEWEST_SAMPLED, _FEWEST_PER_CENTROID = 64, 2**16, 39
+# FAISS uses at most 256 training vectors a centroid.
+_SAMPLED_PER_CENTROID, _FEWEST_SAMPLED = 64, 2**16
 
 Segment = tuple[Keys, Callable[[], Matrix]]
 """Keys of some vectors, ascending, and a function that loads the vectors [keys, d]."""
@@ -37,9 +34,6 @@ def import_faiss() -> Any:
     return faiss
 
 
-# Choosing
-
-
 def choose_factory(count: int) -> str:
     """FAISS factory string by the number of vectors: exact, or inverted lists from ``FLAT_UP_TO`` on.
 
@@ -50,8 +44,8 @@ def choose_factory(count: int) -> str:
     return "Flat" if count <= FLAT_UP_TO else f"IVF{ceil(4 * sqrt(count))},Flat"
 
 
-def make_index(factory: str, dim: int, count: int | None = None) -> Any:
-    """An empty FAISS index that compares by inner product, for so many vectors, if their number is known."""
+def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
+    """An empty FAISS index that compares by inner product."""
     faiss = import_faiss()
     named = f"factory={factory!r}"
     if wrong := re.search(r"IDMap|PCA|ITQ", factory):
@@ -60,23 +54,15 @@ def make_index(factory: str, dim: int, count: int | None = None) -> Any:
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        last = str(error).rsplit(": ", 1)[-1].strip()
-        raise ValueError(
-            f"{named}: FAISS makes no such index of {dim} dimensions for inner products ({last}); use one as {EXAMPLES}"
-        ) from None
-    needed = _centroids(index)
-    if any(part.metric_type != faiss.METRIC_INNER_PRODUCT for part in parts(index)[:2]):
-        raise ValueError(f"{named}: FAISS compares by the Euclidean distance there; use one of {EXAMPLES}")
-    if _lists(index) == 0 or (count is not None and needed > count):
-        raise ValueError(f"{named}: {needed} centroids do not fit {count or 'any'} vectors; use 'Flat', or fewer lists")
-    if count is not None and needed * _FEWEST_PER_CENTROID > count:
-        logger.warning("%s: %d centroids are many for %s vectors; use 'Flat', or fewer", named, needed, f"{count:,}")
+        why = f"FAISS makes no such index of {dim} dimensions for inner products ({_last(error)})"
+        raise ValueError(f"{named}: {why}; use one as {_EXAMPLES}") from None
+    if lists_of(index) == 0 or any(part.metric_type != faiss.METRIC_INNER_PRODUCT for part in parts(index)[:2]):
+        raise ValueError(f"{named}: it has no lists, or compares by the Euclidean distance; use one as {_EXAMPLES}")
     for part in parts(index):
         if hasattr(part, "do_polysemous_training"):
             part.do_polysemous_training = False  # takes most of the training's time, and is not used
-        for holder in (part, getattr(part, "pq", None)):
-            if (clustering := getattr(holder, "cp", None)) is not None:
-                clustering.min_points_per_centroid = 1  # the warning above says it
+    if parameters is not None:
+        set_parameters(index, parameters)
     return index
 
 
@@ -93,27 +79,20 @@ def parts(index: Any) -> list[Any]:
     return found
 
 
-def _lists(index: Any) -> int | None:
+def lists_of(index: Any) -> int | None:
     """Number of inverted lists; None: it has none."""
     inverted = import_faiss().try_extract_index_ivf(index)
     return None if inverted is None else int(inverted.nlist)
 
 
-def _centroids(index: Any) -> int:
-    """The most centroids that an index trains at once; 0: none."""
-    faiss = import_faiss()
-    quantizers = [part.pq for part in parts(index) if isinstance(getattr(part, "pq", None), faiss.ProductQuantizer)]
-    return max([_lists(index) or 0, *(int(one.ksub) for one in quantizers)])
-
-
 def keeps_ids(index: Any) -> bool:
     """True for inverted lists, which store ids; other indexes are wrapped in an IDMap."""
-    return _lists(index) is not None and not isinstance(index, import_faiss().IndexRefine)
+    return lists_of(index) is not None and not isinstance(index, import_faiss().IndexRefine)
 
 
 def default_parameters(index: Any) -> str | None:
     """FAISS search parameters where none are named, as "nprobe=125" for 4,000 lists."""
-    if (lists := _lists(index)) is not None:
+    if (lists := lists_of(index)) is not None:
         return f"nprobe={max(ceil(lists * PROBED), min(lists, FEWEST_PROBED))}"
     return f"efSearch={EF_SEARCH}" if any(isinstance(one, import_faiss().IndexHNSW) for one in parts(index)) else None
 
@@ -129,15 +108,13 @@ def set_parameters(index: Any, parameters: str) -> None:
         ) from error
 
 
-# Building
-
-
-def train(index: Any, segments: Sequence[Segment]) -> None:
+def train(index: Any, segments: Sequence[Segment], factory: str) -> None:
     """Train an index on a sample that is drawn over all segments, the same each time."""
     if index.is_trained:
         return
-    count, needed = sum(len(keys) for keys, _ in segments), _centroids(index)
-    size = min(count, max(_SAMPLED_PER_CENTROID * needed, _FEWEST_SAMPLED))
+    codes = [int(part.pq.ksub) for part in parts(index) if hasattr(part, "pq")]
+    count, centroids = sum(len(keys) for keys, _ in segments), max([lists_of(index) or 0, *codes])
+    size = min(count, max(_SAMPLED_PER_CENTROID * centroids, _FEWEST_SAMPLED))
     rows = np.sort(np.random.default_rng(0).choice(count, size, replace=False, shuffle=False))
     sample, start = [], 0
     for keys, vectors in segments:
@@ -145,7 +122,16 @@ def train(index: Any, segments: Sequence[Segment]) -> None:
         if len(inside):
             sample.append(vectors()[inside])
         start += len(keys)
-    index.train(np.concatenate(sample))
+    try:
+        index.train(np.concatenate(sample))
+    except RuntimeError as error:
+        raise ValueError(
+            f"factory={factory!r} cannot be trained on {count:,} vectors ({_last(error)}); use 'Flat', or fewer lists"
+        ) from None
+
+
+def _last(error: RuntimeError) -> str:
+    return str(error).rsplit(": ", 1)[-1].strip()
 
 
 def add(index: Any, segments: Sequence[Segment]) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,13 @@ from .store import (
     State,
     Store,
     Stored,
-    by_ids,
+    content_of,
     damaged,
-    no_index,
+    documents,
     read_dead,
     read_pending,
     read_state,
+    state_or_none,
     vector_keys,
     write_pending,
     write_state,
@@ -39,19 +41,20 @@ from .vectors import VectorFile, scaled
 FEWEST_PENDING, PENDING_SHARE, MOST_PENDING = 1_000, 0.1, 20_000
 _AT_A_TIME = 500
 
+Kind = Literal["build", "add", "upsert", "delete", "compact"]
+
 
 @dataclass(frozen=True)
 class Change:
     """Outcome of a change."""
 
-    kind: Literal["build", "add", "upsert", "delete", "compact"]
+    kind: Kind
     count: int  # documents in the index, afterwards
     added: int = 0
     replaced: int = 0
     deleted: int = 0  # of "compact": vectors that are no longer on the disk
     unchanged: int = 0  # documents that were there already with the same text and metadata
     rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
-    repeated: bool = False  # the same addition had taken effect already, so nothing was done
 
 
 class Writer:
@@ -61,10 +64,10 @@ class Writer:
         self.folder, self.path, self.tx, self.state = store.folder, store.path, tx, state
         self._old_name = None if state.file is None else str(state.file["name"])
         self._fresh = fresh
-        self.first_key = state.next_key  # documents from this key on are of this change
+        self._first_key = state.next_key  # documents from this key on are of this change
         self.sweep()
         if fresh:
-            for table in ("documents", "pending", "dead", "rejects", "additions"):
+            for table in ("documents", "pending", "dead", "rejects"):
                 tx.execute(f"DELETE FROM {table}")
             state.file = None
 
@@ -80,47 +83,42 @@ class Writer:
             with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
                 (self.folder / self._old_name).unlink()
 
-    # Documents
-
     def insert(self, part: Part, first: int, bad: dict[int, Reject], *, upsert: bool, strict: bool) -> Taken:
         """Take in the documents of a part, but for those whose vector is bad; records are numbered from ``first``."""
-        taken, vector, first_key = Taken(list(part.rejects)), 0, self.state.next_key
+        taken, vector, state = Taken(list(part.rejects)), 0, self.state
+        first_key = state.next_key
         for start in range(0, len(part.rows), _AT_A_TIME):
             rows, new = part.rows[start : start + _AT_A_TIME], list[Stored]()
             ids = [str(first + row.record) if row.id is None else row.id for row in rows]
-            there = {} if self._fresh else by_ids(self.tx, ids)
+            there = {} if self._fresh else {one.id: one for one in documents(self.tx, "id", ids)}
             for number, (row, identity) in enumerate(zip(rows, ids, strict=True), start):
                 if row.id is None and identity in there:
                     identity = self._free_id()
-                old, reason = there.get(identity), None
+                old, vectors, vector = there.get(identity), range(vector, vector + row.vectors), vector + row.vectors
                 same = old is not None and (old.text, old.metadata) == (row.text, row.metadata)
-                if number in bad:
-                    reason = bad[number].reason
-                elif old is not None and old.key >= self.first_key:
-                    reason = f"id used twice: {identity!r} is another document's of the same input; give each its own"
-                elif old is not None and not (same or upsert):
-                    reason = already_there(identity)
-                vectors, vector = range(vector, vector + row.vectors), vector + row.vectors
-                if reason is not None:
+                replaces = old is not None and upsert and old.key < self._first_key
+                if number in bad or (old is not None and not (same or replaces)):
+                    reason = bad[number].reason if number in bad else already_there(identity)
                     taken.rejects.append(Reject(f"record {row.record}", reason, identity, beginning(row.text)))
                     if strict:
                         raise ValueError(str(taken.rejects[-1]))
-                elif same:
+                    continue
+                if same:
                     taken.unchanged += 1
-                else:
-                    if old is not None:
-                        self.remove(old)
-                    taken.replaced += old is not None
-                    taken.added += old is None
-                    spans = to_json(row.spans) if row.spans else None
-                    one = Stored.new(self.state.next_key, identity, row.metadata, spans, row.text)
-                    there[identity] = one
-                    new.append(one)
-                    taken.rows += vectors
-                    self.state.next_key += row.vectors
-            self.tx.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", new)
-        taken.keys = np.arange(first_key, self.state.next_key)
-        self.state.count += taken.added
+                    continue
+                if old is not None:
+                    self.remove(old)
+                taken.replaced += old is not None
+                taken.added += old is None
+                spans = to_json(row.spans) if row.spans else None
+                content = content_of(row.text, row.metadata) if row.id is None else None
+                there[identity] = Stored(state.next_key, identity, row.metadata, spans, row.text, content).sealed()
+                new.append(there[identity])
+                taken.rows += vectors
+                state.next_key += row.vectors
+            self.tx.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", new)
+        taken.keys = np.arange(first_key, state.next_key)
+        state.count += taken.added
         return taken
 
     def _free_id(self) -> str:
@@ -142,13 +140,6 @@ class Writer:
             self.tx.executemany("INSERT INTO dead VALUES (?)", keys)
             self.state.dead += len(keys)
 
-    def alive(self) -> Keys:
-        """Keys of the FAISS file that belong to documents."""
-        rows = self.tx.execute("SELECT key, spans FROM documents WHERE key < ? ORDER BY key", (self.state.stop,))
-        return vector_keys(rows)
-
-    # Vectors
-
     def place(self, new: Sequence[Segment]) -> None:
         """Put new vectors among the pending, or if those would be too many, all of them into a new FAISS file."""
         count = sum(len(keys) for keys, _ in new)
@@ -167,21 +158,19 @@ class Writer:
         """
         state, old, kept = self.state, open_file(self.folder, self.state, mmap=False), read_dead(self.tx)
         keys, pending = read_pending(self.tx, state, self.path)
+        alive = vector_keys(self.tx, "key < ?", [state.stop])
         segments: list[Segment] = [(keys, lambda: pending), *new]
         index = None
         if old is not None and factory is None:
-            index, kept = old.without(kept, self.alive() if len(kept) else kept)
+            index, kept = old.without(kept, alive)
             index = ann.add(index, segments)
         else:
-            segments = [*filed(old, self.alive()), *segments]
-            kept, count = kept[:0], sum(len(keys) for keys, _ in segments)
-            factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
-            if count:
-                made = ann.make_index(factory, state.dim, count)
-                state.factory, state.parameters = factory, parameters or ann.default_parameters(made)
-                if parameters is not None:
-                    ann.set_parameters(made, parameters)
-                ann.train(made, segments)
+            segments, kept = [*filed(old, alive), *segments], kept[:0]
+            if count := sum(len(keys) for keys, _ in segments):
+                state.factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
+                made = ann.make_index(state.factory, state.dim, parameters)
+                state.parameters = parameters or ann.default_parameters(made)
+                ann.train(made, segments, state.factory)
                 index = ann.add(made, segments)
         for table in ("pending", "dead"):
             self.tx.execute(f"DELETE FROM {table}")
@@ -239,20 +228,26 @@ def open_file(folder: Path, state: State, *, mmap: bool = True) -> VectorFile | 
     return found
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
+    for place, folders, files in os.walk(folder):
+        if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
+            raise ValueError(f"{links[0]}: a link, through which nothing is written; remove it, or put the file there")
+
+
 @contextmanager
 def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
     """A change, which takes effect at the end of the ``with`` block; ``fresh``: the state of an index that is built."""
+    refuse_links(store.folder)
     if fresh is None and not store.path.is_file():
-        raise no_index(store.folder)
+        raise FileNotFoundError(f"{store.folder}: no index is there; st-reba index makes one")
     with store.writing() as tx:
         if fresh is None:
             state = read_state(tx, store.path)
-            if state is None:
-                raise no_index(store.folder)
         else:
             before = None
             with suppress(ValueError):  # a damaged one can be replaced
-                before = read_state(tx, store.path)
+                before = state_or_none(tx, store.path)
             # The numbers of files go on, and the old file stays until the new one counts.
             state = replace(fresh, generation=before.generation, file=before.file) if before else fresh
         writer = Writer(store, tx, state, fresh=fresh is not None)
@@ -269,10 +264,9 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
 def take_in(
     store: Store,
     corpus: Corpus,
-    kind: Literal["build", "add", "upsert"],
+    kind: Kind,
     *,
     strict: bool,
-    digest: str | None = None,
     fresh: State | None = None,
     factory: str | None = None,
     parameters: str | None = None,
@@ -280,9 +274,8 @@ def take_in(
     """Take the documents of an encoded corpus into an index.
 
     Args:
-        store, corpus, kind: Index, corpus, and kind of change.
+        store, corpus, kind: Index, corpus, and kind of change: build, add or upsert.
         strict: Stop at the first document that cannot be taken.
-        digest: Of the input, so that a repetition is known.
         fresh, factory, parameters: State and FAISS index of an index that is built.
     """
     done, rejected, segments = Counter[str](), Counter[str](), list[Segment]()
@@ -290,10 +283,9 @@ def take_in(
         state = writer.state
         if fresh is None:  # another model's index may have taken the place of this one meanwhile
             check(Probe.from_json(state.model), Probe.from_json(corpus.header()["model"]), "the index")
-        parts = range(corpus.parts())
-        first = state.next_number
-        state.next_number += max((corpus.part(number).stop for number in parts[-1:]), default=0)
-        for number in parts:
+        first, parts = state.next_number, corpus.parts()
+        state.next_number += corpus.part(parts - 1).stop if parts else 0
+        for number in range(parts):
             part, vectors = corpus.part(number), corpus.vectors(number)
             if len(vectors) != part.vectors or (part.vectors and vectors.shape[1] != state.dim):
                 raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
@@ -309,16 +301,13 @@ def take_in(
             writer.fold(segments, factory or "auto", parameters)
         elif done["added"] + done["replaced"]:
             writer.place(segments)
-        if digest is not None:
-            writer.tx.execute("INSERT OR IGNORE INTO additions VALUES (?)", (digest,))
-        state.last_addition = digest
         count = state.count
     return Change(kind, count, done["added"], done["replaced"], 0, done["unchanged"], dict(rejected))
 
 
-def _loader(corpus: Corpus, number: int, rows: list[int], metric: str) -> Any:
+def _loader(corpus: Corpus, number: int, rows: list[int], metric: str) -> Callable[[], Matrix]:
     def load() -> Matrix:
-        vectors = corpus.vectors(number)
+        vectors: Any = corpus.vectors(number)
         return scaled(vectors if len(rows) == len(vectors) else vectors[rows], metric)
 
     return load
@@ -328,20 +317,17 @@ def delete(store: Store, ids: Iterable[str], missing: Literal["error", "ignore"]
     """Delete documents; arguments as for ``Index.delete``."""
     wanted = list(dict.fromkeys(ids))
     with changing(store) as writer:
-        found: dict[str, Stored] = {}
-        for start in range(0, len(wanted), _AT_A_TIME):
-            found |= by_ids(writer.tx, wanted[start : start + _AT_A_TIME])
+        found = {one.id: one for one in documents(writer.tx, "id", wanted)}
         absent = [one for one in wanted if one not in found]
         if absent and missing == "error":
             shown = ", ".join(map(repr, absent[:5])) + (", …" if len(absent) > 5 else "")
             raise ValueError(
                 f"{len(absent)} of {len(wanted)} ids are not in the index: {shown}; nothing was deleted. Leave them "
-                "out, or give missing='ignore'"
+                "out, or ignore what is missing (--missing-ok)"
             )
         for document in found.values():
             writer.remove(document)
         writer.state.count -= len(found)
-        writer.state.last_addition = None
         count = writer.state.count
     return Change("delete", count, deleted=len(found))
 

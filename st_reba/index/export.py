@@ -18,7 +18,7 @@ from ..probe import Probe
 from . import ann
 from .ann import Segment
 from .changes import filed, open_file
-from .store import COLUMNS, State, Store, Stored, damaged, no_index, read_dead, read_pending, read_state, vector_keys
+from .store import State, Store, all_documents, damaged, read_dead, read_pending, read_state, vector_keys
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,7 @@ def export(store: Store, tx: sqlite3.Connection, out: Path, *, overwrite: bool, 
     for left in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 12}.tmp"):  # of one that was killed
         left.unlink(missing_ok=True)
     state = read_state(tx, store.path)
-    if state is None:
-        raise no_index(store.folder)
-    file = open_file(store.folder, state)
-    keys = vector_keys(tx.execute("SELECT key, spans FROM documents ORDER BY key"))
+    file, keys = open_file(store.folder, state), vector_keys(tx)
     if not len(keys):
         raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
     if file is not None and not file.is_exact:
@@ -79,16 +76,14 @@ def _write_parquet(out: Path, tx: sqlite3.Connection, segments: list[Segment], s
 
 def _rows(tx: sqlite3.Connection) -> Iterator[tuple[int, str, str, str, str | None]]:
     """Key, id, text, metadata and passage of each vector, in the order of their keys."""
-    for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"):
-        one = Stored(*row)
+    for one in all_documents(tx):
         for key in one.keys:
             yield key, one.id, one.text, one.metadata, None if one.spans is None else one.passage(key)
 
 
 def about(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
     """The result of ``Index.info``."""
-    if (state := read_state(tx, store.path)) is None:
-        raise no_index(store.folder)
+    state = read_state(tx, store.path)
     file = {"vectors": 0} if state.file is None else state.file
     model = Probe.from_json(state.model)
     return {
@@ -113,9 +108,7 @@ def about(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
 
 def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
     """Read every file; errors as for ``Index.verify``."""
-    found = about(store, tx)
-    state = read_state(tx, store.path)
-    assert state is not None
+    found, state = about(store, tx), read_state(tx, store.path)
     file = open_file(store.folder, state)
     # At once, for a writer may remove it as soon as there is another.
     if state.file is not None and sha256(store.folder / state.file["name"]) != state.file["sha256"]:
@@ -123,9 +116,8 @@ def verify(store: Store, tx: sqlite3.Connection) -> dict[str, Any]:
     if (said := tx.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
         raise ValueError(damaged(store.path, said))
     documents, keys = 0, list[int]()
-    for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"):
-        one = Stored(*row)
-        if not one.is_intact:
+    for one in all_documents(tx):
+        if one != one.sealed():
             raise ValueError(damaged(store.path, f"document {one.id!r} is not what was written"))
         documents += 1
         keys += one.keys

@@ -11,20 +11,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..corpus.encode import Settings
+from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject
-from ..corpus.source import Input, open_source
+from ..corpus.source import Input, open_source, unique
 from ..probe import Probe, check, load, located, version_of
-from .building import Work, add_into, build_into, is_index, one_writer, refuse_links
+from .building import add_into, build_into, check_target, is_index, loaded_model, one_writer
 from .changes import Change, compact, delete
 from .export import about, export, verify
-from .search import Found, SearchResult, Snapshot, query_texts
-from .store import COLUMNS, State, Store, Stored, by_ids, by_keys, damaged, no_index, read_state
+from .search import Snapshot, query_texts
+from .store import State, Store, all_documents, documents, read_state
 from .vectors import scaled_queries
 from .where import Where
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
+
+
+class OtherModelError(ValueError):
+    """The model is not the one that built the index."""
 
 
 class Index:
@@ -46,7 +51,7 @@ class Index:
         >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
         >>> index.search("Cats sleep", k=1)[0].text, index.get("1").text, "7" in index
         ('Cats sleep.', 'Ships sail.', False)
-        >>> index.add(["Bread rises."]).added, index.upsert(["Cats run."], ids=["0"]).replaced, len(index)
+        >>> index.add(["Bread rises."]).added, index.upsert([{"id": "0", "text": "Cats run."}]).replaced, len(index)
         (1, 1, 3)
         >>> index.delete(["1"]).count, index.compact().deleted, index.export("my_vectors.parquet")
         (2, 2, 2)
@@ -58,8 +63,6 @@ class Index:
         self._lock = threading.Lock()
         self._checked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    # Making and opening
-
     @classmethod
     def build(
         cls,
@@ -70,10 +73,15 @@ class Index:
         factory: str = "auto",
         parameters: str | None = None,
         ids: Iterable[str] | None = None,
+        text_column: str | None = None,
+        id_column: str | None = None,
         passages: str | None = None,
         strict: bool = True,
         overwrite: bool = False,
-        **options: Any,
+        workers: int | None = None,
+        settings: Settings | None = None,
+        show_progress_bar: bool | None = None,
+        **loading: Any,
     ) -> Index:
         """Encode documents and write them to an index folder. A build that is killed goes on with the same call.
 
@@ -83,20 +91,19 @@ class Index:
             input: Texts, documents, a table, or a file or folder of them, as ``st_reba.corpus.encode_corpus`` takes; or
                 the folder of a corpus that it has encoded.
             path: The folder to make.
-            factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat", of whose lists a
-                query looks at 1 in 32; or a FAISS factory string, as "Flat", "HNSW32" or "IVF4096,PQ48,RFlat".
+            factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat"; or a FAISS factory
+                string, as "HNSW32" or "IVF4096,PQ48,RFlat".
             parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists, efSearch 64.
             ids: One id for each text of an iterable.
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
-            **options: As ``encode_corpus`` takes them: text_column, id_column, workers, settings, show_progress_bar;
-                and of a model that is loaded: device, dtype, trust_remote_code.
+            text_column, id_column, workers, settings, show_progress_bar: As for ``encode_corpus``.
+            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
 
         Raises:
             FileExistsError: The path exists and ``overwrite`` is False, or it is not an index.
-            BlockingIOError: Another process is writing there.
-            OSError: The disk is full, or the folder may not be written. An index that was there still is.
+            OSError: Another process is writing there, or the disk is full. An index that was there still is.
             ValueError: A record, a vector (``strict``), the model's similarity or the factory cannot be used.
 
         Example:
@@ -104,17 +111,24 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        folder = Path(os.path.realpath(path))
-        work = Work.of(options, strict)
-        built = build_into(folder, model, input, work, ids, passages, factory, parameters, overwrite=overwrite)
-        return cls(folder, built, {})
+        folder, settings = Path(os.path.realpath(path)), settings or Settings()
+        if isinstance(input, (str, PathLike)) and is_corpus(input):
+            source: Any = Corpus(input)
+        else:
+            columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+            source = unique(open_source(input, ids=ids, **columns, **settings.reading))
+        check_target(folder, overwrite=overwrite)
+        loaded = loaded_model(model, loading)
+        running: dict[str, Any] = {"source_of": model, "strict": strict, "workers": workers, "show": show_progress_bar}
+        build_into(folder, loaded, source, settings, passages, factory, parameters, **running)
+        return cls(folder, loaded, {})
 
     @classmethod
     def open(
         cls,
         path: str | PathLike[str],
         model: SentenceTransformer | str | PathLike[str] | None = None,
-        **options: Any,
+        **loading: Any,
     ) -> Index:
         """Open an index folder.
 
@@ -122,7 +136,7 @@ class Index:
             path: The folder.
             model: The model to encode with, or its folder or Hub id; None: the one that the index remembers, loaded
                 when a text needs it.
-            **options: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
+            **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
 
         Raises:
             FileNotFoundError: There is no index, or a file of it is missing.
@@ -137,16 +151,14 @@ class Index:
         """
         folder = Path(os.path.realpath(path))
         if not is_index(folder):
-            raise no_index(folder)
-        index = cls(folder, None, options)
+            raise FileNotFoundError(f"{folder}: no index is there; st-reba index makes one")
+        index = cls(folder, None, loading)
         with index._store.reading() as tx:
             index._present(tx)
         if model is not None:
-            index._model = load(model, options)
-            index._check(index._model)
+            index._model = loaded_model(model, loading)
+            index._check(index._model, index._state())
         return index
-
-    # Searching
 
     def search(
         self,
@@ -172,7 +184,7 @@ class Index:
             same score are in the order they were added.
 
         Raises:
-            ValueError: k, a query or a condition cannot be used, or the model is not the one that built the index.
+            ValueError: k, a query or a condition cannot be used; `OtherModelError`: the model did not build the index.
 
         Example:
             >>> import st_reba
@@ -185,60 +197,46 @@ class Index:
         if isinstance(k, bool) or (k := operator.index(k)) < 1:
             raise ValueError(f"k={k} must be a whole number from 1 on")
         single = isinstance(queries, str) or (isinstance(queries, np.ndarray) and queries.ndim == 1)
-        model = None
         if isinstance(queries, np.ndarray):
             vectors: NDArray[Any] = np.atleast_2d(queries)
         else:
             texts = query_texts([queries] if isinstance(queries, str) else queries)
             if not texts:
                 return []
-            model = self._its_model()
             options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
-            vectors = np.asarray(model.encode_query(texts, **options))
+            vectors = np.asarray(self._its_model().encode_query(texts, **options))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
-            if model is not None:
+            if self._model is not None:
                 # Another model's index may have taken the place of this one meanwhile.
-                self._check(model, snapshot.state)
+                self._check(self._model, snapshot.state)
             ready = scaled_queries(vectors, snapshot.state.dim, snapshot.state.metric)
-            allowed = None if where is None else snapshot.allowed(tx, where)
-            results = self._results(tx, snapshot.nearest(tx, ready, k, allowed), snapshot.state)
+            results = snapshot.search(tx, ready, k, where)
         return results[0] if single else results
-
-    def _results(self, tx: Any, found: list[list[Found]], state: State) -> list[list[SearchResult]]:
-        rows = by_keys(tx, {one.document for listed in found for one in listed})
-
-        def result(rank: int, one: Found) -> SearchResult:
-            if one.document not in rows:
-                raise ValueError(damaged(self._store.path, f"there is no document {one.document}"))
-            stored = Stored(*rows[one.document])
-            document = stored.document(self._store.path)
-            passage = None if state.passages is None else stored.passage(one.vector)
-            return SearchResult(rank, one.score, stored.id, stored.text, document.metadata, passage)
-
-        return [[result(rank, one) for rank, one in enumerate(listed, 1)] for listed in found]
 
     def _its_model(self) -> SentenceTransformer:
         """The model to encode with, checked."""
+        state = self._state()
         if self._model is None:
-            place, revision = located(Probe.from_json(self._state().model), self._path)
+            place, revision = located(Probe.from_json(state.model), self._path)
             self._model = load(place, {**revision, **self._options})
-        self._check(self._model)
+        self._check(self._model, state)
         return self._model
 
-    def _check(self, model: SentenceTransformer, state: State | None = None) -> None:
+    def _check(self, model: SentenceTransformer, state: State) -> None:
         """Refuse a model that did not build the index; one that was trained since is another."""
-        wanted = (version_of(model), (state or self._state()).model)
+        wanted = (version_of(model), state.model)
         if self._checked.get(model) != wanted:
-            check(Probe.from_json(wanted[1]), model, "the index")
+            try:
+                check(Probe.from_json(state.model), model, "the index")
+            except ValueError as error:
+                raise OtherModelError(str(error)) from error
             self._checked[model] = wanted
 
     def _present(self, tx: Any) -> Snapshot:
         """The last generation that was committed, as a reading transaction sees it."""
         with self._lock:
             state = read_state(tx, self._store.path)
-            if state is None:
-                raise no_index(self._path)
             while self._snapshot is None or self._snapshot.state != state:
                 try:
                     self._snapshot = Snapshot.read(tx, self._store, state, self._snapshot)
@@ -247,25 +245,20 @@ class Index:
                     tx.execute("ROLLBACK")
                     tx.execute("BEGIN")
                     gone, state = state, read_state(tx, self._store.path)
-                    if state is None or state.generation == gone.generation:
+                    if state.generation == gone.generation:
                         raise
             return self._snapshot
 
     def _state(self) -> State:
         with self._store.reading() as tx:
-            if (state := read_state(tx, self._store.path)) is None:
-                raise no_index(self._path)
-            return state
-
-    # Documents
+            return read_state(tx, self._store.path)
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
         with self._store.reading() as tx:
-            found = by_ids(tx, wanted)
-        documents = [found[one].document(self._store.path) if one in found else None for one in wanted]
-        return documents[0] if isinstance(ids, str) else documents
+            there = {one.id: one.document(self._store.path) for one in documents(tx, "id", wanted)}
+        return there.get(ids) if isinstance(ids, str) else [there.get(one) for one in wanted]
 
     def __contains__(self, identity: object) -> bool:
         return isinstance(identity, str) and self.get(identity) is not None
@@ -273,75 +266,62 @@ class Index:
     def __iter__(self) -> Iterator[Document]:
         """All documents in the order they were added, as they are when the loop begins."""
         with self._store.reading() as tx:
-            for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"):
-                yield Stored(*row).document(self._store.path)
+            for one in all_documents(tx):
+                yield one.document(self._store.path)
 
     def __len__(self) -> int:
         return self._state().count
 
-    # Changing
-
-    def add(
-        self,
-        input: Input,
-        *,
-        ids: Iterable[str] | None = None,
-        strict: bool = True,
-        again: bool = False,
-        **options: Any,
-    ) -> Change:
+    def add(self, input: Input, **options: Any) -> Change:
         """Add documents. An addition that is killed goes on with the same call, and nothing is added twice.
 
-        A document whose id, text and metadata are there already is left as it is, and not encoded.
+        A document whose id, text and metadata are there already is left as it is, and not encoded. So is a text without
+        an id if the index has the same text and metadata without an id (and, of a .txt file, from the same file).
 
         Args:
-            input, ids, strict: As for `build`.
-            again: Add the same input once more, if the last change added it; those without ids are there twice.
-            **options: text_column, id_column, workers, settings, show_progress_bar, as for `build`. Columns and
-                passages are those of the build.
+            input: As for `build`.
+            **options: ids, text_column, id_column, strict, workers, settings, show_progress_bar, as for `build`;
+                columns and passages are those of the build.
 
         Raises:
-            ValueError: An id is there already with another text (use `upsert`), or a record cannot be taken
-                (``strict``).
+            ValueError: With ``strict``: an id is there with another text (use `upsert`), or a record cannot be taken.
         """
-        return self._take(False, input, again, ids, strict, options)
+        return self._take("add", input, **options)
 
-    def upsert(
+    def upsert(self, input: Input, **options: Any) -> Change:
+        """Add documents that have ids, in the place of those with the same ids; otherwise as `add`."""
+        return self._take("upsert", input, **options)
+
+    def _take(
         self,
+        kind: Literal["add", "upsert"],
         input: Input,
         *,
         ids: Iterable[str] | None = None,
+        text_column: str | None = None,
+        id_column: str | None = None,
         strict: bool = True,
-        again: bool = False,
-        **options: Any,
+        workers: int | None = None,
+        settings: Settings | None = None,
+        show_progress_bar: bool | None = None,
     ) -> Change:
-        """Add documents, in the place of those with the same ids; otherwise as `add`."""
-        return self._take(True, input, again, ids, strict, options)
-
-    def _take(
-        self, upsert: bool, input: Input, again: bool, ids: Iterable[str] | None, strict: bool, options: dict[str, Any]
-    ) -> Change:
-        state, work = self._state(), Work.of(options, strict)
-        columns: dict[str, Any] = {
-            **state.columns,
-            **{name: one for name, one in work.columns.items() if one is not None},
-        }
-        source = open_source(input, ids=ids, **columns, **work.settings.reading)
-        return add_into(self._store, self._its_model(), source, work, upsert=upsert, again=again)
+        state, settings = self._state(), settings or Settings()
+        columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+        columns = {**state.columns, **{name: one for name, one in columns.items() if one is not None}}
+        source = open_source(input, ids=ids, **columns, **settings.reading)
+        running: dict[str, Any] = {"strict": strict, "workers": workers, "show": show_progress_bar}
+        return add_into(self._store, self._its_model(), source, settings, kind, **running)
 
     def delete(self, ids: Iterable[str], *, missing: Literal["error", "ignore"] = "error") -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
 
-        Args:
-            ids: Which.
-            missing: "error": an id that is not there is an error and nothing is deleted; "ignore": it is passed over.
+        With ``missing="error"``, nothing is deleted if an id is not there; with "ignore" such ids are passed over.
         """
         if missing not in ("error", "ignore"):
             raise ValueError(f"missing={missing!r} is not known: give 'error' or 'ignore'")
         wanted = [ids] if isinstance(ids, str) else list(ids)
         if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
             raise TypeError(f"ids={ids!r}: give a list of strings")
-        refuse_links(self._path)
         return delete(self._store, wanted, missing)
 
     def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
@@ -350,23 +330,21 @@ class Index:
         Nothing is encoded again. It happens by itself when many vectors were added.
 
         Args:
-            factory: Another FAISS index, or "auto", as for `build`; None: the same, with its training and its codes.
-            parameters: Its search parameters.
+            factory, parameters: Another FAISS index, as for `build`; None: the same, with its training and its codes.
         """
         if factory is None and parameters is not None:
             raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
-        refuse_links(self._path)
         change, gone = compact(self._store, factory, parameters)
         if not gone:
             logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self._path)
         with suppress(BlockingIOError), one_writer(self._path):
-            pass
+            pass  # the texts of an addition that failed leave the disk too
         return change
 
     def export(
         self, out: str | PathLike[str], *, overwrite: bool = False, show_progress_bar: bool | None = None
     ) -> int:
-        """Write all documents with their vectors, as they are at one moment, for other tools; returns their number.
+        """Write all vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
             out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS
@@ -377,8 +355,6 @@ class Index:
         with self._store.reading() as tx:
             return export(self._store, tx, Path(out), overwrite=overwrite, show=show_progress_bar)
 
-    # What is there
-
     def rejects(self) -> list[Reject]:
         """Records that were set aside by the last change that set any aside."""
         with self._store.reading() as tx:
@@ -388,16 +364,12 @@ class Index:
             return [Reject(*row) for row in rows]
 
     def info(self) -> dict[str, Any]:
-        """Contents and making of the index, as JSON values."""
+        """Facts about the index, as JSON values."""
         with self._store.reading() as tx:
             return about(self._store, tx)
 
     def verify(self) -> dict[str, Any]:
-        """Read every file and compare it with the digests that were kept; returns the same as `info`.
-
-        Raises:
-            ValueError: Something is not what was written.
-        """
+        """Compare every file with the digests that were kept, or raise a ValueError; returns the same as `info`."""
         with self._store.reading() as tx:
             return verify(self._store, tx)
 
@@ -414,9 +386,7 @@ class Index:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.records import clean_text
+from .ann import import_faiss
 from .changes import open_file
-from .store import Keys, Matrix, State, Store, owners, read_dead, read_pending, vector_keys
+from .store import Keys, Matrix, State, Store, damaged, documents, owners, read_dead, read_pending, vector_keys
 from .vectors import VectorFile, best, rescored
-from .where import Where, conditions
+from .where import Where, conditions, unknown_field
+
+logger = logging.getLogger(__name__)
 
 # Fetched beyond k, so that equal scores at the cut are told apart by their order.
 _TIES = 32
@@ -45,6 +49,7 @@ class Found(NamedTuple):
 class Snapshot:
     """One generation in memory."""
 
+    store: Store
     state: State
     file: VectorFile | None
     alive: NDArray[np.bool_]  # by key: False if dead
@@ -62,7 +67,7 @@ class Snapshot:
         alive[: state.stop] = True
         alive[keys] = True
         alive[read_dead(tx)] = False
-        return cls(state, file, alive, keys, pending)
+        return cls(store, state, file, alive, keys, pending)
 
     def allowed(self, tx: sqlite3.Connection, where: Where) -> NDArray[np.bool_]:
         """By key: which vectors belong to documents that meet conditions."""
@@ -70,18 +75,33 @@ class Snapshot:
         name = repr((sql, parameters))
         if name not in self.conditions:
             found = np.zeros(len(self.alive), bool)
-            found[vector_keys(tx.execute(f"SELECT key, spans FROM documents WHERE {sql}", parameters))] = True
+            found[vector_keys(tx, sql, parameters)] = True
+            if not found.any() and (unknown := unknown_field(tx, where)) is not None:
+                logger.warning("where: %s", unknown)
             if len(self.conditions) >= _KEPT_CONDITIONS:
                 self.conditions.clear()
             self.conditions[name] = found
         return self.conditions[name] & self.alive
 
-    def nearest(
-        self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None
-    ) -> list[list[Found]]:
-        """The k nearest documents of queries [q, d], best first, equal scores in the order of their keys.
+    def search(self, tx: sqlite3.Connection, queries: Matrix, k: int, where: Where | None) -> list[list[SearchResult]]:
+        """The k best documents of queries [q, d]; ``tx`` is the transaction that the snapshot was read in."""
+        found = self.nearest(tx, queries, k, None if where is None else self.allowed(tx, where))
+        rows = {row.key: row for row in documents(tx, "key", {one.document for listed in found for one in listed})}
 
-        ``tx`` is the transaction that the snapshot was read in; ``allowed`` tells by key which vectors may be found.
+        def result(rank: int, one: Found) -> SearchResult:
+            if (row := rows.get(one.document)) is None:
+                raise ValueError(damaged(self.store.path, f"there is no document {one.document}"))
+            passage = None if self.state.passages is None else row.passage(one.vector)
+            return SearchResult(rank, one.score, row.id, row.text, row.document(self.store.path).metadata, passage)
+
+        return [[result(rank, one) for rank, one in enumerate(listed, 1)] for listed in found]
+
+    def nearest(
+        self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None
+    ) -> list[list[Found]]:
+        """The k nearest documents of queries, best first, equal scores in the order of their keys.
+
+        ``allowed`` tells by key which vectors may be found.
         """
         keys, vectors = self.keys, self.pending
         if allowed is not None:
@@ -89,15 +109,17 @@ class Snapshot:
         elif self.state.dead:
             allowed = self.alive
         cut, total = self.state.passages is not None, len(self.alive) if allowed is None else int(allowed.sum())
-        products = queries @ vectors.T
+        mask = None if allowed is None else allowed[: self.state.stop]
         fetch = k + _TIES
         while True:
-            scores, found = best(products, np.broadcast_to(keys, products.shape), fetch)
-            scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
+            scores, found = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
+            if len(keys):
+                inner, most = import_faiss().METRIC_INNER_PRODUCT, min(fetch, len(keys))
+                found = keys[import_faiss().knn(queries, vectors, most, metric=inner)[1]]
+                scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
             if self.file is not None:
-                mask = None if allowed is None else allowed[: self.state.stop]
                 more, filed = self.file.search(queries, fetch, mask)
-                scores, found = np.concatenate([more, scores], axis=1), np.concatenate([filed, found], axis=1)
+                scores, found = np.hstack([more, scores]), np.hstack([filed, found])
             scores, found = best(scores, found, fetch)
             owner = owners(tx, {int(key) for key in found.ravel() if key >= 0}) if cut else {}
             results = [_documents(*row, owner, k) for row in zip(found.tolist(), scores.tolist(), strict=True)]

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,31 +22,34 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.records import Document, clean_text, to_json
+from ..corpus.records import Document, to_json
 
 FILE = "index.sqlite"
-FORMAT = 2
+FORMAT = 3
 _WAIT_SECONDS = 30
 _SCHEMA = """
 CREATE TABLE documents (
-    key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, spans TEXT, crc INTEGER NOT NULL,
-    text TEXT NOT NULL
+    key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, spans TEXT, text TEXT NOT NULL,
+    content INTEGER, crc INTEGER NOT NULL
 );
+CREATE INDEX documents_content ON documents (content) WHERE content IS NOT NULL;
 CREATE TABLE pending (key INTEGER PRIMARY KEY, crc INTEGER NOT NULL, vector BLOB NOT NULL);
 CREATE TABLE dead (key INTEGER PRIMARY KEY);
 CREATE TABLE rejects (generation INTEGER NOT NULL, place TEXT NOT NULL, reason TEXT NOT NULL, id TEXT, text TEXT);
-CREATE TABLE additions (digest TEXT PRIMARY KEY);
-CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL);
+CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 """
 
-# SQLite's messages, the kinds of OSError that they become, and remedies.
-_ERRORS = (
-    ("locked", errno.EAGAIN, "another process is writing here; run the same again when it has ended"),
-    ("full", errno.ENOSPC, "free space, then run the same again"),
-    ("readonly", errno.EACCES, "make the folder readable and writable, or copy it"),
-    ("unable to open", errno.EACCES, "make the folder readable and writable, or copy it"),
-    ("disk I/O", errno.EIO, "check the disk"),
-)
+# SQLite's errors, the kinds of OSError that they become, and remedies.
+_WRITABLE = "make the folder readable and writable, or copy it"
+_ERRORS = {
+    sqlite3.SQLITE_BUSY: (errno.EAGAIN, "another process is writing here; run the same again when it has ended"),
+    sqlite3.SQLITE_FULL: (errno.ENOSPC, "free space, then run the same again"),
+    sqlite3.SQLITE_READONLY: (errno.EACCES, _WRITABLE),
+    sqlite3.SQLITE_CANTOPEN: (errno.EACCES, _WRITABLE),
+    sqlite3.SQLITE_IOERR: (errno.EIO, "check the disk, and the space on it"),
+}
+# Lines move when a file is edited: a text without an id is known by its file.
+_LINE = re.compile(r'^(\{"file": .*), "line": \d+\}$')
 
 Matrix = NDArray[np.float32]
 Keys = NDArray[np.int64]
@@ -69,7 +73,6 @@ class State:
     file: dict[str, Any] | None = None  # name, bytes, sha256, vectors, and stop: the key behind its last
     pending: int = 0
     dead: int = 0
-    last_addition: str | None = None  # digest of the input, if the last change added one
 
     @property
     def stop(self) -> int:
@@ -148,14 +151,14 @@ class Store:
             yield
         except sqlite3.ProgrammingError:
             raise
-        except sqlite3.OperationalError as error:
-            for part, number, remedy in _ERRORS:
-                if part in str(error):
-                    number = number if self.path.exists() else errno.ENOENT
-                    raise OSError(number, f"{error}; {remedy}", str(self.path)) from error
-            raise ValueError(damaged(self.path, error)) from error
         except sqlite3.DatabaseError as error:
-            raise ValueError(damaged(self.path, error)) from error
+            code = getattr(error, "sqlite_errorcode", 0)
+            number, remedy = _ERRORS.get(code & 0xFF, (0, ""))
+            if not number or code == sqlite3.SQLITE_IOERR_SHORT_READ:  # the file is shorter than it says
+                raise ValueError(damaged(self.path, error)) from error
+            raise OSError(
+                number if self.path.exists() else errno.ENOENT, f"{error}; {remedy}", str(self.path)
+            ) from error
 
 
 def damaged(path: Path, why: object) -> str:
@@ -163,17 +166,13 @@ def damaged(path: Path, why: object) -> str:
     return f"{path}: damaged, or not of an index ({why}); build the index again"
 
 
-def no_index(folder: Path) -> FileNotFoundError:
-    """The error where there is no index."""
-    return FileNotFoundError(f"{folder}: no index is there; st-reba index makes one")
-
-
-def read_state(tx: sqlite3.Connection, path: Path) -> State | None:
+def state_or_none(tx: sqlite3.Connection, path: Path) -> State | None:
     """The state; None: nothing was committed yet. A ValueError: it is not what was written."""
-    if not tx.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-        if tx.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            raise ValueError(damaged(path, "it has other tables"))
+    tables = [name for (name,) in tx.execute("SELECT name FROM sqlite_master")]
+    if not tables:
         return None
+    if "meta" not in tables:
+        raise ValueError(damaged(path, "it has other tables"))
     if (row := tx.execute("SELECT state, sha256 FROM meta").fetchone()) is None:
         return None
     try:
@@ -186,8 +185,15 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State | None:
         if state.file is not None and Path(state.file["name"]).name != state.file["name"]:
             raise ValueError("its FAISS file is not in the folder")
         return state
-    except (ValueError, TypeError, KeyError, UnicodeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(damaged(path, error)) from None
+
+
+def read_state(tx: sqlite3.Connection, path: Path) -> State:
+    """The state; a FileNotFoundError where nothing was committed yet."""
+    if (state := state_or_none(tx, path)) is None:
+        raise FileNotFoundError(f"{path.parent}: no index is there; st-reba index makes one")
+    return state
 
 
 def write_state(tx: sqlite3.Connection, state: State) -> None:
@@ -198,29 +204,24 @@ def write_state(tx: sqlite3.Connection, state: State) -> None:
 
 
 class Stored(NamedTuple):
-    """A document with its key; ``COLUMNS`` in this order."""
+    """A document with its key; the columns of the table in their order."""
 
     key: int
     id: str
     metadata: str
     spans: str | None
-    crc: int
     text: str
+    content: int | None  # `content_of` a document that was given without an id
+    crc: int = 0
 
-    @classmethod
-    def new(cls, key: int, identity: str, metadata: str, spans: str | None, text: str) -> Stored:
-        """A document that is to be inserted."""
-        return cls(key, identity, metadata, spans, _crc(identity, metadata, spans, text), text)
-
-    @property
-    def is_intact(self) -> bool:
-        """False: the row is not what was written."""
-        return self.crc == _crc(self.id, self.metadata, self.spans, self.text)
+    def sealed(self) -> Stored:
+        """The same with its checksum, to be inserted."""
+        return self._replace(crc=zlib.crc32(repr(self[1:-1]).encode()))
 
     @property
     def keys(self) -> range:
         """Keys of its vectors."""
-        return range(self.key, self.key + (1 if self.spans is None else len(json.loads(self.spans)) // 2))
+        return keys_of(self.key, self.spans)
 
     def passage(self, key: int) -> str:
         """The passage with one of these keys."""
@@ -239,23 +240,23 @@ class Stored(NamedTuple):
 COLUMNS = ", ".join(Stored._fields)
 
 
-def _crc(*values: str | None) -> int:
-    return zlib.crc32("\0".join(value or "" for value in values).encode("utf-8", "replace"))
+def content_of(text: str, metadata: str) -> int:
+    """A number by which a document without an id is found again, of its text and its metadata as JSON."""
+    content = (text, _LINE.sub(r"\1}", metadata))
+    return int.from_bytes(hashlib.blake2b("\0".join(content).encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def by_ids(tx: sqlite3.Connection, ids: Iterable[str]) -> dict[str, Stored]:
-    """Documents by id, those that are there."""
-    # Ids that no file can hold are not there.
-    wanted = to_json([one for one in ids if isinstance(one, str) and clean_text(one) == one])
-    rows = tx.execute(f"SELECT {COLUMNS} FROM documents WHERE id IN (SELECT value FROM json_each(?))", (wanted,))
-    return {row[1]: Stored(*row) for row in rows}
+def documents(tx: sqlite3.Connection, column: str, values: Iterable[Any]) -> Iterator[Stored]:
+    """Documents whose id, key or content is among some values."""
+    # As ASCII, for an id that no file can hold is not there.
+    wanted = json.dumps(list(values))
+    rows = tx.execute(f"SELECT {COLUMNS} FROM documents WHERE {column} IN (SELECT value FROM json_each(?))", (wanted,))
+    return (Stored(*row) for row in rows)
 
 
-def by_keys(tx: sqlite3.Connection, keys: Iterable[int], columns: str = COLUMNS) -> dict[int, tuple[Any, ...]]:
-    """Columns of documents, of which the first is the key, by that key."""
-    wanted = to_json(list(keys))
-    rows = tx.execute(f"SELECT {columns} FROM documents WHERE key IN (SELECT value FROM json_each(?))", (wanted,))
-    return {row[0]: row for row in rows}
+def all_documents(tx: sqlite3.Connection) -> Iterator[Stored]:
+    """All documents in the order they were added."""
+    return (Stored(*row) for row in tx.execute(f"SELECT {COLUMNS} FROM documents ORDER BY key"))
 
 
 def owners(tx: sqlite3.Connection, keys: Iterable[int]) -> dict[int, int]:
@@ -264,11 +265,16 @@ def owners(tx: sqlite3.Connection, keys: Iterable[int]) -> dict[int, int]:
     return dict(tx.execute(query, (to_json(list(keys)),)).fetchall())
 
 
-def vector_keys(rows: Iterable[tuple[int, str | None]]) -> Keys:
-    """Keys of the vectors of documents, given as key and spans."""
+def keys_of(key: int, spans: str | None) -> range:
+    """Keys of the vectors of a document."""
+    return range(key, key + (1 if spans is None else len(json.loads(spans)) // 2))
+
+
+def vector_keys(tx: sqlite3.Connection, where: str = "1", parameters: Iterable[Any] = ()) -> Keys:
+    """Keys of the vectors of documents that meet conditions in SQL, ascending."""
     found: list[int] = []
-    for key, spans in rows:
-        found += (key,) if spans is None else Stored(key, "", "", spans, 0, "").keys
+    for key, spans in tx.execute(f"SELECT key, spans FROM documents WHERE {where} ORDER BY key", tuple(parameters)):
+        found += (key,) if spans is None else keys_of(key, spans)
     return np.array(found, np.int64)
 
 

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Below this share of allowed vectors, a graph is not searched: comparing with all of those is quicker and exact.
 _GRAPH_SHARE = 0.1
-# From so many queries on, products of matrices are faster than FAISS with a selector.
-_TOGETHER, _BLOCK, _MOST_TOGETHER = 5, 8192, 256
+# From so many queries on, products of matrices, of blocks of so many numbers, are faster than FAISS with a selector.
+_TOGETHER, _BLOCK = 5, 2**23
 
 
 class VectorFile:
@@ -42,6 +42,7 @@ class VectorFile:
             raise ValueError(damaged(path, "its ids do not ascend"))
         self.count = int(self.whole.ntotal)
         self.is_flat = isinstance(self.inner, faiss.IndexFlat)
+        self.is_graph = any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner))
         # Whether vectors come back as they were added.
         storage = self.inner.refine_index if isinstance(self.inner, faiss.IndexRefine) else self.inner
         storage = faiss.downcast_index(getattr(storage, "storage", storage))
@@ -61,60 +62,48 @@ class VectorFile:
             return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
         if count == self.count and self.keys is not None:
             mask = None
+        share = count / self.count
         if mask is None:
             scores, found = self.inner.search(queries, k)
-        elif self.is_flat and len(queries) >= _TOGETHER:
-            scores, found = self._compared(queries, k, np.flatnonzero(mask))
+        elif (self.is_flat and len(queries) >= _TOGETHER) or (self.keys is not None and self._is_few(share)):
+            scores, found = self._compared(queries, k, mask)
         else:
-            scores, found = self._among(queries, k, mask, count / self.count)
+            scores, found = self._among(queries, k, mask, share)
         if (short := (found < 0).any(axis=1)).any():
             # The others are in lists that were not looked at, or where no link of a graph leads.
-            if self.keys is None:
-                scores[short], found[short] = self._among(queries[short], k, mask, 0)
-            else:
-                rows = None if mask is None else np.flatnonzero(mask)
-                scores[short], found[short] = self._compared(queries[short], k, rows)
+            search = self._compared if self.keys is not None else self._among
+            scores[short], found[short] = search(queries[short], k, mask)
         if self.keys is not None:
             found = np.where(found < 0, -1, self.keys[found])
         if self.is_flat:
             scores = rescored(queries, found, self.vectors)
         return best(scores, found, k)
 
-    def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None, share: float) -> tuple[Matrix, Keys]:
-        """Search among rows (or keys) that are allowed; the smaller their share, the further it looks."""
+    def _is_few(self, share: float) -> bool:
+        return self.is_graph and share < _GRAPH_SHARE
+
+    def _among(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None, share: float = 0) -> tuple[Matrix, Keys]:
+        """Search among rows (or keys) that are allowed; the smaller their share, the further it looks (0: at all)."""
         faiss = import_faiss()
-        graph = any(isinstance(part, faiss.IndexHNSW) for part in parts(self.inner))
-        if mask is not None and self.keys is not None and graph and share < _GRAPH_SHARE:
-            return self._compared(queries, k, np.flatnonzero(mask))
         bits = None if mask is None else np.packbits(mask, bitorder="little")
         selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
         try:
             found: tuple[Matrix, Keys] = self.inner.search(queries, k, params=_narrowed(self.inner, selector, share))
             return found
         except RuntimeError:  # some indexes, as PQ alone, know no selectors
-            if mask is None or self.keys is None:
+            if self.keys is None:
                 raise
-            return self._compared(queries, k, np.flatnonzero(mask))
+            return self._compared(queries, k, mask)
 
-    def _compared(self, queries: Matrix, k: int, rows: Keys | None) -> tuple[Matrix, Keys]:
-        """Exact search among some rows, or all, by products of matrices."""
-        if len(queries) > _MOST_TOGETHER:
-            halves = [self._compared(some, k, rows) for some in np.array_split(queries, 2)]
-            return np.concatenate([halves[0][0], halves[1][0]]), np.concatenate([halves[0][1], halves[1][1]])
-        scores, found = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
-        for start in range(0, self.count if rows is None else len(rows), _BLOCK):
-            some = np.arange(start, min(start + _BLOCK, self.count)) if rows is None else rows[start : start + _BLOCK]
-            products = queries @ self._at(some).T
-            # Those that are better than the worst that is kept, at the beginning of each row.
-            which, column = np.nonzero(products > scores.min(axis=1)[:, None])
-            counts = np.bincount(which, minlength=len(queries))
-            place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-            more = np.full((len(queries), counts.max()), -np.inf, np.float32)
-            its = np.full(more.shape, -1, np.int64)
-            more[which, place], its[which, place] = products[which, column], some[column]
-            scores, its = np.concatenate([scores, more], axis=1), np.concatenate([found, its], axis=1)
-            kept = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-            scores, found = np.take_along_axis(scores, kept, axis=1), np.take_along_axis(its, kept, axis=1)
+    def _compared(self, queries: Matrix, k: int, mask: NDArray[np.bool_] | None) -> tuple[Matrix, Keys]:
+        """Exact search among the rows that are allowed, by products of matrices."""
+        faiss = import_faiss()
+        rows = np.arange(self.count) if mask is None else np.flatnonzero(mask)
+        scores, found = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
+        for start in range(0, len(rows), size := max(1, _BLOCK // self.whole.d)):
+            some = rows[start : start + size]
+            more, places = faiss.knn(queries, self._at(some), min(k, len(some)), metric=faiss.METRIC_INNER_PRODUCT)
+            scores, found = best(np.hstack([scores, more]), np.hstack([found, some[places]]), k)
         return scores, found
 
     def _at(self, rows: Keys) -> Matrix:
@@ -241,13 +230,5 @@ def rescored(queries: Matrix, keys: Keys, load: Callable[[Keys], Matrix]) -> Mat
 def best(scores: Matrix, keys: Keys, k: int) -> tuple[Matrix, Keys]:
     """The k best of each row, [q, ≤ k], equal scores by key; a key of −1 is nothing, and comes last."""
     scores = np.where(keys < 0, -np.inf, scores).astype(np.float32)
-    if scores.shape[1] > 8 * k:
-        # Sorting all of many takes long: what is worse than the k-th is left out.
-        least = -np.partition(-scores, k - 1, axis=1)[:, k - 1]
-        order = np.zeros((len(scores), k), np.int64)
-        for chosen, row, own, cut in zip(order, scores, keys, least, strict=True):
-            one = np.flatnonzero(row >= cut)
-            chosen[:] = one[np.lexsort((own[one], -row[one]))[:k]]
-    else:
-        order = np.lexsort((keys, -scores))[:, :k]
+    order = np.lexsort((keys, -scores))[:, :k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(keys, order, axis=1)

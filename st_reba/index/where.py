@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,19 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
             parts.append(f"({sql})")
             parameters += more
     return " AND ".join(parts) or "1", parameters
+
+
+def unknown_field(tx: sqlite3.Connection, where: Where) -> str | None:
+    """Describe a field that no document has, so that its condition holds for none; None: there is no such field."""
+    there = {name for (name,) in tx.execute("SELECT DISTINCT each.key FROM documents, json_each(metadata) AS each")}
+    for name, wanted in where.items():
+        sql, parameters = conditions({name: wanted})
+        if (
+            name not in there
+            and not tx.execute(f"SELECT {sql} FROM (SELECT '{{}}' AS metadata)", parameters).fetchone()[0]
+        ):
+            return f"no document has a field {name!r}; there are: {', '.join(sorted(there)[:20]) or 'none'}"
+    return None
 
 
 def _condition(name: str, operator: Any, value: Any, path: str) -> tuple[str, list[Any]]:

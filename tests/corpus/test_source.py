@@ -81,7 +81,7 @@ def test_folders(tmp_path: Path) -> None:
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
     (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
-    wanted = [Document("cat", None, {"file": "a.txt"}), *WANTED, Document("ship", "7")]
+    wanted = [Document("cat", None, {"file": "a.txt", "line": 1}), *WANTED, Document("ship", "7")]
     assert read(tmp_path) == wanted
     assert [one.text for one in read([tmp_path / "more" / "c.csv", tmp_path / "a.txt"])] == ["ship", "cat"]
     (tmp_path / "empty").mkdir()
@@ -153,6 +153,7 @@ def test_missing_cells() -> None:
         (Document("a", ""), "wrong type"),
         (Document("a", 7), "wrong type"),  # type: ignore[arg-type]
         (Document("a", "\ud800"), "wrong type"),
+        (Document("a", "b\0c"), "wrong type"),
         (Document("a", "b", {1: 2}), "wrong type"),  # type: ignore[dict-item]
         (Document("a", "b", {"a": {1, 2}}), "wrong type"),
         (Document("a", "b", [1]), "wrong type"),  # type: ignore[arg-type]

@@ -50,10 +50,8 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
         (["cat"], {"factory": "Nonsense"}, ValueError),
         (["cat"], {"factory": "PCA4,Flat"}, ValueError),
         (["cat"], {"factory": "IDMap,Flat"}, ValueError),
-        (["cat"], {"factory": "IVF9,Flat"}, ValueError),
         (["cat"], {"factory": "IVF0,Flat"}, ValueError),
         (["cat"], {"factory": "IVF1,Flat", "parameters": "efSearch=3"}, ValueError),
-        (texts(20), {"factory": "PQ4"}, ValueError),
         (["cat"], {"passages": "2:2"}, ValueError),
         (["cat"], {"passages": "9"}, ValueError),  # this model's tokenizer gives no offsets
         (["cat"], {"settings": Settings(), "batch_size": 3}, TypeError),
@@ -64,6 +62,18 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, input: Any, options: 
     with pytest.raises(error):
         build(tmp_path / "index", input, **options)
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("factory", ["IVF99,Flat", "PQ4"])
+def test_too_few_vectors_for_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str) -> None:
+    """The vectors stay for a build with another."""
+    with pytest.raises(ValueError, match="cannot be trained on 20"):
+        build(tmp_path / "index", texts(20), factory=factory)
+    monkeypatch.setattr("st_reba.corpus.encode.encode_batch", None)
+    assert len(build(tmp_path / "index", texts(20))) == 20
+    with pytest.raises(ValueError, match="cannot be trained on 20"):
+        Index.open(tmp_path / "index").compact(factory=factory)
+    assert Index.open(tmp_path / "index").verify()["factory"] == "Flat"
 
 
 def test_a_vector_that_cannot_be_used(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from indexes import MODEL, QUIET, brute, build, documents, encoded, found, texts
 from tiny import tiny_model
 
 from st_reba.corpus import Settings, encode_corpus
-from st_reba.index import Document, Index
+from st_reba.index import Document, Index, OtherModelError
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
 
@@ -106,13 +106,38 @@ def test_additions(tmp_path: Path) -> None:
     index.verify()
 
 
-def test_the_same_input_again(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat"])
+def test_texts_without_ids_are_known(tmp_path: Path) -> None:
+    """By text and metadata, wherever they came from; texts of a .txt file by the file, on whatever line."""
+    index = build(tmp_path / "index", ["cat", "cat", {"text": "cat", "n": 1}, Document("gold", "own")])
+    assert len(index) == 4
+    change = index.add(["cat", "dog", {"text": "cat", "n": 1}, {"text": "cat", "n": 2}, "gold"], **QUIET)
+    assert (change.added, change.unchanged) == (3, 2)
+    assert index.add(["dog", "gold"], **QUIET).unchanged == 2
+    index.delete(["4"])
     assert index.add(["dog"], **QUIET).added == 1
-    assert index.add(["dog"], **QUIET).repeated and len(index) == 2
-    assert index.add(["dog"], again=True, **QUIET).added == 1 and len(index) == 3
-    assert index.add(["ship"], **QUIET).added == 1 and index.add(["dog"], **QUIET).added == 1
-    assert [one.id for one in index] == ["0", "1", "2", "3", "4"]
+    with pytest.raises(ValueError, match="no id"):
+        index.upsert(["moon"], **QUIET)
+    change = index.upsert(["moon", Document("moon", "own")], strict=False, **QUIET)
+    assert (change.rejected, change.replaced) == ({"no id": 1}, 1)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.txt").write_text("cat\nship\n", encoding="utf-8")
+    index = build(tmp_path / "files", folder)
+    assert index.get("3") == Document("ship", "3", {"file": "b.txt", "line": 2})
+    (folder / "a.txt").write_text("king\ncat\nship\n", encoding="utf-8")
+    change = index.add(folder, **QUIET)
+    assert (change.added, change.unchanged) == (1, 4)
+    index.verify()
+
+
+def test_an_id_that_an_input_gives_twice(tmp_path: Path) -> None:
+    """The second never takes the place of the first, however often the input is given."""
+    index = build(tmp_path / "index", ["cat"])
+    for _ in range(2):
+        for change in (index.add, index.upsert):
+            change([Document("gold", "a"), Document("ship", "a")], strict=False, **QUIET)
+            assert index.get("a").text == "gold" and index.rejects()[0].kind == "id used twice"
 
 
 def test_numbers_in_place_of_ids_never_collide(tmp_path: Path) -> None:
@@ -245,7 +270,7 @@ def test_a_model_that_came_from_nowhere_must_be_given(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat"])
-    with pytest.raises(ValueError, match="cannot be used"):
+    with pytest.raises(OtherModelError):
         Index.open(tmp_path / "index", tiny_model(1))
     model = deepcopy(MODEL)
     index = Index.open(tmp_path / "index", model)
@@ -254,8 +279,11 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
     with torch.no_grad():
         next(model.parameters()).mul_(torch.linspace(0, 2, 16))
-    with pytest.raises(ValueError, match="cannot be used"):
-        index.search("cat")
+    for query in ("cat", np.ones(16, np.float32)):
+        with pytest.raises(OtherModelError):
+            index.search(query)
+    with pytest.raises(TypeError, match="loaded already"):
+        Index.open(tmp_path / "index", MODEL, device="cpu")
     model = tiny_model()
     model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="similarity"):

@@ -71,6 +71,7 @@ def test_files_cut_short(built: Path, tmp_path: Path, size: int) -> None:
         with (copy / name).open("r+b") as stream:
             stream.truncate(size if size >= 0 else (copy / name).stat().st_size - 1)
         assert damaged(copy)
+        build(copy, overwrite=True).verify()
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ EXACT = {"Flat": None, "IVF4,Flat": "nprobe=4", "HNSW16": "efSearch=400", "OPQ4_
 
 
 def opened(path: Path, factory: str, parameters: str | None, *, mmap: bool = True) -> VectorFile:
-    index = ann.make_index(factory, DIM, COUNT)
+    index = ann.make_index(factory, DIM)
     segments = [(KEYS[:150], lambda: VECTORS[:150]), (KEYS[150:], lambda: VECTORS[150:])]
-    ann.train(index, segments)
+    ann.train(index, segments, factory)
     ann.save(path, ann.add(index, segments))
     return VectorFile(path, DIM, parameters, mmap=mmap)
 

@@ -55,6 +55,14 @@ def test_conditions(index: Index, where: Any, wanted: str) -> None:
     assert "".join(sorted(one.id for one in index.search("cat", where=where))) == wanted
 
 
+def test_fields_that_no_document_has_are_named(index: Index, caplog: pytest.LogCaptureFixture) -> None:
+    assert index.search("cat", where={"lang": "zh", "year": 2020}) == []
+    assert "'year'; there are: a b, lang, n, on, tags" in caplog.text
+    caplog.clear()
+    for where in ({"n": 7, "year": {"exists": False}}, {"n": 7, "year": {"!=": 1}}, {"n": 7, "year": None}, {"n": 7}):
+        assert index.search("cat", where=where) == [] and not caplog.text
+
+
 @pytest.mark.parametrize(
     "where",
     [{"n": {"~": 1}}, {"n": [1]}, {"n": {"in": "abc"}}, {'a"b': 1}, {1: 1}, {"n": {">": True}}, {"n": {">": None}}],
