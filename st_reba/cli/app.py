@@ -1,13 +1,18 @@
-"""The command ``st-reba``: its commands, and how errors are printed."""
+"""The command ``st-reba``: its commands, the options that several have, and how errors are printed."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ..version import __version__
 
@@ -19,6 +24,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
+Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
+Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
+Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
+Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
+Host = Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")]
+Port = Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+
 
 def _print_version(value: bool) -> None:
     if value:
@@ -29,7 +45,7 @@ def _print_version(value: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -47,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show Chinese must not end the command
             stream.reconfigure(errors="backslashreplace")
+    if not sys.stderr.isatty():  # as our own bars
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # It tells of kernels that it does without, whatever model is loaded.
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     try:
         given = None if arguments is None else list(arguments)
         command = typer.main.get_command(app)
@@ -57,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        return _fail(str(error) or type(error).__name__, 1)
+        # Messages of the package name its arguments.
+        return _fail(re.sub(r"\b([a-z_]+)=True\b( \(--[a-z-]+\))?", _flag, str(error) or type(error).__name__), 1)
     except Exception as error:
         # Click's own errors; its classes are private to typer in some versions.
         if not hasattr(error, "format_message"):
@@ -68,9 +89,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{message} Help: {path} --help", 2) if message else 2
 
 
+def _flag(argument: re.Match[str]) -> str:
+    return f"--{argument[1].replace('_', '-')}"
+
+
 def _fail(message: str, status: int) -> int:
     print(f"st-reba: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != {}}
+
+
+def pairs(words: list[str] | None, option: str) -> dict[str, str]:
+    """NAME=VALUE words as a dictionary."""
+    if wrong := [each for each in words or [] if "=" not in each.lstrip("=")]:
+        raise ValueError(f"{option} {wrong[0]!r}: write NAME=VALUE")
+    return dict(each.split("=", 1) for each in words or [])
+
+
+def dumped(value: Any, indent: int | None = None) -> str:
+    """A value as JSON."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
 # They enter their commands into ``app``, in the order of the help.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .app import app
+from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs
 
-_PANEL = "Evaluate"
 Columns = Annotated[list[str] | None, typer.Option("--column", help="A column's role, as text1=premise. Repeatable.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="A label's value, as entailment=1. Repeatable.")]
 Kind = Annotated[str | None, typer.Option(help="STS, PairClassification, Classification, …; default: by the columns.")]
@@ -21,12 +19,9 @@ Prompts = Annotated[str | None, typer.Option(help="Instructions: nosink, echo, o
 Out = Annotated[Path | None, typer.Option(help="Append a JSON line a result to this file.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the scores to this file (.png, .svg).")]
 Seed = Annotated[int, typer.Option(help="Of all draws.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def compare(
     base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
     table: Annotated[str, typer.Argument(help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
@@ -58,12 +53,12 @@ def compare(
 
     options: dict[str, Any] = {"metric": metric, "prompts": prompts, "out": out, "figure": figure, "seed": seed}
     options |= _reading(kind, column, label, train, limit)
-    options["loading"] = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+    options["loading"] = given(device=device, dtype=dtype)
     if vary is None:
         found = run.compare(base, table, methods, **options)
         rows = {"results": [asdict(each) for each in found.results]}
         rows["differences"] = [asdict(each) for each in found.differences]
-        typer.echo(json.dumps(rows, ensure_ascii=False, indent=2) if as_json else str(found))
+        typer.echo(dumped(rows, indent=2) if as_json else str(found))
         return
     from ..methods import read_value
 
@@ -74,7 +69,7 @@ def compare(
     typer.echo(frame.to_json(orient="index", force_ascii=False) if as_json else run.markdown(frame))
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="A saved model: its folder or Hub id.")],
     tasks: Annotated[list[str], typer.Argument(help="Files, KIND=FILE, toy, C-MTEB, MTEB-15, a task of mteb, …")],
@@ -89,7 +84,7 @@ def evaluate(
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run the repository's own code.")] = False,
+    trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Score a saved model on tasks, with the papers' numbers beside where they have some.
@@ -108,7 +103,7 @@ def evaluate(
     options: dict[str, Any] = {"prompts": prompts, "out": out, "figure": figure, "seed": seed}
     results = run.evaluate(loaded, tasks, **options, **_reading(kind, column, label, train, limit))
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in results], ensure_ascii=False, indent=2))
+        typer.echo(dumped([asdict(each) for each in results], indent=2))
         return
     rows = []
     for each in results:
@@ -120,7 +115,7 @@ def evaluate(
     typer.echo(run.markdown(pd.DataFrame(rows).set_index("task")))
 
 
-@app.command(rich_help_panel=_PANEL)
+@app.command()
 def tune(
     base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
     texts: Annotated[
@@ -158,30 +153,21 @@ def tune(
     if named not in frame.columns:
         raise ValueError(f"TEXTS {str(texts)!r} has no column {named!r}: name it, --column text=NAME.")
     options: dict[str, Any] = {"use": use, "sample": sample, "most_cost": most_cost, "seed": seed}
-    options |= {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+    options |= given(device=device, dtype=dtype)
     if labels is not None:
         columns = {role: name for role, name in reading.get("columns", {}).items() if role != "text"}
-        of, rows, _ = labelled_rows(labels, kind, columns, _pairs(label, "--label"))
+        of, rows, _ = labelled_rows(labels, kind, columns, pairs(label, "--label") or None)
         kinds = {"STS": "pairs", "PairClassification": "pairs", "Classification": "classes", "Reranking": "ranking"}
         if of not in kinds:
             raise ValueError(f"--labels {str(labels)!r} holds {of}: give {', '.join(kinds)} (--kind).")
         options |= {"labels": rows, "kind": kinds[of]}
     report = search(base, frame[named].tolist(), out, say=lambda line: typer.echo(line, err=True), **options)
-    typer.echo(json.dumps(asdict(report), ensure_ascii=False, indent=2, default=str) if as_json else str(report))
+    typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
 
 
 def _reading(
     kind: str | None, column: list[str] | None, label: list[str] | None, train: Path | None, limit: int | None
 ) -> dict[str, Any]:
     """Arguments of read_task that were given."""
-    named = {"columns": _pairs(column, "--column"), "labels": _pairs(label, "--label")}
-    given = {"kind": kind, "train": train, "limit": limit, **named}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _pairs(words: list[str] | None, option: str) -> dict[str, str] | None:
-    if not words:
-        return None
-    if wrong := [each for each in words if "=" not in each]:
-        raise ValueError(f"{option} {wrong[0]!r}: write NAME=VALUE.")
-    return {name: value for name, _, value in (each.partition("=") for each in words)}
+    named = {"columns": pairs(column, "--column"), "labels": pairs(label, "--label")}
+    return given(kind=kind, train=train, limit=limit, **named)

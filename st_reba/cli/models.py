@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from .app import app
+from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Trust, app, dumped, given, pairs
 
-Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
-Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
-Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
-Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
-Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
-Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
+# What --set takes besides the options of Method.
+_LOADING = ("tokenizer", "gguf_file", "revision", "device_map", "model_kwargs")
 
 
 @app.command()
@@ -28,72 +22,70 @@ def build(
     method: Annotated[
         str | None, Option(help="reba, echo, classical, prompteol, nosink; its short form; auto.")
     ] = None,
-    pooling: Annotated[str | None, Option(help="last, mean or cls.")] = None,
+    pooling: Annotated[str | None, Option(help="last or mean; of classical also cls.")] = None,
     repeats: Annotated[int | None, Option(help="Copies of the text. [default: 2]")] = None,
     template: Annotated[
         list[str] | None, Option(help="Text with {text} slots, or a name. Repeated: an ensemble.")
     ] = None,
-    instruction: Annotated[str | None, Option(help="Value of the template's {instruction}.")] = None,
-    setting: Annotated[str | None, Option(help="NoSink's masks, as mask0-bidir.")] = None,
-    k: Annotated[str | None, Option(help="Layers whose masks change: a number from the top, all, or [1,2].")] = None,
-    k0: Annotated[int | None, Option(help="Topmost of them that hide the sink.")] = None,
-    layer: Annotated[str | None, Option(help="Layer to read; [first,last] joins several.")] = None,
-    chunk: Annotated[int | None, Option(help="Tokens of the pieces of long texts, by ReBA.")] = None,
-    filter: Annotated[str | None, Option(metavar="FILE", help="Fitted filter.")] = None,
-    set: Annotated[
-        list[str] | None, Option(metavar="OPTION=VALUE", help="Any other option of Method. Repeatable.")
-    ] = None,
-    tokenizer: Annotated[str | None, Option(help="Folder or Hub id of another tokenizer.")] = None,
     prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Saved prompt. Repeatable.")] = None,
+    set: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="Another option: layer=[2,3], chunk=256, gguf_file=… Repeatable."),
+    ] = None,
     texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, for --method auto.")] = None,
     quantization: Annotated[str | None, Option(help="nf4 or int8, by bitsandbytes.")] = None,
-    gguf_file: Annotated[str | None, Option(help="GGUF file in the folder or repository BASE.")] = None,
     dtype: Dtype = None,
     device: Device = None,
-    revision: Revision = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn a base model into a text embedder, without training, and save it.
 
-    Example: st-reba build mini my_model --method echo --pooling mean
+    Examples: st-reba build mini my_model --method echo --pooling mean;
+    st-reba build mini my_model --method nosink --set setting=mask0-bidir --set k=2
     """
-    from ..methods import read_value
-
-    options: dict[str, Any] = {
-        **{name: read_value(text) for name, text in _pairs(set, "--set").items()},
-        **{"pooling": pooling, "repeats": repeats, "instruction": instruction, "setting": setting, "k0": k0},
-        **{"chunk": chunk, "filter": filter, "tokenizer": tokenizer, "quantization": quantization},
-        **{"gguf_file": gguf_file, "dtype": dtype, "device": device, "revision": revision},
-        **{"k": k and read_value(k), "layer": layer and read_value(layer), "prompts": _pairs(prompt, "--prompt")},
-        **{"template": template[0] if template and len(template) == 1 else template},
-        **{"texts": texts and texts.read_text(encoding="utf-8").splitlines()},
-        **{"trust_remote_code": trust_remote_code or None},
-    }
-    given = {name: value for name, value in options.items() if value not in (None, [], {})}
+    from .. import build as build_model
+    from ..hub.save import check_free, save
+    from ..methods import METHODS, OPTIONS, read_value
     from ..recipe import recipe_for
 
-    found = recipe_for(base, given)
-    facts: dict[str, Any] = (
-        {"about": found.about, "name": found.name} if found and not method and not _methodical(given) else {}
+    name = (method or "auto").partition(":")[0]
+    if name not in (*METHODS, "auto"):
+        close = get_close_matches(name, METHODS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"--method {method!r} is not known: {', '.join(METHODS)}, auto{hint}")
+    more = pairs(set, "--set")
+    if wrong := [each for each in more if each not in (*OPTIONS, *_LOADING)]:
+        raise ValueError(f"--set {wrong[0]}={more[wrong[0]]} is not known: {', '.join((*OPTIONS, *_LOADING))}")
+    options = given(
+        pooling=pooling,
+        repeats=repeats,
+        template=template[0] if template and len(template) == 1 else template,
+        prompts=pairs(prompt, "--prompt"),
+        texts=texts and texts.read_text(encoding="utf-8").splitlines(),
+        quantization=quantization,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
     )
-    from ..hub.save import check_free, save
-
+    options |= {each: read_value(value) for each, value in more.items()}
+    found, facts = recipe_for(base, options), dict[str, Any]()
+    # What is written of a recipe's model does not hold of another.
+    if found and not method and not {*OPTIONS, *_LOADING, "quantization", "prompts"} & options.keys():
+        facts = {"about": found.about, "name": found.name}
     check_free(out, overwrite=overwrite)
-    from .. import build as build_model
-
-    model = build_model(base, method, **given)
+    model = build_model(base, method, **options)
     save(model, out, overwrite=overwrite, **facts)
     _print(_told(str(out), model), as_json)
 
 
 @app.command()
 def info(
-    model: Annotated[str, Argument(metavar="MODEL", help="Saved model, Hub id, recipe.yaml or zoo:NAME.")],
+    model: Annotated[str, Argument(metavar="MODEL", help="Saved model, Hub id, index, recipe.yaml or zoo:NAME.")],
     revision: Revision = None,
     trust_remote_code: Trust = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a model, a recipe or an index is: base, method, layers, masks, sizes, files."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
@@ -101,7 +93,7 @@ def info(
     if Path(model, "index.sqlite").is_file():
         from ..index import Index
 
-        return print(json.dumps(Index.open(model).info(), ensure_ascii=False, indent=1))
+        return _print(Index.open(model).info(), as_json)
     from ..safety import load
 
     loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
@@ -110,12 +102,12 @@ def info(
 
 @app.command()
 def verify(
-    model: Model,
+    model: Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id; or an index.")],
     device: Device = None,
     dtype: Dtype = None,
     revision: Revision = None,
     trust_remote_code: Trust = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> int:
     """Compare a model with its golden vectors, and its code with the installed st_reba's; an index with its digests.
 
@@ -124,12 +116,12 @@ def verify(
     if Path(model, "index.sqlite").is_file():
         from ..index import Index
 
-        print(json.dumps(Index.open(model).verify(), ensure_ascii=False, indent=1))
+        _print(Index.open(model).verify(), as_json)
         return 0
     from ..hub import verify as verify_model
 
     report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-    print(json.dumps(report.to_dict(), ensure_ascii=False, indent=1) if as_json else report)
+    print(dumped(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
 
 
@@ -154,12 +146,13 @@ def push(
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
     options |= {"dry_run": dry_run, "with_endpoint": with_endpoint, "trust_remote_code": trust_remote_code}
     push_model(folder, repo_id, **options)
+    print("Verified: the model gives its golden vectors.")
 
 
 @app.command()
 def zoo(
     name: Annotated[str | None, Argument(metavar="NAME", help="Show this model's recipe; or a recipe.yaml.")] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models of the zoo, or show the recipe of one. st-reba build zoo:NAME OUT builds it."""
     from ..recipe import read_recipe
@@ -172,9 +165,13 @@ def zoo(
     found = [recipe(each) for each in names()]
     if as_json:
         return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
+    rows = [("NAME", "BASE", "STATUS", "METHOD")]
     for each in found:
         method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
-        print(f"{each.name:38} {each.base:44} {each.status:12} {each.method['name']}{':' * bool(method)}{method}")
+        rows.append((each.name, each.base, each.status, f"{each.method['name']}{':' * bool(method)}{method}"))
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()
@@ -186,11 +183,11 @@ def onnx(
     texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, to measure 8 bits on.")] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a saved model as one ONNX graph, which needs neither torch nor st_reba."""
     if task not in (None, "query", "document"):
-        raise ValueError(f"task={task!r} is not known: query or document.")
+        raise ValueError(f"--task {task!r} is not known: query or document")
     from ..onnx import export
     from ..safety import load
 
@@ -219,23 +216,9 @@ def _told(place: str, model: Any) -> dict[str, Any]:
     return told
 
 
-def _methodical(given: dict[str, Any]) -> bool:
-    """Whether options change what a recipe computes, so that its facts do not hold."""
-    from ..methods import OPTIONS
-
-    return bool({*OPTIONS, "tokenizer", "quantization", "gguf_file", "revision", "prompts"} & given.keys())
-
-
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    for each in given or []:
-        if "=" not in each.lstrip("="):
-            raise ValueError(f"{option} {each!r}: write name=value.")
-    return dict(each.split("=", 1) for each in given or [])
-
-
 def _print(value: Any, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(value, ensure_ascii=False, indent=1, default=str))
+        typer.echo(dumped(value, indent=1))
         return
     for key, each in value.items():
         if isinstance(each, dict):

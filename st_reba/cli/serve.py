@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import app
-
-Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
-Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
-Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from a model's repository.")]
+from .app import Device, Dtype, Host, Model, Port, Trust, app
 
 
 @app.command()
 def serve(
-    model: Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")],
+    model: Model,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model: adds /v1/search.")] = None,
     name: Annotated[str | None, Option(metavar="NAME", help="Name for clients. [default: the folder's]")] = None,
-    host: Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")] = "127.0.0.1",
-    port: Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")] = 8080,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
     threads: Annotated[int | None, Option(metavar="N", help="Threads of torch.")] = None,
     batch_size: Annotated[int, Option(metavar="N", help="Texts of waiting requests that run together.")] = 32,
     delay: Annotated[float, Option(metavar="MS", help="Milliseconds that an incomplete batch waits.")] = 2.0,
@@ -44,26 +40,10 @@ def serve(
     from ..serve import Settings
     from ..serve import serve as serve_model
 
-    settings = Settings(
-        batch_size=batch_size,
-        delay=delay,
-        max_body=max_body,
-        max_texts=max_texts,
-        max_tokens=max_tokens,
-        queue=queue,
-    )
-    serve_model(
-        model,
-        index=index,
-        host=host,
-        port=port,
-        name=name,
-        threads=threads,
-        settings=settings,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    settings = Settings(batch_size, delay, max_body, max_texts, max_tokens, queue)
+    options: dict[str, Any] = {"index": index, "host": host, "port": port, "name": name, "threads": threads}
+    options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    serve_model(model, settings=settings, **options)
 
 
 @app.command()
@@ -77,8 +57,8 @@ def explore(
         ),
     ] = None,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,
-    host: Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")] = "127.0.0.1",
-    port: Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")] = 7860,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
     open_browser: Annotated[bool, Option("--open", help="Open the page.")] = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -90,13 +70,6 @@ def explore(
     """
     from ..explore import DEFAULT, launch
 
-    launch(
-        models or DEFAULT,
-        index=index,
-        host=host,
-        port=port,
-        open_browser=open_browser,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    options: dict[str, Any] = {"index": index, "host": host, "port": port, "open_browser": open_browser}
+    options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    launch(models or DEFAULT, **options)

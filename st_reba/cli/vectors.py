@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import app
+from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped
 
 _FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
-Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
 Folder = Annotated[Path, Argument(metavar="INDEX", help="Index: a folder.")]
 TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
@@ -26,12 +24,9 @@ BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Token posit
 Encoding = Annotated[str, Option(metavar="NAME", help="Encoding of text files, such as gb18030.")]
 Split = Annotated[str | None, Option(metavar="NAME", help="Split of a folder of several datasets.")]
 Strict = Annotated[bool, Option("--strict", help="Stop at the first record that would be set aside.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
 Prompt = Annotated[str | None, Option(metavar="TEXT", help="Prompt instead of the model's own.")]
-Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
-Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
-Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Factory = Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")]
+Parameters = Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")]
 
 
 @app.command()
@@ -39,7 +34,7 @@ def encode(
     model: Model,
     input: Input = "-",
     out: Annotated[Path | None, Option(metavar="OUT", help="X.npy, or a folder for a corpus of any size.")] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     words: Annotated[bool, Option("--words", help="Encode every word of the texts, with --json.")] = False,
     word: Annotated[str | None, Option(metavar="WORD", help="Only this word, with --words.")] = None,
     task: Annotated[str | None, Option(metavar="TASK", help="query or document.")] = None,
@@ -65,8 +60,19 @@ def encode(
     """
     if (out is None) != as_json:
         raise ValueError("give either --out X.npy, --out FOLDER or --json")
-    if (words or word) and not as_json:
-        raise ValueError("--words needs --json")
+    of_a_corpus = out is not None and out.suffix != ".npy"
+    for option, value, fits, where in (
+        ("--words", words or word, as_json, "goes with --json"),
+        ("--task", task, not of_a_corpus, "does not go with a corpus, which holds documents as the index needs them"),
+        ("--prompt", prompt, not of_a_corpus, "does not go with a corpus, which holds documents"),
+        ("--passages", passages, of_a_corpus, "is of a corpus; name a folder with --out"),
+        ("--workers", workers, of_a_corpus, "is of a corpus; name a folder with --out"),
+        ("--float16", float16, of_a_corpus, "is of a corpus; name a folder with --out"),
+    ):
+        if value and not fits:
+            raise ValueError(f"{option} {where}")
+    if out is not None and not of_a_corpus and out.exists() and not overwrite:
+        raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     from ..corpus import Settings, encode_corpus
     from ..corpus.source import open_source
     from ..safety import load
@@ -75,27 +81,19 @@ def encode(
     settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, split=split, strict=strict)
     source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    if out is not None and out.suffix != ".npy":
-        if task is not None or prompt is not None:
-            raise ValueError(
-                "--task and --prompt do not go with a corpus, which holds documents as the index needs them"
-            )
-        options: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
-        corpus = encode_corpus(loaded, source, out, settings=settings, **options)
-        totals = corpus.header()["totals"]
-        print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-        _tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
-        return
-    for option, value in (("--passages", passages), ("--workers", workers), ("--float16", float16 or None)):
-        if value is not None:
-            raise ValueError(f"{option} is of a corpus; name a folder with --out")
-    _encode_texts(loaded, source, out, words or word is not None, word, task, prompt, batch_tokens, overwrite)
+    if out is None or not of_a_corpus:
+        options = {"task": task, "prompt": prompt, "batch_tokens": batch_tokens}
+        return _encode_texts(loaded, source, out, bool(words or word), word, options)
+    running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
+    corpus = encode_corpus(loaded, source, out, settings=settings, **running)
+    totals = corpus.header()["totals"]
+    print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
+    _tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
 
 
 def _encode_texts(
-    model: Any, source: Any, out: Path | None, words: bool, word: str | None, task: Any, prompt: Any, budget: Any,
-    overwrite: bool,
-) -> None:  # fmt: skip
+    model: Any, source: Any, out: Path | None, words: bool, word: str | None, options: dict[str, Any]
+) -> None:
     from ..corpus import Document
     from ..encode import encode_file, encode_stream
 
@@ -105,10 +103,7 @@ def _encode_texts(
                 raise ValueError(str(record))
             yield record.text
 
-    options = {"task": task, "prompt": prompt, "batch_tokens": budget}
     if out is not None:
-        if out.exists() and not overwrite:
-            raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
         count, dimension = encode_file(model, texts(), out, **options)
         print(f"{out}: {count:,} vectors of {dimension} dimensions")
     elif words:
@@ -119,11 +114,11 @@ def _encode_texts(
             raise ValueError("there are no such words in the texts")
         for (text, (start, end)), vector in zip(items, encode_words(model, items, **options), strict=True):
             place = {"text": text, "word": text[start:end], "start": start, "end": end}
-            print(_dumped({**place, "vector": vector.tolist()}))
+            print(dumped({**place, "vector": vector.tolist()}))
     else:
         for chunk, vectors in encode_stream(model, texts(), **options):
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
-                print(_dumped({"text": text, "vector": vector}))
+                print(dumped({"text": text, "vector": vector}))
 
 
 @app.command()
@@ -131,11 +126,11 @@ def index(
     input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus of st-reba encode.")],
     folder: Folder,
     model: Annotated[str | None, Option(metavar="MODEL", help="Saved model; an index knows its own.")] = None,
-    add: Annotated[bool, Option("--add", help="Add documents to an index.")] = False,
+    add: Annotated[bool, Option("--add", help="Add the documents that an index does not have.")] = False,
     upsert: Annotated[bool, Option("--upsert", help="Add documents, in place of those with the same ids.")] = False,
     overwrite: Overwrite = False,
-    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")] = "auto",
-    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")] = None,
+    factory: Factory = "auto",
+    parameters: Parameters = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
@@ -144,18 +139,19 @@ def index(
     encoding: Encoding = "utf-8-sig",
     split: Split = None,
     strict: Strict = False,
-    again: Annotated[bool, Option("--again", help="Add an input once more that was added just before.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
-    as_json: Json = False,
-) -> None:
+    as_json: AsJson = False,
+) -> int:
     """Build an index, or add to one. What was stopped goes on with the same command.
 
     Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert
     """
     if add + upsert + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
+    if model is None and not (add or upsert):
+        raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..corpus import Settings
     from ..index import Index
 
@@ -163,26 +159,21 @@ def index(
     settings = Settings(batch_tokens=batch_tokens, encoding=encoding, split=split)
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
     options |= {"settings": settings, "strict": strict}
-    if add or upsert:
+    if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
-        change = (opened.upsert if upsert else opened.add)(_lines(input), again=again, **options)
-        outcome = asdict(change)
+        outcome = asdict((opened.upsert if upsert else opened.add)(_lines(input), **options))
         said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
-        if change.repeated:
-            said = ["nothing, for it was added just before (--again adds it once more)"]
     else:
-        if model is None:
-            raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
         options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
         opened = Index.build(model, _lines(input), folder, **options, **running)
-        said = [f"factory {opened.info()['factory']}"]
-        outcome = {}
+        outcome, said = {}, [f"factory {opened.info()['factory']}"]
     rejects = opened.rejects() if not outcome or outcome["rejected"] else []
     if as_json:
-        print(_dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
-        return
-    print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
-    _tell_rejects(rejects, "--json lists all, --upsert replaces documents")
+        print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
+    else:
+        print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
+        _tell_rejects(rejects, "--json lists all")
+    return int(bool(rejects) and not said)  # all was set aside
 
 
 @app.command()
@@ -198,7 +189,7 @@ def search(
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
     from ..index import Index
@@ -207,16 +198,22 @@ def search(
     chosen = parse_where(where) if where else None
     conditions(chosen or {})
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    asked: Iterable[str] = query or (line.rstrip("\r\n") for line in sys.stdin if line.strip())
-    for one in asked:
+    one = None
+    for one in query or (line.rstrip("\r\n") for line in sys.stdin if line.strip()):
         results = opened.search(one, top, where=chosen, prompt=prompt)
         if as_json:
-            print(_dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
+            print(dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
             continue
         if not query or len(query) > 1:
             print(one)
         for result in results:
-            print(f"{result.rank:>3}. {result.score:.4f}  {result.id}  {result.passage or result.text}", flush=True)
+            known = result.metadata
+            place = f"{known['file']}, line {known['line']}" if {"file", "line"} <= known.keys() else result.id
+            print(f"{result.rank:>3}. {result.score:.4f}  {place}  {result.passage or result.text}", flush=True)
+        if not results:
+            print("nothing found", file=sys.stderr)
+    if one is None:
+        raise ValueError("there is no query: give one, or lines on standard input")
 
 
 @app.command()
@@ -227,7 +224,7 @@ def prune(
     missing_ok: Annotated[bool, Option("--missing-ok", help="Pass over ids that are not there.")] = False,
     compact: Annotated[bool, Option("--compact", help="Remove what was deleted from the disk too.")] = False,
     factory: Annotated[str | None, Option(metavar="S", help="Another FAISS index, with --compact.")] = None,
-    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, with --factory.")] = None,
+    parameters: Parameters = None,
 ) -> None:
     """Delete documents of an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
     chosen = list(ids or [])
@@ -270,7 +267,3 @@ def _tell_rejects(rejects: list[Any], remedy: str) -> None:
     if rejects:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
         print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

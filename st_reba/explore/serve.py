@@ -74,10 +74,12 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
         raise ValueError(f"{len(names)} models: the page shows 1 to {MAX_MODELS}.")
     found: dict[str, tuple[str, Method | None]] = {}
     for name in (" ".join(name.split()) for name in names):
-        if name in found:
-            raise ValueError(f"MODEL {name!r} is given twice. Give it once.")
         base, _, method = (name, "", "") if os.path.exists(name) else name.partition(" ")
-        found[name] = base, Method.parse(method) if method else None
+        # Of a folder, its name alone is shown.
+        shown = " ".join(filter(None, (Path(base).resolve().name if os.path.exists(base) else base, method)))
+        if shown in found:
+            raise ValueError(f"MODEL {name!r} is given twice, or two have one name. Give it once.")
+        found[shown] = base, Method.parse(method) if method else None
     return found
 
 

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..index import OtherModelError
 from .joining import Joining
 from .requests import EmbeddingRequest, Refusal, SearchRequest
 from .run import Settings
@@ -152,6 +153,8 @@ class EmbeddingServer(Starlette):
         vectors, _ = await self.joining.encode(queries, "query", request.is_disconnected)
         try:
             found = await asyncio.to_thread(self.index.search, vectors, asked.k, where=asked.where)
+        except OtherModelError as error:
+            raise Refusal(409, f"The index was replaced: {error}.") from error
         except ValueError as error:
             raise Refusal(400, str(error), "where") from error
         results = [[asdict(one) for one in each] for each in found]

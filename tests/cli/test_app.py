@@ -57,6 +57,14 @@ def test_errors(
     assert (shown.out, shown.err) == ("", "st-reba: a b\n" if status == 1 else "")
 
 
+def test_arguments_of_python_are_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ValueError("overwrite=True (--overwrite), or trust_remote_code=True")
+
+    monkeypatch.setattr(import_module("st_reba.zoo"), "zoo", fail)
+    assert main(["zoo"]) == 1 and capsys.readouterr().err == "st-reba: --overwrite, or --trust-remote-code\n"
+
+
 @pytest.mark.parametrize(
     "arguments", [["nothing"], ["build"], ["build", "mini", "out", "--nothing"], ["zoo", "a", "b"]]
 )

@@ -11,10 +11,12 @@ import pytest
 import st_reba
 from st_reba.cli import main
 
+NOSINK = ["--set", "setting=mask0-bidir", "--set", "k=2"]
+
 
 def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "model")
-    assert main(["build", "mini", folder, "--method", "nosink", "--setting", "mask0-bidir", "--k", "2", "--json"]) == 0
+    assert main(["build", "mini", folder, "--method", "nosink", *NOSINK, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["method"] == "nosink:setting=mask0-bidir,k=2" and told["base"] == "mini" and told["layers"] == 6
     assert told["masks"][3:] == ["forward", "nosink-bidirectional", "nosink-bidirectional"]
@@ -44,18 +46,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_options_of_build(asked: list[Any], tmp_path: Path) -> None:
+def test_options_of_build(asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("a\nb\n", encoding="utf-8")
     out = str(tmp_path / "out")
     cases: list[tuple[list[str], tuple[Any, Any, dict[str, Any]]]] = [
         (["mini", out], ("mini", None, {})),
         (
-            ["mini", out, "--method", "echo:pooling=mean", "--repeats", "3", "--layer", "[1,2]", "--k", "all"],
-            ("mini", "echo:pooling=mean", {"repeats": 3, "layer": [1, 2], "k": "all"}),
+            ["mini", out, "--method", "echo:pooling=mean", "--repeats", "0", "--set", "layer=[1,2]", "--set", "k=all"],
+            ("mini", "echo:pooling=mean", {"repeats": 0, "layer": [1, 2], "k": "all"}),
         ),
         (
-            ["mini", out, "--prompt", "query=a=b", "--set", "normalize=false", "--set", "m=2", "--k0", "0"],
+            ["mini", out, "--prompt", "query=a=b", "--set", "normalize=false", "--set", "m=2", "--set", "k0=0"],
             ("mini", None, {"prompts": {"query": "a=b"}, "normalize": False, "m": 2, "k0": 0}),
         ),
         (["mini", out, "--template", "{text}"], ("mini", None, {"template": "{text}"})),
@@ -64,21 +66,23 @@ def test_options_of_build(asked: list[Any], tmp_path: Path) -> None:
             ("mini", None, {"template": ["a {text}", "b {text}"], "trust_remote_code": True}),
         ),
         (
-            ["mini", out, "--method", "auto", "--texts", str(texts), "--dtype", "bfloat16", "--chunk", "9"],
+            ["mini", out, "--method", "auto", "--texts", str(texts), "--dtype", "bfloat16", "--set", "chunk=9"],
             ("mini", "auto", {"texts": ["a", "b"], "dtype": "bfloat16", "chunk": 9}),
         ),
     ]
     for arguments, wanted in cases:
         assert main(["build", *arguments]) == 1
         assert asked.pop() == wanted
-    for wrong in (["--set", "m"], ["--prompt", "=a"]):
+    for wrong in (["--set", "m"], ["--prompt", "=a"], ["--set", "layers=2"], ["--method", "ehco"]):
         assert main(["build", "mini", out, *wrong]) == 1 and not asked
+    errors = capsys.readouterr().err.splitlines()[-2:]
+    assert "layer, " in errors[0] and "auto; did you mean echo?" in errors[1]
 
 
 def test_zoo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["zoo"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == st_reba.zoo()
+    assert [line.split()[0] for line in lines] == ["NAME", *st_reba.zoo()]
     assert main(["zoo", "mini-echo", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["base"], shown["method"]) == ("mini", "echo")

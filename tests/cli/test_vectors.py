@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import st_reba
-from st_reba.cli import app
+from st_reba.cli import app, main
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,7 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text(row, encoding="utf-8")
     assert "1 added" in run("index", tmp_path / "more.jsonl", index, "--add")
     assert "1 unchanged" in run("index", tmp_path / "more.jsonl", index, "--add")
+    assert "2 unchanged" in run("index", folder / "texts.jsonl", index, "--add")
     (tmp_path / "more.jsonl").write_text(row.replace("rises", "falls"), encoding="utf-8")
     changed = json.loads(run("index", tmp_path / "more.jsonl", index, "--upsert", "--json"))
     assert (changed["replaced"], changed["count"]) == (1, 3)
@@ -65,6 +66,24 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
         ["prune", index],
         ["prune", index, "a"],
         ["search", index, "a", "--where", "x"],
+        ["search", index],
     ):
         with pytest.raises((ValueError, FileNotFoundError)):
             run(*arguments)
+
+
+def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name, lines in (
+        ("a.txt", "Cats sleep.\n\nShips sail.\n"),
+        ("b.txt", "Bread rises.\n"),
+        ("c.pdf", ""),
+        ("d", ""),
+    ):
+        (texts / name).write_text(lines, encoding="utf-8")
+    run("index", texts, tmp_path / "index", "--model", folder / "model")
+    assert "not read: 1 .pdf, 1 without a suffix" in caplog.text
+    assert "a.txt, line 3  Ships sail." in run("search", tmp_path / "index", "Ships sail.", "-k", 1)
+    assert "3 documents; 3 unchanged" in run("index", texts, tmp_path / "index", "--add")
+    assert main(["index", str(texts), str(tmp_path / "index"), "--upsert"]) == 1

@@ -16,6 +16,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my model").mkdir()
     named = serve.read_names(["my model", "mini  echo:pooling=mean", " mini ", *DEFAULT[::2]])
     assert list(named)[:3] == ["my model", "mini echo:pooling=mean", "mini"]
+    assert serve.read_names([str(tmp_path / "my model")]) == {"my model": (str(tmp_path / "my model"), None)}
     assert named["my model"] == ("my model", None) and str(named[DEFAULT[2]][1]) == "reba:pooling=mean"
 
 
