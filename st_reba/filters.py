@@ -172,7 +172,7 @@ class Filter:
                 raise ValueError("its numbers do not fit together")
             mark = None if about["probe"] is None else Probe.from_json(about["probe"])
             return cls(about["kind"], mean, weight, str(about["about"]), mark)
-        except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
+        except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"filter={file!r} is no filter, or damaged: {error}. Fit it again.") from error
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _MOST_BYTES, _MOST_LAYERS = 1 << 22, 1000
 # What a stored configuration may not hand to transformers: where else to look, whom to ask, pickles, code.
 _CALLERS = {"trust_remote_code", "token", "proxies", "code_revision", "gguf_file", "kernel_config", "use_kernels"}
@@ -197,7 +197,7 @@ def _check_files(path: str, folder: str) -> None:
         place = os.path.join(folder, each)
         _check_file(path, place)
         kept = "adapter_model.safetensors" if each == "adapter_model.bin" else ".safetensors"
-        pickled = each.lower().endswith(_PICKLES) and not each.startswith("openvino_model")
+        pickled = each.lower().endswith(PICKLES) and not each.startswith("openvino_model")
         if pickled and not any(name.endswith(kept) for name in names):
             raise RepositoryRefused(f"{path!r}: {place} is a pickle, which can run code. Ask for safetensors.")
 

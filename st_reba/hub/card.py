@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
+from ..settings import MASKS
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
 FILE = "README.md"
 TEMPLATE = Path(__file__).with_name("template.md")
-# The examples load it until the repository has a name, which `push` puts in.
+# Name of the repository in the examples until `push` puts in its own.
 PLACEHOLDER = "path/to/model"
 _GGUF = re.compile(r"^(?:([\w.-]+/[\w.-]+)/)?(.+) \(GGUF.*\)$")
 _HUB_ID = re.compile(r"^([\w.-]+/[\w.-]+)(/.*)?$")
@@ -42,20 +44,11 @@ _POOLED = {
     "end": "the very last position",
     "all": "all positions",
 }
-# What token i sees, by the name of the layer's mask; m is the number of sink tokens.
-_SEES = {
-    "forward": "the tokens up to i, as in the base",
-    "backward": "the tokens from i on",
-    "bidirectional": "all tokens",
-    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
-    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
-    "rerouted": "the tokens up to i and the very last one, past any window",
-}
 _TRAINED = re.compile(r"^## Training(?: Details)?\n+(.*?)\n+(?=## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def write_card(model: SentenceTransformer, folder: str | os.PathLike[str], **options: Any) -> None:
-    """Write the README.md of a saved model; ``name`` and ``about`` as for :func:`st_reba.hub.save`."""
+    """Write the README.md of a saved model; options as for :func:`st_reba.hub.save`."""
     text = render(TEMPLATE, values_of(model, folder, **options))
     Path(folder, FILE).write_text(text, encoding="utf-8", newline="\n")
 
@@ -73,20 +66,27 @@ def render(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def values_of(
-    model: SentenceTransformer, folder: str | os.PathLike[str], *, name: str | None = None, about: Any = None
+    model: SentenceTransformer,
+    folder: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    license: str | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Values of a card's template for a model of this package that was saved in a folder."""
     first: Any = model[0]
     place, method = Path(folder), method_of(model)
-    facts = dict.fromkeys(("note", "measured", "scores"))
-    facts |= about if isinstance(about, Mapping) else vars(about) if about is not None else {}
-    base, linked, hub_id = _base(first.base_model)
+    facts = {**dict.fromkeys(("note", "measured", "scores")), **(about or {})}
+    facts |= {"licence": license} if license else {}
+    # A stranger's name may hold anything.
+    recorded = " ".join(str(first.base_model or "a base without a name").replace("`", "'").split())
+    base, linked, hub_id = _base(recorded)
+    masks, used = _masks(first)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
     training = _training(model)
     metadata = _metadata(model, facts, hub_id)
     tags = ["sentence-transformers", "st-reba", *([method.name] if method else []), "feature-extraction"]
-    shown = {key: value for key, value in metadata.items() if value is not None}
-    shown |= {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity", "tags": tags}
+    shown = metadata | {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity", "tags": tags}
     shown |= {"base_model": hub_id} if hub_id else {}
     relation = "finetune" if training else "quantized" if _quantization(first) else None
     shown |= {"base_model_relation": relation} if hub_id and relation else {}
@@ -102,12 +102,14 @@ def values_of(
         "method": method,
         "about_method": METHODS[method.name] if method else "",
         "formula": _formula(first, method),
-        "recipe": _recipe(first.base_model, first.base_revision, method, prompts),
+        "recipe": _recipe(recorded, first.base_revision, method, prompts),
+        "local": hub_id is None and recorded not in EMBEDDED,
         "options": {key: OPTIONS[key] for key in method.to_dict() if key in OPTIONS} if method else {},
         "dense": _dense(model),
         "layers": f"{first.depth} of {type(first.model).__name__}",
-        "masks": _masks(first),
-        "mask_words": {each: _SEES[each].format(m=first.m) for each in _used(first)},
+        "masks": masks,
+        "states": _states(first),
+        "mask_words": {each: MASKS[each].format(m=first.m) for each in used},
         "quantization": _quantization(first),
         "dtype": str(getattr(first, "stored_dtype", None) or config.dtype or first.model.dtype).removeprefix("torch."),
         "parameters": first.model.num_parameters(),
@@ -128,41 +130,39 @@ def values_of(
     }
 
 
-def _base(recorded: str | None) -> tuple[str, str, str | None]:
-    """Name of the base, the same with a link, and its Hub id."""
-    recorded = recorded or "a base without a name"
-    found = _HUB_ID.match(recorded)
-    base = recorded.rsplit("/", 1)[-1]
+def _base(recorded: str) -> tuple[str, str, str | None]:
+    """Name of the base, the same with where it is, and its Hub id."""
+    base, found = recorded.rsplit("/", 1)[-1], _HUB_ID.match(recorded)
     if recorded in EMBEDDED:
         return base, f"`{base}` (embedded in st_reba)", None
-    linked = f"[{recorded}](https://huggingface.co/{found[1]})" if found else f"`{recorded}`"
-    return base, linked, found[1] if found else None
+    if found is None:
+        return base, f"`{recorded}` (a local folder or file, or a Hub id without an organization)", None
+    return base, f"[{recorded}](https://huggingface.co/{found[1]})", found[1]
 
 
 def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str | None) -> dict[str, Any]:
     """Licence and language: as given, as sentence-transformers knows them, or as the card beside the base's weights."""
-    from huggingface_hub import ModelCard, try_to_load_from_cache
+    from huggingface_hub import metadata_load, try_to_load_from_cache
 
     backbone: Any = model.transformers_model
     place, known = str(getattr(backbone, "name_or_path", "") or ""), model.model_card_data
     file: Any = Path(place, FILE) if os.path.isdir(place) else None
     if file is None and place.count("/") == 1:
-        revision = getattr(backbone.config, "_commit_hash", None)
-        file = try_to_load_from_cache(place, FILE, revision=revision)
-    found: dict[str, Any] = {}
-    if isinstance(file, (str, Path)) and os.path.isfile(file):
-        try:
-            data: Any = ModelCard(Path(file).read_text(encoding="utf-8", errors="replace")[: 1 << 20]).data
-            found = {key: getattr(data, key, None) for key in _INHERITED}
-        except Exception:  # whatever a stranger's card holds, this model gets a card of its own
-            found = {}
+        file = try_to_load_from_cache(place, FILE, revision=getattr(backbone.config, "_commit_hash", None))
+    try:
+        stored: Any = metadata_load(file) if isinstance(file, (str, Path)) and os.path.isfile(file) else None
+    except Exception:  # whatever a stranger's card holds, this model gets a card of its own
+        stored = None
+    found = {key: stored.get(key) for key in _INHERITED} if isinstance(stored, dict) else {}
     own = {"license": facts.get("licence") or known.license, "license_link": facts.get("licence_link")}
     own |= {"language": list(facts.get("language") or []) or known.language}
     found |= {key: value for key, value in own.items() if value}
     if found.get("license") == "other":  # of which the Hub asks for a name and a place
         found["license_name"] = found.get("license_name") or "as-base-model"
         found["license_link"] = found.get("license_link") or (hub_id and f"https://huggingface.co/{hub_id}")
-    return {key: value for key, value in found.items() if isinstance(value, (str, list))}
+    # Texts alone: a few lists of lists in a stranger's card can stand for gigabytes.
+    lists = {key: value for key, value in found.items() if isinstance(value, list) and {*map(type, value)} == {str}}
+    return {key: value for key, value in found.items() if isinstance(value, str) or key in lists}
 
 
 def _training(model: SentenceTransformer) -> str | None:
@@ -177,10 +177,10 @@ def _training(model: SentenceTransformer) -> str | None:
     return found[1] if found else None
 
 
-def _recipe(recorded: str | None, revision: str | None, method: Method | None, prompts: Mapping[str, str]) -> str:
+def _recipe(base: str, revision: str | None, method: Method | None, prompts: Mapping[str, str]) -> str:
     if method is None:
         return ""
-    options, base = method.to_dict(), recorded or "a base without a name"
+    options = method.to_dict()
     file = _GGUF.match(base)  # of a local file, its name alone
     if file:
         base, options = file[1] or file[2], {**options, **({"gguf_file": file[2]} if file[1] else {})}
@@ -189,53 +189,52 @@ def _recipe(recorded: str | None, revision: str | None, method: Method | None, p
     return str(yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=120))
 
 
+def _states(first: Any) -> str:
+    """What is read at a position."""
+    if first.layers is None:
+        return "the hidden state"
+    lowest, highest = first.layers
+    if first.read == "attention":
+        return f"the mean of the attention outputs of layers {lowest} to {highest}"
+    if lowest == highest:
+        return f"the hidden state of layer {lowest}{'' if first.final_norm else ', before the final norm,'}"
+    joined = {"mean": "mean", "concat": "concatenation"}[first.join]
+    return f"the {joined} of the hidden states of layers {lowest} to {highest}, each divided by its length,"
+
+
 def _formula(first: Any, method: Method | None) -> list[str]:
     if method is None:
         return []
-    pooling = method.sentence_pooling
+    last = method.sentence_pooling == "last"
     if method.name != "reba":
         where = _POOLED[first.pooled]
-        each = {
-            "mean": f"the mean of v over {where}",
-            "last": f"v at the last position of {where}",
-            "cls": "v at the first",
-        }
-        return [f"text  = {each[pooling]}"]
+        each = {"mean": f"the mean of v over {where}", "last": f"v at the last position of {where}"}
+        return [f"text  = {each.get(method.sentence_pooling, 'v at the first position')}"]
     lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
     if method.implementation == "authors":
-        seen = (
-            "A^new[T, t], T the very last position" if pooling == "last" else "Σ A^new[i, t], i ≤ t in the first half"
-        )
+        seen = "A^new[T, t], T the very last position" if last else "Σ A^new[i, t], i ≤ t in the first half"
         return [*lines, f"text  = Σ_t a_t · v_t / Σ_t a_t over all positions t, a_t = {seen}"]
     where = "all positions" if method.include_special else "the content positions"
     if method.chunk is not None:
         lines.append(f"e_i   = A^new[p, p] · v_i + Σ_t A^new[p, t] · v'_t over {where} t > p of the piece's own run,")
         lines.append("        v' its hidden states, p the place of token i in its copy 1")
     else:
-        lines.append(
-            f"e_i   = Σ_t A^new[p, t] · v_t over {where} t ≥ p of all copies, p the place of token i in copy 1"
-        )
+        lines.append(f"e_i   = Σ_t A^new[p, t] · v_t over {where} t ≥ p of all copies, p that of token i in copy 1")
     lines += ["        the weights of each e_i divided by their sum"] if method.normalize_weights else []
-    return [*lines, "text  = " + ("e_n, of the last token" if pooling == "last" else "(1/n) Σ_i e_i")]
+    return [*lines, f"text  = {'e_n, of the last token' if last else '(1/n) Σ_i e_i'}"]
 
 
-def _used(first: Any) -> list[str]:
-    names = [*(getattr(first, "layer_masks", None) or []), *(mask for _, mask in getattr(first, "second", None) or [])]
-    return list(dict.fromkeys(names))
-
-
-def _masks(first: Any) -> str:
-    """Masks of the layers, in runs, as ``1-4 forward``; and the layers that run twice."""
-    masks, runs = list(getattr(first, "layer_masks", None) or []), []
-    while masks:
-        same = next((n for n, mask in enumerate(masks) if mask != masks[0]), len(masks))
-        start = first.depth - len(masks) + 1
-        runs.append(f"{start}-{start + same - 1} {masks[0]}" if same > 1 else f"{start} {masks[0]}")
-        masks = masks[same:]
-    if second := getattr(first, "second", None):
+def _masks(first: Any) -> tuple[str, list[str]]:
+    """Masks of the layers, in runs, as ``1-4 forward``, with the layers that run twice; and their names."""
+    masks, second = getattr(first, "layer_masks", None) or [], getattr(first, "second", None) or []
+    runs, layer = [], 0
+    for mask, same in groupby(masks):
+        start, layer = layer + 1, layer + len(list(same))
+        runs.append(f"{start}-{layer} {mask}" if layer > start else f"{start} {mask}")
+    if second:
         listed = ", ".join(f"{layer + 1} {mask}" for layer, mask in second)
         runs.append(f"run again ({first.architecture}): {listed}")
-    return "; ".join(runs)
+    return "; ".join(runs), list(dict.fromkeys([*masks, *(mask for _, mask in second)]))
 
 
 def _quantization(first: Any) -> str | None:

@@ -151,6 +151,8 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
+    if other := sorted(set(stored["fields"]) - {*open_fields(model[0])}):
+        raise ValueError(f"The golden vectors are of a template with {other[0]!r:.80}, which this model does not have.")
     found = encoded(model, [each["text"] for each in stored["texts"]], stored["fields"])
     # That of the coarser type: then, or now.
     tolerance = max(tolerance_of(model), tolerance_of(model, stored["made"]["dtype"]))

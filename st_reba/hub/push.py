@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..safety import PICKLES, leaves
 from ..version import __version__
 from .card import FILE as CARD
 from .card import PLACEHOLDER
@@ -20,7 +21,6 @@ from .verify import CODE, verify_fresh
 
 # What Inference Endpoints run.
 HANDLER = "handler.py"
-_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib")
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, to a token with write access"
 
 
@@ -97,7 +97,7 @@ def push(
         for name, path in zip(files, paths, strict=True):
             say(f"{path.stat().st_size:>14,}  {name}")
         say("Verifying in a process of its own …")
-        verify_fresh(source, trust_remote_code=trust_remote_code)
+        say(f"Verified: {verify_fresh(source, trust_remote_code=trust_remote_code)}")
         if dry_run:
             say(f"Nothing was sent to {repo_id}: this is a dry run.")
             return Pushed(repo_id, None, None, files)
@@ -131,7 +131,7 @@ def _upload(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that lacks what a published model needs, or holds pickles.
+    """Refuse a folder that lacks what a published model needs, or holds pickles or links to files elsewhere.
 
     Raises:
         ValueError: It does.
@@ -143,10 +143,12 @@ def check_folder(folder: Path) -> None:
         if not (folder / name).is_file():
             remedy = "st-reba onnx MODEL FOLDER" if exported else "st-reba build BASE FOLDER"
             raise ValueError(f"{str(folder)!r} holds no {name}, so it is not complete. Make it again: {remedy}.")
-    if pickles := sorted(path for path in folder.rglob("*") if path.suffix in _PICKLES):
-        raise ValueError(
-            f"{pickles[0].name} is a pickle, which can run code when it is loaded. Save it as safetensors."
-        )
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix.lower() in PICKLES:
+            raise ValueError(f"{name} is a pickle, which can run code when it is loaded. Save it as safetensors.")
+        if leaves(str(folder), name):
+            raise ValueError(f"{name} is a link to a place outside {str(folder)!r}. Put the file there, or remove it.")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def save(
     overwrite: bool = False,
     golden: bool = True,
     name: str | None = None,
-    about: Any = None,
+    license: str | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
 
@@ -32,6 +34,7 @@ def save(
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, which ``st-reba verify`` compares with.
         name: Name of the model in its card; None: its base and method.
+        license: Of the base's weights, as the Hub spells it; None: that of ``about``, or of the card beside the base.
         about: Facts for the card, as a recipe holds them: language, licence, licence_link, note, scores, measured.
 
     Raises:
@@ -55,7 +58,7 @@ def save(
         if golden:
             write_golden(model, new)
         if ours:
-            write_card(model, new, name=name, about=about)
+            write_card(model, new, name=name, license=license, about=about)
         _share(new)
         put(new, target)
 

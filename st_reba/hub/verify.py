@@ -21,7 +21,7 @@ from ..version import __version__
 from .golden import FILE, Report, compare, read_golden
 
 CODE = "st_reba.py"
-_VERSION = re.compile(r'"""st_reba (\S+), ')
+_VERSION = re.compile(r'""".*\bst_reba (\S+), ')
 _SCRIPT = (
     "import json, sys; from st_reba.hub import verify; "
     "print(json.dumps(verify(sys.argv[1], trust_remote_code=sys.argv[2] == 'True').to_dict()))"
@@ -73,8 +73,11 @@ def verify(
     return replace(compare(model, stored), **_code(model, folder, hub))
 
 
-def verify_fresh(folder: str | os.PathLike[str], *, trust_remote_code: bool = False) -> None:
+def verify_fresh(folder: str | os.PathLike[str], *, trust_remote_code: bool = False) -> str:
     """Verify a folder in a process of its own, so that nothing of this one can help.
+
+    Returns:
+        What was compared, in a sentence.
 
     Raises:
         ValueError: It does not hold.
@@ -91,6 +94,11 @@ def verify_fresh(folder: str | os.PathLike[str], *, trust_remote_code: bool = Fa
         reason, right = " ".join(run.stderr.strip().splitlines()[-1:]), False
     if not right:
         raise ValueError(f"{str(folder)!r} is not what it was when it was saved: {reason}. Save the model again.")
+    code = (
+        f"{found['graph']} was run by onnxruntime" if found["graph"] else f"the code is that of st_reba {__version__}"
+    )
+    distance = f"{found['distance']:.1e} from the stored ones ({found['tolerance']:.1e} allowed)"
+    return f"The vectors of {len(found['texts'])} texts are {distance}; {code}."
 
 
 def _code(model: Any, folder: str, hub: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 import st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.hub import save
 from st_reba.recipe import read_recipe
 from st_reba.zoo import recipe
@@ -27,7 +29,14 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
     "ensemble": ({"method": "prompteol", "template": "contrastive"}, ["in each of 2 templates"]),
-    "layers": ({"method": "classical", "layer": [2, 4]}, ["4 of LlamaModel"]),
+    "layers": (
+        {"method": "classical", "layer": [2, 4]},
+        ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"],
+    ),
+    "outputs": (
+        {"method": "classical", "read": "attention"},
+        ["v_t is the mean of the attention outputs"],
+    ),
 }
 
 
@@ -65,10 +74,10 @@ def test_facts_and_licence(tmp_path: Path) -> None:
     facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
     facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
     facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
-    save(st_reba.build("mini"), tmp_path / "m", golden=False, name="mine", about=facts)
+    save(st_reba.build("mini"), tmp_path / "m", golden=False, name="mine", license="llama3.1", about=facts)
     text = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
     data = ModelCard(text).data
-    assert (data.model_name, data.license, data.language) == ("mine", "llama3.2", ["de"])
+    assert (data.model_name, data.license, data.language) == ("mine", "llama3.1", ["de"])
     for wanted in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
         assert wanted in text
 
@@ -95,3 +104,20 @@ def test_a_base_of_the_hub_and_its_files(tmp_path: Path) -> None:
     found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert found and yaml.safe_load(found[1])["base"] == "org/base"
     assert yaml.safe_load(found[1])["gguf_file"] == "file.gguf"
+
+
+def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
+    """Texts stay texts: in the card of a base, and in the name of one that was loaded."""
+    base = shutil.copytree(EMBEDDED["mini"], tmp_path / "base")
+    nested = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
+        f"c{n}: &c{n} [{', '.join([f'*c{n - 1}' if n else '*b'] * 10)}]\n" for n in range(9)
+    )
+    (base / "README.md").write_text(f"---\n{nested}license: *c8\nlanguage: *c8\n---\n", encoding="utf-8")
+    model: Any = st_reba.build(base, "echo")
+    model[0].base_model = "{{ 7 * 7 }}`\n\n# A heading\n"
+    save(model, tmp_path / "a", golden=False)
+    text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    assert "{{ 7 * 7 }}' # A heading" in text and "\n# A heading" not in text
+    data = ModelCard(text).data
+    assert data.license is None and data.language is None and "a local folder or file" in text
+    assert yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])["method"] == "echo"

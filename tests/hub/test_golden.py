@@ -63,6 +63,8 @@ def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path) -> None:
     stored = read_golden(tmp_path / golden.FILE)
     assert stored["fields"] == {"aim": "Find its meaning."} and len(stored["texts"][0]["vector"]) == 192
     assert model.truncate_dim == 8 and compare(model, stored).ok
+    with pytest.raises(ValueError):
+        compare(model, {**stored, "fields": {"device": "meta"}})
 
 
 def test_vectors_that_are_not_finite(reba: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "verify_fresh", lambda *_, **__: None)
+    monkeypatch.setattr(module, "verify_fresh", lambda *_, **__: "all of it")
 
 
 def test_dry_run(hub: Hub, copied: Path, unverified: None) -> None:
@@ -56,6 +56,7 @@ def test_dry_run(hub: Hub, copied: Path, unverified: None) -> None:
     assert {"README.md", "st_reba.py", "golden.json", "more/notes.txt"} <= set(pushed.files)
     assert not [name for name in pushed.files if ".cache" in name]
     assert all(any(line.endswith(f"  {name}") for line in lines) for name in pushed.files)
+    assert "Verified: all of it" in lines
     assert "path/to/model" in (copied / "README.md").read_text(encoding="utf-8")
 
 
@@ -99,6 +100,10 @@ def test_refusals(hub: Hub, copied: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (copied / "pytorch_model.bin").write_bytes(b"")
     refused()
     (copied / "pytorch_model.bin").unlink()
+    (copied / "more").mkdir()
+    (copied / "more" / "notes.txt").symlink_to("/etc/hostname")
+    refused()
+    (copied / "more" / "notes.txt").unlink()
     monkeypatch.delenv("HF_TOKEN")
     refused()
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
