@@ -13,7 +13,7 @@ prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
-    install_once "$folder" "$extra $* $(cat setup.cfg pyproject.toml)" --editable ".[$extra]" "$@"
+    install_once "$folder" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
 }
 
 prepare_stranger() {
@@ -23,7 +23,7 @@ prepare_stranger() {
 
 prepare_wheel() {
     make_environment "$1"
-    install_once "$1" "$(cat setup.cfg pyproject.toml)" "$2" pytest
+    install_once "$1" "$(cat setup.cfg)" "$2" pytest
     "$PYTHON" -m pip install --quiet --force-reinstall --no-deps "$2"
 }
 

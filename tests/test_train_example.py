@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marks import needs_adapters
+from marks import needs_adapters, needs_own_adapters
 from sentence_transformers import SentenceTransformer
 
 import st_reba
@@ -73,6 +73,7 @@ def test_it_learns(echo: tuple[Path, dict[str, Any]]) -> None:
     assert report["after"]["dev_spearman_cosine"] > report["before"]["dev_spearman_cosine"] + 0.05
 
 
+@needs_own_adapters
 def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, tmp_path: Path) -> None:
     """From a checkpoint to the same losses and the same vectors."""
     out, report = echo
@@ -84,6 +85,7 @@ def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, t
     np.testing.assert_allclose(load(again).encode(TEXTS), load(out).encode(TEXTS), atol=1e-6)
 
 
+@needs_own_adapters
 @pytest.mark.slow
 def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """It is stored without the base's weights, and loads with st_reba and with the code that it carries."""
@@ -139,7 +141,7 @@ def test_methods(method: str, llama: str, data: Path, tmp_path: Path) -> None:
     first: Any = model[0]
     assert first.compute_matched == (method == "reba") and first.repeats == (2 if method == "reba" else 1)
     features = first.preprocess(TEXTS, task="query")
-    end = first.text_tokenizer.eos_token_id
+    end = first.tokenizer.eos_token_id
     last = [row[mask.bool()][-1] for row, mask in zip(features["input_ids"], features["attention_mask"], strict=True)]
     assert all((int(each) == end) == (method != "reba") for each in last)
     assert compare(model, read_golden(tmp_path / "out" / "golden.json")).ok

@@ -1,89 +1,59 @@
-"""Who publishes models, and who reads them by name: each a process of its own.
+"""Who publishes models, and who reads them by name, each a process of its own: ``python from_the_hub.py JOB``.
 
-    python from_the_hub.py ROLE JOB
-
-JOB is a JSON file: ``models`` (for each name its base and what ``build`` is given), ``texts``, ``folder`` (for what is
-kept between roles) and ``result`` (the file to write: for each name, vectors). HF_ENDPOINT says where the Hub is.
+A job has a ``role``, ``models`` (for each name its base and what ``build`` is given), ``texts``, and ``folder``, for
+what is kept between roles. HF_ENDPOINT says where the Hub is.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from reader import keep_from_the_network
+from given import answering, assert_carried
 
 
 def publish(job: dict[str, Any]) -> dict[str, Any]:
     """Build, encode, save, export and push; vectors are those of the model that was never saved."""
-    import logging
-
     import st_reba
     from st_reba.hub import push, save
     from st_reba.onnx import export
 
-    # The tracer writes of every operator.
-    logging.getLogger("torch.__trace").propagate = False
     result = {}
     for name, (base, options) in job["models"].items():
         model = st_reba.build(base, dtype="float32", device="cpu", **options)
-        vectors = model.encode(job["texts"]).tolist()
-        place = Path(job["folder"]) / "saved" / name
+        vectors = model.encode(job["texts"])
+        place = Path(job["folder"]) / name
         save(model, place / "torch")
         export(model, place / "onnx")
-        commits = {
-            kind: push(place / kind, f"org/{name}{end}", say=lambda line: None).commit
+        commits = [
+            push(place / kind, f"org/{name}{end}", say=lambda line: None).commit
             for kind, end in (("torch", ""), ("onnx", "-onnx"))
-        }
+        ]
         result[name] = {"vectors": vectors, "commits": commits}
     return result
 
 
-def carried() -> bool:
-    """Whether the code that ran is the copy in a repository."""
-    return any(name.startswith("transformers_modules.") and name.endswith("st_reba") for name in sys.modules)
-
-
 def plugin(job: dict[str, Any]) -> dict[str, Any]:
     """The package is installed, and no code of the repository is trusted."""
-    import_module("st_reba")
-    from sentence_transformers import SentenceTransformer
+    import st_reba  # noqa: F401
 
-    result = {}
-    for name in job["models"]:
-        model = SentenceTransformer(f"org/{name}", device="cpu")
-        result[name] = model.encode(job["texts"]).tolist()
-    assert not carried()
-    return result
+    return {name: _load(f"org/{name}").encode(job["texts"]) for name in job["models"]}
 
 
 def flag(job: dict[str, Any]) -> dict[str, Any]:
-    """The package is not there, and the repository's code is trusted; each model is saved again the plain way."""
+    """The package is not there, and the repository's code is trusted; then from a folder that this saved."""
     sys.modules["st_reba"] = None  # type: ignore[assignment]
-    from sentence_transformers import SentenceTransformer
-
     result = {}
     for name in job["models"]:
-        model = SentenceTransformer(f"org/{name}", device="cpu", trust_remote_code=True)
-        result[name] = model.encode(job["texts"]).tolist()
-        model.save_pretrained(str(Path(job["folder"]) / "again" / name))
-    assert carried()
-    return result
-
-
-def again(job: dict[str, Any]) -> dict[str, Any]:
-    """What :func:`flag` saved, without the package and without the Hub."""
-    sys.modules["st_reba"] = None  # type: ignore[assignment]
-    from sentence_transformers import SentenceTransformer
-
-    result = {}
-    for name in job["models"]:
-        folder = str(Path(job["folder"]) / "again" / name)
-        result[name] = SentenceTransformer(folder, device="cpu", trust_remote_code=True).encode(job["texts"]).tolist()
+        folder = str(Path(job["folder"]) / name / "again")
+        model = _load(f"org/{name}", trust_remote_code=True)
+        model.save_pretrained(folder)
+        again = _load(folder, trust_remote_code=True)
+        assert (again.encode(job["texts"]) == model.encode(job["texts"])).all()
+        result[name] = model.encode(job["texts"])
+    assert_carried(True)
     return result
 
 
@@ -101,7 +71,7 @@ def graph(job: dict[str, Any]) -> dict[str, Any]:
         assert count == 1 and f'snapshot_download("org/{name}-onnx"' in block, card
         names: dict[str, Any] = {}
         exec(compile(block, "README.md", "exec"), names)
-        result[name] = names["vectors"].tolist()
+        result[name] = names["vectors"]
     return result
 
 
@@ -112,24 +82,20 @@ def langchain(job: dict[str, Any]) -> dict[str, Any]:
 
     result = {}
     for name in job["models"]:
-        embeddings = HuggingFaceEmbeddings(
-            model_name=f"org/{name}",
-            model_kwargs={"trust_remote_code": True, "revision": job["commits"][name], "device": "cpu"},
+        options = {"trust_remote_code": True, "revision": job["commits"][name], "device": "cpu"}
+        result[name] = HuggingFaceEmbeddings(model_name=f"org/{name}", model_kwargs=options).embed_documents(
+            job["texts"]
         )
-        result[name] = embeddings.embed_documents(job["texts"])
-        asked = embeddings.embed_query(job["texts"][0])
-        assert max(abs(x - y) for x, y in zip(asked, result[name][0], strict=True)) < 1e-6
     return result
 
 
-ROLES = {role.__name__: role for role in (publish, plugin, flag, again, graph, langchain)}
+def _load(name: str, **options: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(name, device="cpu", **options)
 
 
-def main(role: str, job: dict[str, Any]) -> None:
-    asked = keep_from_the_network()
-    told = ROLES[role](job)
-    Path(job["result"]).write_text(json.dumps({"told": told, "asked": asked}), encoding="utf-8")
-
+ROLES = {role.__name__: role for role in (publish, plugin, flag, graph, langchain)}
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))
+    answering(lambda job: ROLES[job["role"]](job))

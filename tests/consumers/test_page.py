@@ -1,23 +1,97 @@
-"""Every block of docs/how-to/tools.md is run by a test here."""
+"""Every block of docs/how-to/tools.md in a fresh process, where st_reba is imported and where it is not there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from page import MODEL, PAGE, sections
+import numpy as np
+import pytest
+from given import GIVEN, PROMPTS, QUESTIONS, ROOT, TEXTS, answer
+from tools import SECTIONS
+
+import st_reba
+
+PAGE = (ROOT / "docs" / "how-to" / "tools.md").read_text(encoding="utf-8")
+TITLED = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)
+BLOCKS = {
+    title: blocks
+    for title, text in zip(TITLED[1::2], TITLED[2::2], strict=True)
+    if (blocks := re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+}
+ROUTES = pytest.mark.parametrize("route", ["plugin", "flag"])
 
 
-def test_every_section_is_run() -> None:
-    tests = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
-    run = [match for text in tests for match in re.findall(r'^SECTION = "(.+)"$', text, re.MULTILINE)]
-    assert len(set(run)) == len(run) == 7
-    assert set(sections()) == {MODEL, *run}
+def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dict[str, Any]:
+    """For each model, what tools.py tells of a section."""
+    blocks = BLOCKS[section]
+    if route == "plugin":
+        changed = [re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", block) for block in blocks]
+        assert all(count for _, count in changed)
+        blocks = [block for block, _ in changed]
+    job = {"section": section, "plugin": route == "plugin", "blocks": blocks, "given": GIVEN}
+    job["places"] = {name: str(place) for name, place in places.items()}
+    found: dict[str, Any] = answer("tools.py", job, folder, HF_MODULES_CACHE=str(folder / "code"))
+    return found
 
 
-def test_no_block_is_missed() -> None:
-    """Another word after the backticks would hide one."""
-    text = PAGE.read_text(encoding="utf-8")
-    opened = re.findall(r"^\s*(?:```|~~~)(.*)$", text, re.MULTILINE)[::2]
-    assert set(opened) == {"python", "sh"}
-    assert opened.count("python") == sum(len(blocks) for blocks in sections().values())
+def nearest(queries: Any, documents: Any) -> list[list[int]]:
+    """The ten rows of documents that exact search finds for each query."""
+    scores = np.asarray(queries, dtype=np.float64) @ np.asarray(documents, dtype=np.float64).T
+    rows = np.argsort(-scores, axis=1)[:, :11]
+    assert np.diff(-np.take_along_axis(scores, rows, axis=1)).min() > 1e-6, "too close to each other to be ranked"
+    return rows[:, :10].tolist()  # type: ignore[no-any-return]
+
+
+def test_every_block_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first section defines what the others go on from; another word after the backticks would hide a block."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = BLOCKS["The model"]
+    names: dict[str, Any] = {}
+    exec(compile(block, "tools.md", "exec"), names)
+    assert set(GIVEN) <= set(names) and names["model"].prompts == st_reba.build("mini", prompts=PROMPTS).prompts
+    assert (tmp_path / "my_model" / "modules.json").is_file()
+    assert list(BLOCKS) == ["The model", *SECTIONS]
+    opened = re.findall(r"^\s*(?:```|~~~)(.*)$", PAGE, re.MULTILINE)[::2]
+    assert set(opened) == {"python", "sh"} and opened.count("python") == sum(map(len, BLOCKS.values()))
+
+
+@ROUTES
+@pytest.mark.parametrize("section", [each for each in SECTIONS if each != "mteb"])
+def test_vectors_and_ranking(section: str, route: str, places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
+    for name, each in told(section, route, places, tmp_path).items():
+        for texts, how, found in each["is"]:
+            np.testing.assert_allclose(found, vectors(name, texts, how), atol=1e-6, rtol=0, err_msg=f"{name}, {how}")
+        for texts, how, found in each.get("is_not", ()):
+            assert np.abs(found - vectors(name, texts, how)).max() > 1e-3
+        (texts, document, _), (questions, query, _) = each["is"][:2]
+        assert (texts, questions) == (TEXTS, QUESTIONS)
+        rows = nearest(vectors(name, questions, query), vectors(name, texts, document))
+        assert each["found"] == [[texts[row] for row in found] for found in rows]
+        assert each["shown"] == each["found"][0][:3]
+
+
+@ROUTES
+def test_mteb(route: str, places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
+    """The scores by their definitions: pairs are encoded without a prompt, questions and texts with theirs."""
+    from scipy.stats import spearmanr
+
+    found = told("mteb", route, places, tmp_path)
+    first, second, scores = zip(*GIVEN["pairs"], strict=True)
+    gains = []
+    for name, each in found.items():
+        cosines = (vectors(name, list(first), "plain") * vectors(name, list(second), "plain")).sum(axis=1)
+        assert each["OwnPairs"] == pytest.approx(spearmanr(scores, cosines).statistic, abs=1e-6)
+        rows = nearest(vectors(name, QUESTIONS, "query"), vectors(name, TEXTS, "document"))
+        hits = [np.isin(row, relevant) for row, relevant in zip(rows, GIVEN["relevant"], strict=True)]
+        discounts = 1 / np.log2(np.arange(10) + 2)
+        best = [discounts[: len(relevant)].sum() for relevant in GIVEN["relevant"]]
+        gains.append(np.mean([(hit * discounts).sum() / most for hit, most in zip(hits, best, strict=True)]))
+        assert each["OwnSearch"] == pytest.approx(gains[-1], abs=1e-5)
+    assert gains[0] != pytest.approx(gains[1], abs=1e-4)
+
+
+def test_prompts_are_not_idle(vectors: Any) -> None:
+    """Else nothing that is tested of them means anything."""
+    assert np.abs(vectors("echo", TEXTS, "plain") - vectors("echo", TEXTS, "document")).max() > 1e-3

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
-from given import QUESTIONS, TEXTS
+from given import QUESTIONS, ROOT, TEXTS
+from serving import process
 
 import st_reba
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from serving import process
-
-PAGE = Path(st_reba.__file__).parents[1] / "docs" / "how-to" / "serve.md"
+PAGE = ROOT / "docs" / "how-to" / "serve.md"
 KEY = "a-key"
 
 
@@ -25,16 +23,14 @@ KEY = "a-key"
 def address(places: dict[str, Path]) -> Iterator[str]:
     """Where ``my_model`` is served, with a key and an index."""
     folder = places["echo"]
-    st_reba.Index.build(
-        str(folder / "my_model"), TEXTS, folder / "my_index", overwrite=True, show_progress_bar=False
-    ).close()
+    st_reba.Index.build(str(folder / "my_model"), TEXTS, folder / "my_index", show_progress_bar=False).close()
     with process(folder, "--index", "my_index", model="my_model", ST_REBA_API_KEY=KEY) as (_, address):
         yield address
 
 
 @pytest.fixture
 def found(address: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """What the names of a block of the page stand for, once it has run."""
+    """What the names of a section of the page stand for, once its blocks have run."""
     for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -51,28 +47,28 @@ def found(address: str, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def vectors(models: dict[str, Any]) -> dict[str, Any]:
-    model = models["echo"]
-    return {
-        "plain": model.encode(TEXTS),
-        "query": model.encode_query(QUESTIONS),
-        "document": model.encode_document(TEXTS),
-    }
+def check(vectors: Any) -> Callable[[Any, str], None]:
+    """``check(found, how)``: they are the model's vectors of all texts, or of all questions as queries."""
+
+    def check(found: Any, how: str) -> None:
+        wanted = vectors("echo", QUESTIONS if how == "query" else TEXTS, how)
+        np.testing.assert_allclose(found, wanted, atol=1e-6, rtol=0)
+
+    return check
 
 
 @pytest.mark.parametrize("found", ["openai"], indirect=True)
-def test_openai(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    close(found["plain"], vectors["plain"])
-    close(found["queries"], vectors["query"])
-    close(found["documents"], vectors["document"])
-    client, openai = found["client"], pytest.importorskip("openai")
+def test_openai(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
+    check(found["plain"], "plain")
+    check(found["queries"], "query")
+    check(found["documents"], "document")
+    client = found["client"]
     assert [one.id for one in client.models.list()] == ["my_model", "my_model:query", "my_model:document"]
-    asked: dict[str, Any] = {"model": "my_model", "input": TEXTS[:3]}
-    floats = client.embeddings.create(**asked, encoding_format="float")
-    close([one.embedding for one in floats.data], vectors["plain"][:3])
+    floats = client.embeddings.create(model="my_model", input=TEXTS, encoding_format="float")
+    check([one.embedding for one in floats.data], "plain")
     assert floats.usage.total_tokens > 10
-    cut = np.array([one.embedding for one in client.embeddings.create(**asked, dimensions=7).data])
-    close(np.linalg.norm(cut, axis=1), np.ones(3))
+    (cut,) = client.embeddings.create(model="my_model", input=TEXTS[0], dimensions=7).data
+    assert len(cut.embedding) == 7 and np.linalg.norm(cut.embedding) == pytest.approx(1, abs=1e-6)
     for given, error in (
         ({"input": [1, 2], "model": "my_model"}, openai.BadRequestError),
         ({"input": "a", "model": "other"}, openai.NotFoundError),
@@ -85,20 +81,19 @@ def test_openai(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> N
 
 
 @pytest.mark.parametrize("found", ["LangChain"], indirect=True)
-def test_langchain(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    close(found["documents"].embed_documents(TEXTS), vectors["document"])
-    close([found["queries"].embed_query(one) for one in QUESTIONS], vectors["query"])
+def test_langchain(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
+    check(found["documents"].embed_documents(TEXTS), "document")
+    check([found["queries"].embed_query(one) for one in QUESTIONS], "query")
 
 
 @pytest.mark.parametrize("found", ["LlamaIndex"], indirect=True)
-def test_llama_index(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    assert not any("\n" in text for text in TEXTS)
-    close(found["documents"].get_text_embedding_batch(TEXTS), vectors["document"])
-    close([found["queries"].get_query_embedding(one) for one in QUESTIONS], vectors["query"])
+def test_llama_index(found: dict[str, Any], check: Callable[[Any, str], None]) -> None:
+    check(found["documents"].get_text_embedding_batch(TEXTS), "document")
+    check([found["queries"].get_query_embedding(one) for one in QUESTIONS], "query")
 
 
 @pytest.mark.parametrize("found", ["Search"], indirect=True)
-def test_search(found: dict[str, Any], vectors: dict[str, Any], close: Any) -> None:
-    scores = vectors["document"] @ vectors["query"][0]
+def test_search(found: dict[str, Any], vectors: Any) -> None:
+    scores = vectors("echo", TEXTS, "document") @ vectors("echo", QUESTIONS[:1], "query")[0]
     assert [one["text"] for one in found["hits"]] == [TEXTS[row] for row in np.argsort(-scores)[:3]]
-    close([one["score"] for one in found["hits"]], np.sort(scores)[::-1][:3])
+    np.testing.assert_allclose([one["score"] for one in found["hits"]], np.sort(scores)[::-1][:3], atol=1e-6)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 from architectures import _LINES, POSITIONS, TOKENIZERS, VOCABULARY
@@ -13,6 +11,17 @@ from transformers import PreTrainedTokenizerFast
 
 # Roughly how the tokenizers of Llama 3 and Qwen cut words.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _trained(
+    model: Any, cut: Any, trainer: type, size: int = VOCABULARY, normalizer: Any = None, **options: Any
+) -> Any:
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = cut
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.train_from_iterator(_LINES, trainer(vocab_size=size, show_progress=False, **options))
+    return backend
 
 
 def _wrapped(backend: Any, template: str, **special: str) -> PreTrainedTokenizerFast:
@@ -27,17 +36,13 @@ def _wrapped(backend: Any, template: str, **special: str) -> PreTrainedTokenizer
 
 def _llama3() -> PreTrainedTokenizerFast:
     """Byte-level BPE that takes whole words first, with special and other tokens beyond its vocabulary."""
-    backend = Tokenizer(models.BPE(ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
+    cut = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    model = models.BPE(ignore_merges=True)
+    backend = _trained(model, cut, trainers.BpeTrainer, VOCABULARY - 8, initial_alphabet=alphabet)
     backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(
-        _LINES,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY - 8, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        ),
-    )
     backend.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>"])
     backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
     return _wrapped(backend, "<|begin_of_text|> $A", bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
@@ -45,79 +50,44 @@ def _llama3() -> PreTrainedTokenizerFast:
 
 def _sentencepiece() -> PreTrainedTokenizerFast:
     """BPE as Llama 2 and Gemma have it: no words but a sign for each space, bytes for unknown characters."""
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.train_from_iterator(
-        _LINES,
-        trainers.BpeTrainer(vocab_size=VOCABULARY - 4, special_tokens=special, limit_alphabet=120, show_progress=False),
-    )
-    # Only three of them are special: bytes are not.
-    backend = Tokenizer.from_str(_only_special(backend.to_str(), special[:3]))
+    special = ["<unk>", "<s>", "</s>"]
+    everything = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    cut = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    options: dict[str, Any] = {"special_tokens": everything, "limit_alphabet": 120}
+    values = json.loads(_trained(model, cut, trainers.BpeTrainer, VOCABULARY - 4, **options).to_str())
+    # Bytes are not special.
+    values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] in special]
+    backend = Tokenizer.from_str(json.dumps(values))
     return _wrapped(backend, "<s> $A", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def _wordpiece() -> PreTrainedTokenizerFast:
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.train_from_iterator(
-        _LINES, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
-    )
-    return _wrapped(
-        backend,
-        "[CLS] $A [SEP]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        mask_token="[MASK]",
-    )
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    options: dict[str, Any] = {"special_tokens": list(special.values())}
+    options["normalizer"] = normalizers.BertNormalizer(lowercase=True)
+    cut = pre_tokenizers.BertPreTokenizer()
+    backend = _trained(models.WordPiece(unk_token="[UNK]"), cut, trainers.WordPieceTrainer, **options)
+    return _wrapped(backend, "[CLS] $A [SEP]", **special)
 
 
 def _unigram() -> PreTrainedTokenizerFast:
     """As XGLM has it: special tokens are pieces like any other."""
-    backend = Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.NFKC()
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.train_from_iterator(
-        _LINES,
-        trainers.UnigramTrainer(
-            vocab_size=VOCABULARY - 60,
-            special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
-            unk_token="<unk>",
-            show_progress=False,
-        ),
-    )
-    return _wrapped(backend, "</s> $A", bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    options: dict[str, Any] = {"special_tokens": list(special.values()), "unk_token": "<unk>"}
+    options["normalizer"] = normalizers.NFKC()
+    cut = pre_tokenizers.Metaspace()
+    backend = _trained(models.Unigram(), cut, trainers.UnigramTrainer, VOCABULARY - 60, **options)
+    return _wrapped(backend, "</s> $A", **special)
 
 
-def _wordlevel() -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.train_from_iterator(
-        _LINES,
-        trainers.WordLevelTrainer(vocab_size=VOCABULARY, special_tokens=["[UNK]", "[BOS]"], show_progress=False),
-    )
-    return _wrapped(backend, "[BOS] $A", bos_token="[BOS]", unk_token="[UNK]")
-
-
-def _only_special(tokenizer: str, special: list[str]) -> str:
-    values = json.loads(tokenizer)
-    values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] in special]
-    return json.dumps(values)
-
-
-FAMILIES: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+FAMILIES = {
     "gpt2": TOKENIZERS["bos_eos"],
     "llama3": _llama3,
     "sentencepiece": _sentencepiece,
     "wordpiece": _wordpiece,
     "unigram": _unigram,
-    "wordlevel": _wordlevel,
 }
-FAMILIES = {name: functools.cache(make) for name, make in FAMILIES.items()}
 
 
 def spelling(tokenizer: PreTrainedTokenizerFast) -> list[str]:
