@@ -1,47 +1,25 @@
-"""What a search tries: inputs and masks (passes), layers and poolings of each, and filters after them."""
+"""What a search tries: inputs and masks (passes), and layers and poolings of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from ..filters import MOST_GAIN
 from ..methods import Method
 from .readouts import Readout
 
-FILTERS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "abtt-2": {"kind": "abtt", "r": 2},
-    "whiten-half": {"kind": "whiten", "power": 0.5},
-}
 # Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
 _PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
-
-
-class Use(NamedTuple):
-    """How views choose for what the vectors are for; docs/how-to/tune.md says by which evidence.
-
-    Args:
-        filters: Tried on every readout; ``whiten-half`` is tried on the best.
-        halves: Weight of disjoint halves, beside 1 for overlapping crops.
-        margin: The end of a prompt is chosen where it is behind by no more. A mean holds the words that views share, an
-            end does not: it knows better which texts mean the same than views show.
-    """
-
-    filters: tuple[str, ...] = ("abtt-2",)
-    halves: float = 0.5
-    margin: float = 0.0
-
-
-USES = {"pairs": Use(margin=0.1), "topics": Use(), "search": Use(halves=0.0)}
-# Labels need no such care.
-LABELLED = Use(("none", "abtt-2"))
+# Layers that are read of a pass at most.
+_MOST_LAYERS = 16
+# Principal directions that the filter takes away.
+DIRECTIONS = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +30,7 @@ class Pass:
         method: The pass at full depth.
         poolings: Of the states that are read.
         first: The lowest layer whose mask is changed, from 0; None: none is.
-        outputs: Read the attention outputs at the end too.
+        outputs: Read the attention outputs at the end too, from a third of the depth on.
     """
 
     method: Method
@@ -85,11 +63,11 @@ class Pass:
             values["k"] = readout.layer - self.first
         return replace(method, **values)
 
-    def readouts(self, layers: Sequence[int]) -> list[Readout]:
-        """All readouts of some layers, the last of which is L."""
+    def readouts(self, depth: int) -> list[Readout]:
+        """What is read, of all layers or of every so many: layers that are below a changed mask are another pass's."""
+        layers = range(depth, self.first or 0, -max(1, -(-depth // _MOST_LAYERS)))
         found = [Readout(layer, pooling) for pooling in self.poolings for layer in layers]
-        first = layers[-1] // 3 + 1
-        return found + [Readout(layer, "end", first) for layer in layers if self.outputs and layer > first]
+        return [*found, Readout(depth, "end", depth // 3 + 1)] if self.outputs else found
 
 
 def passes_of(depth: int, script: str, small: bool = False) -> list[Pass]:
@@ -114,16 +92,16 @@ def passes_of(depth: int, script: str, small: bool = False) -> list[Pass]:
 
     found = [
         Pass(word, ("end", "mean"), outputs=True),
+        Pass(both, ("end",), outputs=True),
         Pass(once, ("mean", "last")),
         masked(once, half),
-        masked(word, half),
         Pass(replace(twice, name="reba"), ("mean", "last", "reba-mean", "reba-last")),
     ]
     more = [
-        Pass(both, ("end",), outputs=True),
         Pass(replace(twice, template="echo"), ("mean",)),
-        masked(once, third),
+        masked(word, half),
         masked(word, third),
+        masked(once, third),
         masked(twice, half),
         masked(twice, third),
     ]
@@ -145,44 +123,35 @@ def papers_of(depth: int, script: str, score: Callable[[Method], float]) -> dict
     }
 
 
-def filtered(name: str, units: Tensor, sample: Tensor | None = None) -> Tensor:
-    """Vectors of length 1 after a filter, scaled to length 1; whiten's but for a rotation.
+def filtered(units: Tensor, sample: Tensor | None = None) -> Tensor:
+    """Vectors without their mean and two principal directions (All-but-the-Top), scaled to length 1.
 
     Args:
-        name: One of ``FILTERS``.
-        units: [M, d].
-        sample: What it is fitted on, [N, d]; None: on themselves.
+        units: [M, d] of length 1.
+        sample: What the filter is fitted on, [N, d]; None: on themselves.
     """
-    kind = FILTERS[name].get("kind")
-    if kind is None:
-        return units
     mean = (sample := units if sample is None else sample).mean(dim=0)
-    vectors, covariance = units - mean, torch.cov(sample.T, correction=0)
-    if kind == "abtt":
-        # A few directions take d² work, a whole decomposition d³.
-        start = np.ones(len(mean), np.float32)
-        found = eigsh(covariance.cpu().numpy(), k=FILTERS[name]["r"], v0=start, tol=1e-5)[1]
-        top = torch.from_numpy(np.ascontiguousarray(found)).to(vectors)
-        vectors = vectors - (vectors @ top) @ top.T
-    else:
-        variances, directions = torch.linalg.eigh(covariance)
-        vectors = vectors @ directions / variances.clamp_min(MOST_GAIN**-2) ** (FILTERS[name]["power"] / 2)
-    return torch.nn.functional.normalize(vectors, dim=1)
+    covariance = torch.cov(sample.T, correction=0).cpu().numpy()
+    # A few directions take d² work, a whole decomposition d³.
+    found = eigsh(covariance, k=DIRECTIONS, v0=np.ones(len(covariance), covariance.dtype), tol=1e-5)[1]
+    top = torch.from_numpy(np.ascontiguousarray(found)).to(units)
+    vectors = units - mean
+    return torch.nn.functional.normalize(vectors - (vectors @ top) @ top.T, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A method with a filter, and what its vectors say of each item that chooses.
+    """A method, and what its vectors say of each item that chooses.
 
     Args:
         method: The method.
-        filter: One of ``FILTERS``.
+        filtered: Whether a filter follows.
         cost: Positions times layers, as a multiple of one pass of the text through the base.
         evidence: [number of items] float32; the mean is the score.
     """
 
     method: Method
-    filter: str
+    filtered: bool
     cost: float
     evidence: Tensor = field(repr=False)
 
@@ -191,14 +160,16 @@ class Scored:
         """The mean over the items."""
         return float(self.evidence.mean())
 
+    def __str__(self) -> str:
+        return f"{self.method}{', with a filter' if self.filtered else ''}"
 
-def chosen(scored: Sequence[Scored], most_cost: float | None = None, margin: float = 0.0) -> Scored:
+
+def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
     """The cheapest of those that cannot be told from the best: behind it by no more than one standard error.
 
     Args:
         scored: All that was scored, on the same items.
         most_cost: What the choice may cost.
-        margin: As for :class:`Use`.
 
     Raises:
         ValueError: Nothing is as cheap.
@@ -207,9 +178,6 @@ def chosen(scored: Sequence[Scored], most_cost: float | None = None, margin: flo
     if not allowed:
         raise ValueError(f"most_cost={most_cost}: the cheapest method costs {min(one.cost for one in scored):.2f}.")
     best = max(allowed, key=lambda one: one.score)
-    ends = [one for one in allowed if one.method.name == "prompteol" and one.score >= best.score - margin]
-    if margin and ends:
-        allowed, best = ends, max(ends, key=lambda one: one.score)
 
     def behind(one: Scored) -> bool:
         lost = best.evidence - one.evidence

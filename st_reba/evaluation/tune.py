@@ -1,7 +1,7 @@
 """The best method for a base model and texts, from views of the texts alone or from labels.
 
-A dozen forward passes give every second layer, pooled; each readout is scored with a few filters. Two thirds of the
-items choose. The others only report what the choice is worth, beside the papers' methods.
+A dozen forward passes give every layer, pooled. Two thirds of the items choose among them. The others only report what
+the choice is worth, beside the papers' methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from ..filters import with_filter
 from ..methods import Method
-from .candidates import LABELLED, USES, Scored, Use, chosen, papers_of, passes_of
+from .candidates import Scored, chosen, papers_of, passes_of
 from .readouts import of_base, opened, positions, shared, vectors
 from .search import Search, depth_of, fitted_filter
 from .tasks import ROLES, Task, read_task
@@ -69,7 +69,7 @@ class Report:
         rows: It and the papers' methods, on items that did not choose.
         kind: Of the items: ``"Views"``, or of the labels.
         counts: Items that chose, and that report.
-        tried: How many combinations of method, layer and filter were scored.
+        tried: How many methods and layers were scored.
         seconds: Of the search.
         folder: Where recipe, filter, model and this report are.
         notes: What the scores are, and what makes the choice less certain.
@@ -89,7 +89,7 @@ class Report:
         items = named.get(self.kind, "labelled pairs")
         lines = [
             f"Chosen: {self.method}\n",
-            f"The best of {self.tried} combinations of method, layer and filter, or a cheaper one that is as good. "
+            f"The best of {self.tried} methods and layers, or a cheaper one that is as good. "
             f"{self.counts[0]} {items} chose it; the search took {self.seconds:.0f} seconds.",
             f"Scores on {self.counts[1]} other {items}, which had no part in the choice:\n",
             "| method | score | standard error | work | seconds per 1,000 texts | MB |",
@@ -109,7 +109,6 @@ def tune(
     *,
     labels: Sequence[tuple[Any, ...]] | None = None,
     kind: str = "pairs",
-    use: str = "pairs",
     sample: int = 1000,
     most_cost: float | None = None,
     seed: int = 0,
@@ -129,7 +128,6 @@ def tune(
             ``report.json``, and ``passes``, which can be deleted.
         labels: Rows ``(text, text, score)``, ``(text, label)`` or ``(query, document, relevance)``.
         kind: Of the labels: ``"pairs"``, ``"classes"`` or ``"ranking"``.
-        use: What the vectors are for: ``"pairs"`` (which texts mean the same), ``"topics"`` or ``"search"``.
         sample: Draw so many of the texts.
         most_cost: What the method may cost, as a multiple of one pass of the text through the base.
         seed: Of all draws.
@@ -139,7 +137,8 @@ def tune(
     Raises:
         ValueError: Too few texts, or an argument that cannot be.
     """
-    _check(use, kind)
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(KINDS)}.")
     if texts is None and labels is None:
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
@@ -157,22 +156,21 @@ def tune(
         fit = [text for text in found if text not in set(second.texts)]
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    how = USES[use] if labelled is None else LABELLED
-    search, passes = Search(model, first, fit, how, folder / "passes"), passes_of(depth, script)
+    search, passes = Search(model, first, fit, folder / "passes"), passes_of(depth, script)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
         before = time.perf_counter()
         scored += search.scored(each)
         best, spent = max(scored, key=lambda one: one.score), time.perf_counter() - before
-        say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best.method}, {best.filter}")
-    choice = chosen(scored, most_cost, how.margin)
+        say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best}")
+    choice = chosen(scored, most_cost)
     method = choice.method
-    if choice.filter != "none":
+    if choice.filtered:
         method = replace(method, filter=str(folder / "filter.safetensors"))
-        fitted_filter(of_base(model, choice.method), choice.filter, fit).save(method.filter)
+        fitted_filter(of_base(model, choice.method), fit).save(method.filter)
     papers = papers_of(depth, script, lambda each: _score_of(scored, each))
-    rows = reported(model, {"chosen": method, **papers}, second, how)
-    counts, notes = (len(first.items), len(second.items)), _notes(first, how, found)
+    rows = reported(model, {"chosen": method, **papers}, second)
+    counts, notes = (len(first.items), len(second.items)), _notes(first, found)
     seconds = time.perf_counter() - started
     report = Report(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
@@ -180,27 +178,26 @@ def tune(
     return report
 
 
-def auto(base: Any, texts: Iterable[str], *, use: str = "pairs", seed: int = 0, **rest: Any) -> SentenceTransformer:
+def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> SentenceTransformer:
     """What ``build(base, "auto", texts=…)`` does: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
         base: As for :func:`st_reba.build`.
         texts: Texts like those to be embedded.
-        use, seed: As for :func:`tune`.
+        seed: Of all draws.
         **rest: Further arguments of ``build``.
     """
-    _check(use)
     found = drawn(texts, 1000, seed)
     Random(seed).shuffle(found)
     model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
-    search = Search(model, views_of(found[:AUTO_CHOOSING]), found, USES[use])
+    search = Search(model, views_of(found[:AUTO_CHOOSING]), found)
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
-    choice = chosen([scored for each in passes for scored in search.scored(each)], margin=USES[use].margin)
+    choice = chosen([scored for each in passes for scored in search.scored(each)])
     made = of_base(model, choice.method, **{name: rest[name] for name in _KEPT if name in rest})
-    return made if choice.filter == "none" else with_filter(made, fitted_filter(made, choice.filter, found))
+    return with_filter(made, fitted_filter(made, found)) if choice.filtered else made
 
 
-def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task, use: Use) -> tuple[Row, ...]:
+def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task) -> tuple[Row, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
     plain = sum(positions(base[0], items.texts)) * depth_of(base)
     rows: dict[str, Row] = {}
@@ -210,7 +207,7 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
         seconds = (time.perf_counter() - started) * 1000 / len(items.texts)
         built = {method: of_base(base, replace(method, filter=None), check=False) for method in group}
         for name, method in ((name, method) for name, method in methods.items() if method in group):
-            values = evidence(items, normalize(torch.from_numpy(found[method]), dim=1), use.halves)
+            values = evidence(items, normalize(torch.from_numpy(found[method]), dim=1))
             layers, size = depth_of(built[method]), sum(each.nbytes for each in built[method].parameters()) / 1e6
             spent = sum(positions(built[method][0], items.texts)) * layers / plain
             error, share = float(values.std()) / len(values) ** 0.5, layers / depth_of(built[first])
@@ -247,24 +244,13 @@ def _write(report: Report, base: Any, model: Any, loading: Mapping[str, Any]) ->
     save(model, folder / "model", overwrite=True)
 
 
-def _check(use: str, kind: str = "pairs") -> None:
-    for name, value, known in (("use", use, USES), ("kind", kind, KINDS)):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is not known. Choose from {', '.join(known)}.")
-
-
-def _notes(items: Task, use: Use, texts: Sequence[str]) -> tuple[str, ...]:
+def _notes(items: Task, texts: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if items.kind == "Views":
         notes.append(
             "A score says how well two parts of a text find each other among the parts of all texts, from 0 to 1. It "
             "tells methods apart; it is not the quality that a benchmark shows."
         )
-        if use.margin:
-            notes.append(
-                "Parts of a text share words, which helps a mean over them: the end of a prompt is chosen where it is "
-                f"behind by no more than {use.margin}."
-            )
     if len(items.items) < 200:
         notes.append(f"Only {len(items.items)} items chose: with 200 or more the choice is steadier.")
     if sum(count > len(texts) / 20 for count in Counter(map(script_of, texts)).values()) > 1:

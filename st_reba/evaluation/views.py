@@ -49,18 +49,17 @@ def views_of(texts: Iterable[str]) -> Task:
     return Task("texts", "Views", tuple(places), tuple(items))
 
 
-def evidence(task: Task, units: Tensor, halves: float = 0.5) -> Tensor:
+def evidence(task: Task, units: Tensor) -> Tensor:
     """What vectors say of each item of a task; the mean is the score.
 
-    Views: how far two overlapping crops, and by another weight two disjoint halves, find each other among those of all
-    texts, 1 − log rank / log N. Pairs: products of the standardized ranks of cosine and label, whose mean is Spearman's
-    correlation. Classes: whether the nearest centroid, of the other items of each class, is the own. Reranking: average
-    precision.
+    Views: how far the two halves, and each half and the crop at the other end, find each other among those of all
+    texts, 1 − log rank / log N. Both crops share a third of the text: that would reward vectors of single words. Pairs:
+    products of the standardized ranks of cosine and label, whose mean is Spearman's correlation. Classes: whether the
+    nearest centroid, of the other items of each class, is the own. Reranking: average precision.
 
     Args:
         task: Of views, pairs, classes or reranking.
         units: [number of texts, d] vectors of length 1.
-        halves: Weight of the halves, beside 1 for the crops.
 
     Returns:
         [number of items] float32.
@@ -79,7 +78,7 @@ def evidence(task: Task, units: Tensor, halves: float = 0.5) -> Tensor:
     columns = [list(each) for each in zip(*task.items, strict=True)]
     if task.kind == "Views":
         first, last, early, late = (units[each] for each in columns)
-        return (information(first, last) + halves * information(early, late)) / (1 + halves)
+        return (information(early, late) + information(first, late) + information(early, last)) / 3
     cosines = (units[columns[0]] * units[columns[1]]).sum(dim=1)
     return _standard_ranks(cosines) * _standard_ranks(torch.tensor(columns[2], device=units.device))
 
