@@ -128,7 +128,6 @@ def tune(
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
-    use: Annotated[str, typer.Option(help="What the vectors are for: pairs, topics, search.")] = "pairs",
     sample: Annotated[int, typer.Option(min=50, help="Draw so many of the texts.")] = 1000,
     most_cost: Annotated[float | None, typer.Option(help="What a method may cost: multiples of one pass.")] = None,
     seed: Seed = 0,
@@ -152,7 +151,7 @@ def tune(
     named = reading.get("columns", {}).get("text", "text")
     if named not in frame.columns:
         raise ValueError(f"TEXTS {str(texts)!r} has no column {named!r}: name it, --column text=NAME.")
-    options: dict[str, Any] = {"use": use, "sample": sample, "most_cost": most_cost, "seed": seed}
+    options: dict[str, Any] = {"sample": sample, "most_cost": most_cost, "seed": seed}
     options |= given(device=device, dtype=dtype)
     if labels is not None:
         columns = {role: name for role, name in reading.get("columns", {}).items() if role != "text"}

@@ -59,15 +59,12 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(tuning, "tune", lambda *args, **options: calls.append((args, options)) or "report")
     (tmp_path / "t.txt").write_text("one\ntwo\n", encoding="utf-8")
     out = str(tmp_path / "out")
-    assert (
-        main(["tune", "mini", str(tmp_path / "t.txt"), out, "--use", "search", "--seed", "3", "--most-cost", "1.5"])
-        == 0
-    )
+    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--seed", "3", "--most-cost", "1.5"]) == 0
     (args, options), shown = calls[0], capsys.readouterr().out
     assert shown == "report\n"
     assert (args[0], args[1], str(args[2])) == ("mini", ["one", "two"], out)
-    given = ("use", "seed", "most_cost", "sample")
-    assert {name: options[name] for name in given} == {"use": "search", "seed": 3, "most_cost": 1.5, "sample": 1000}
+    given = ("seed", "most_cost", "sample")
+    assert {name: options[name] for name in given} == {"seed": 3, "most_cost": 1.5, "sample": 1000}
     assert "labels" not in options
     labels = pd.DataFrame({"text": ["x", "y"], "label": ["a", "b"]})
     labels.to_csv(tmp_path / "l.csv", index=False)
