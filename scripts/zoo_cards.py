@@ -1,7 +1,10 @@
 """Write model_cards/: a table of the zoo, and the cards of models that are built here.
 
-python scripts/zoo_cards.py
-python scripts/zoo_cards.py --check     writes nothing; status 1 if a file is stale
+    python scripts/zoo_cards.py
+    python scripts/zoo_cards.py --check                                writes nothing; status 1 if a file is stale
+    python scripts/zoo_cards.py --local smollm2-135m-prompteol=FILE    the card of a base that is here as well
+
+A card of a base that is not given stays as it is. ``FILE`` is a folder or a GGUF file; a card names no path.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,20 +30,24 @@ PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
 Written by `python scripts/zoo_cards.py` from `st_reba/zoo.yaml`. `st-reba zoo NAME` prints a recipe, and
-`st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here; any other
-card is written when its model is saved. Scores are the papers' own and were not measured with these models.
+`st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here: those with
+a link. Any other card is written when its model is saved. The papers' scores were not measured with these models.
 
-- ready: can be built now. Only the models of the embedded base were built here.
+*GB* is the size of the weights in 16 bits, two bytes a parameter. That is also the memory that every method needs, with
+0.1 to 0.5 GB for a pass of 4,096 positions and about 1 GB for a GPU's context; 4 bits take a third
+([A 7B on your card](../docs/how-to/large-models.md)).
+
+- ready: can be built now.
 - remote-code: the base needs code from its own repository; `--trust-remote-code` allows it.
 - old-transformers: the base's code does not run with the versions of transformers that st_reba needs.
 - tune: first find the numbers of layers with `st-reba tune`.
 
-| model | base | method | parameters | language | licence | the paper's score | status |
-|---|---|---|---|---|---|---|---|
+| model | base | method | parameters | GB | language | licence | the paper's score | status |
+|---|---|---|--:|--:|---|---|---|---|
 """
 
 
-def row(found: Recipe) -> str:
+def row(found: Recipe, files: Mapping[str, str]) -> str:
     """A model's line of the table."""
     about, score = found.about, "-"
     if about.get("scores"):
@@ -46,29 +55,49 @@ def row(found: Recipe) -> str:
         score = f"{first['value']} ({first['task']}, {first['table']} of {PAPERS[about['paper']]})"
     elif about.get("paper"):
         score = f"- ({PAPERS[about['paper']]})"
-    name = f"[{found.name}]({found.name}.md)" if found.name in BUILT else found.name
+    name = f"[{found.name}]({found.name}.md)" if f"{found.name}.md" in files else found.name
     method = ",".join(f"{key}={value}" for key, value in found.method.items() if key != "name")
     method = f"`{found.method['name']}{':' if method else ''}{method}`"
-    languages = " ".join(about.get("language", ()))
-    cells = (name, found.base, method, about.get("parameters"), languages, about.get("licence"), score, found.status)
+    languages, parameters = " ".join(about.get("language", ())), about.get("parameters")
+    cells = (name, found.base, method, parameters, gigabytes(parameters), languages, about.get("licence"), score)
+    cells = (*cells, found.status)
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def wanted() -> dict[str, str]:
+def gigabytes(parameters: str) -> str:
+    """Size of weights in 16 bits, of a number of parameters as 7B or 135M."""
+    return f"{2 * float(parameters[:-1]) / (1 if parameters.endswith('B') else 1000):.2g}"
+
+
+def card(name: str, local: str | None = None) -> str:
+    """The card of a recipe's model, built from its base or from the same base in a local folder or GGUF file."""
+    found = recipe(name)
+    options = {key: value for key, value in found.method.items() if key != "name"}
+    given: dict[str, Any] = {} if local is None else {"method": found.method["name"], **options}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, name)
+        model = build(local or f"zoo:{name}", device="cpu", **given)
+        save(model, folder, name=name, about=found.about)
+        return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def wanted(local: Mapping[str, str]) -> dict[str, str]:
     """The files of the folder, by name."""
-    files = {"README.md": HEAD + "".join(row(recipe(name)) for name in zoo())}
-    for name in BUILT:
-        with tempfile.TemporaryDirectory() as temporary:
-            save(build(f"zoo:{name}", device="cpu"), Path(temporary, name), name=name, about=recipe(name).about)
-            files[f"{name}.md"] = Path(temporary, name, "README.md").read_text(encoding="utf-8")
-    return files
+    files = {f"{name}.md": card(name, local.get(name)) for name in (*BUILT, *local)}
+    kept = [path for path in FOLDER.glob("*.md") if path.stem in zoo() and path.name not in files]
+    files |= {path.name: path.read_text(encoding="utf-8") for path in kept}
+    return {"README.md": HEAD + "".join(row(recipe(name), files) for name in zoo()), **files}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, name what is stale")
-    check = parser.parse_args(arguments).check
-    files = wanted()
+    parser.add_argument("--local", nargs="+", default=[], metavar="NAME=FILE", help="bases that are here")
+    given = parser.parse_args(arguments)
+    check, local = given.check, dict(each.split("=", 1) for each in given.local)
+    if unknown := sorted(set(local) - set(zoo())):
+        parser.error(f"no recipes of the zoo: {', '.join(unknown)}")
+    files = wanted(local)
     found = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
     stale = sorted({name for name in {*files, *found} if found.get(name) != files.get(name)})
     for name in stale:
