@@ -76,6 +76,7 @@ class StReba(Tool):  # this state or an older one
     def __init__(self, folder: Path, vectors: Any, module: str) -> None:
         super().__init__(folder, vectors, module)
         import faiss  # noqa: F401  (else loaded when an index is opened)
+        import torch
         from sentence_transformers import SentenceTransformer
         from torch.nn import Identity
 
@@ -85,7 +86,8 @@ class StReba(Tool):  # this state or an older one
 
             def encode_document(self, texts: Any, *args: Any, **options: Any) -> Any:
                 heads = [one.partition(" ")[0] for one in texts]  # what the fingerprint asks for has no number
-                return np.asarray(vectors[[int(head) if head.isdecimal() else len(head) for head in heads]])
+                found = np.asarray(vectors[[int(head) if head.isdecimal() else len(head) for head in heads]])
+                return torch.from_numpy(found) if options.get("convert_to_tensor") else found
 
         self.model = Ready(modules=[Identity()], device="cpu", similarity_fn_name="cosine")
 

@@ -16,6 +16,11 @@ from .store import Keys, Matrix
 
 METRICS = ("cosine", "dot")
 _EXAMPLES = "'Flat' (exact), 'IVF1024,Flat', 'HNSW32', 'IVF4096,PQ48,RFlat'"
+_LEFT_OUT = {
+    "IDMap": "ids are added to every index",
+    **dict.fromkeys(("PCA", "ITQ"), "it subtracts the mean, which changes products"),
+    "fs": "lists with fast scan do not give their vectors back",
+}
 # So many vectors are compared with every query; of more, inverted lists are searched in part.
 FLAT_UP_TO = 200_000
 # A query looks at this share of the inverted lists, at so many at least, and at so many nodes of a graph.
@@ -48,9 +53,8 @@ def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
     """An empty FAISS index that compares by inner product."""
     faiss = import_faiss()
     named = f"factory={factory!r}"
-    if wrong := re.search(r"IDMap|PCA|ITQ", factory):
-        why = "ids are added to every index" if wrong[0] == "IDMap" else "it subtracts the mean, which changes products"
-        raise ValueError(f"{named}: leave {wrong[0]} out, for {why}")
+    if wrong := re.search("|".join(_LEFT_OUT), factory):
+        raise ValueError(f"{named}: leave {wrong[0]} out, for {_LEFT_OUT[wrong[0]]}")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:

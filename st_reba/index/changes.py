@@ -156,16 +156,15 @@ class Writer:
 
         It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
         """
-        state, old, kept = self.state, open_file(self.folder, self.state, mmap=False), read_dead(self.tx)
+        state, old, dead = self.state, open_file(self.folder, self.state, mmap=False), read_dead(self.tx)
         keys, pending = read_pending(self.tx, state, self.path)
         alive = vector_keys(self.tx, "key < ?", [state.stop])
         segments: list[Segment] = [(keys, lambda: pending), *new]
         index = None
         if old is not None and factory is None:
-            index, kept = old.without(kept, alive)
-            index = ann.add(index, segments)
+            index = ann.add(old.without(dead, alive), segments)
         else:
-            segments, kept = [*filed(old, alive), *segments], kept[:0]
+            segments = [*filed(old, alive), *segments]
             if count := sum(len(keys) for keys, _ in segments):
                 state.factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
                 made = ann.make_index(state.factory, state.dim, parameters)
@@ -174,9 +173,8 @@ class Writer:
                 index = ann.add(made, segments)
         for table in ("pending", "dead"):
             self.tx.execute(f"DELETE FROM {table}")
-        self.tx.executemany("INSERT INTO dead VALUES (?)", [(key,) for key in kept.tolist()])
-        state.pending, state.dead, state.file = 0, len(kept), None
-        if index is not None and index.ntotal > len(kept):
+        state.pending, state.dead, state.file = 0, 0, None
+        if index is not None and index.ntotal:
             path = self.folder / f"vectors-{state.generation + 1}.faiss"
             ann.save(path, index)
             about = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -335,10 +333,8 @@ def delete(store: Store, ids: Iterable[str], missing: Literal["error", "ignore"]
 def compact(store: Store, factory: str | None, parameters: str | None) -> tuple[Change, bool]:
     """Fold all vectors into one FAISS file; the change, and True if nobody was reading what was deleted."""
     with changing(store) as writer:
-        dead = writer.state.dead
+        dead, count = writer.state.dead, writer.state.count
         writer.fold((), factory, parameters)
-        dead -= writer.state.dead
-        count = writer.state.count
     connection = store.writer()
     try:
         # What was deleted is then gone from the disk.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -124,33 +125,25 @@ class VectorFile:
             if self.keys is not None:
                 return self._at(np.searchsorted(self.keys, keys))
             inverted = faiss.downcast_index(faiss.try_extract_index_ivf(self.whole))
-            if isinstance(inverted, faiss.IndexIVFFastScan):  # reading a row of these ends the process
-                raise ValueError("inverted lists with fast scan do not give their vectors back")
             with self._lock:  # FAISS makes this table once, and not for several threads
                 if not self._reads_by_key:
                     inverted.set_direct_map_type(faiss.DirectMap.Hashtable)
                     self._reads_by_key = True
             return np.asarray(self.whole.reconstruct_batch(keys), np.float32)
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             raise ValueError(f"an index of this kind does not give its vectors back ({error})") from error
 
-    def without(self, dead: Keys, alive: Keys) -> tuple[Any, Keys]:
-        """The index, read into memory, without dead keys, and those that FAISS cannot take out; all ascend."""
+    def without(self, dead: Keys, alive: Keys) -> Any:
+        """The index, read into memory, without dead keys; all ascend."""
         if not len(dead):
-            return self.whole, dead
-        try:
-            # Codes are moved, not made again: a vector made of its own code may get another.
+            return self.whole
+        # Codes are moved, not made again: a vector made of its own code may get another.
+        with suppress(RuntimeError):  # of graphs, which are filled anew
             if self.whole.remove_ids(import_faiss().IDSelectorBatch(dead)) == len(dead):
-                return self.whole, dead[:0]
-        except RuntimeError:
-            pass
-        try:
-            vectors = self.vectors(alive)
-        except ValueError:
-            logger.warning("an index of this kind cannot lose vectors, so deleted ones stay in it")
-            return self.whole, dead
+                return self.whole
+        vectors = self.vectors(alive)
         self.whole.reset()
-        return add(self.whole, [(alive, lambda: vectors)]), dead[:0]
+        return add(self.whole, [(alive, lambda: vectors)])
 
 
 def _read(path: Path, *, mmap: bool) -> Any:
