@@ -123,7 +123,7 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
 
     Example:
         >>> import st_reba
-        >>> inside = look(st_reba.build("mini"), "天气很好", repeats=2)
+        >>> inside = look(st_reba.build("mini", "reba"), "天气很好", repeats=2)
         >>> inside.copies, inside.rows.shape, len(inside.maps.layers)
         ([0, 1, 1, 1, 1, 2, 2, 2, 2], (4, 9), 6)
     """

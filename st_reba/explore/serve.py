@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..methods import Method
-from ..serve.run import bound, require, run
+from ..optional import required
+from ..serve.run import bound, run
 
 DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -50,7 +51,7 @@ def launch(
         >>> launch(["mini", "mini echo:pooling=mean"])  # doctest: +SKIP
     """
     named = read_names(models)
-    require("explore", "gradio", "fastapi", "uvicorn")
+    required("gradio", "explore")
     with bound(host, port) as taken:
         from ..index import Index
         from .compute import open_model

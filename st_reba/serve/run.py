@@ -7,9 +7,10 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from ..optional import required
 
 KEYS = "ST_REBA_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -77,7 +78,8 @@ def serve(
     Example:
         >>> serve("my_model", port=8080)  # doctest: +SKIP
     """
-    require("serve", "uvicorn", "starlette", "pydantic", "prometheus_client", "batched")
+    for module in ("uvicorn", "starlette", "pydantic", "prometheus_client", "batched"):
+        required(module, "serve")
     keys = [key for key in map(str.strip, os.environ.get(KEYS, "").split(",")) if key]
     local = host in _LOOPBACK
     with bound(host, port) as taken:
@@ -98,12 +100,6 @@ def serve(
             name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
         app = EmbeddingServer(loaded, name, index=opened, settings=settings, keys=keys, hosts=hosts)
         run(app, taken, path="/v1")
-
-
-def require(extra: str, *modules: str) -> None:
-    """Raise an ImportError that names the extra of a missing module."""
-    if missing := [module for module in modules if find_spec(module) is None]:
-        raise ImportError(f"{', '.join(missing)} not installed: pip install 'st-reba[{extra}]'")
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -39,7 +39,7 @@ def test_weights(method: str, repeats: int) -> None:
 
 def test_attention_is_that_of_the_copies() -> None:
     """The maps and the weights are of one input: the text as often as was asked for, behind the model's prompt."""
-    model = st_reba.build("mini", prompts={"query": "query: "}, default_prompt_name="query")
+    model = st_reba.build("mini", "reba", prompts={"query": "query: "}, default_prompt_name="query")
     inside = look(model, "天气", 3)
     assert inside.copies[-6:] == [1, 1, 2, 2, 3, 3] and "".join(inside.maps.tokens[1:-6]) == "query:␣"
     assert len(inside.maps.layers) == len(inside.sinks) == compute.passes_of(model) == 6
@@ -110,7 +110,7 @@ def test_bounds() -> None:
         with pytest.raises(Refused) as refused:
             compute.lines_of(text, least=1, most=2)
         assert refused.value.key == key
-    short, model = st_reba.build("mini", max_seq_length=41), st_reba.build("mini")
+    short, model = st_reba.build("mini", "reba", max_seq_length=41), st_reba.build("mini", "reba")
     assert len(look(short, "天" * 20, 2).copies) == 41
     for asked, text, key in ((short, "天" * 21, "cut"), (model, "天" * (MAX_POSITIONS // 2), "too_many_positions")):
         with pytest.raises(Refused) as refused:

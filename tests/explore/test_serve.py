@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,12 @@ def test_refusals(names: list[str]) -> None:
 
 
 def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "require", lambda *given: None)
+    monkeypatch.setattr(serve, "required", lambda *given: None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
         launch(["not/there"], port=taken.getsockname()[1])
 
 
 def test_gradio_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("st_reba.serve.run.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "gradio", None)  # type: ignore[arg-type]
     with pytest.raises(ImportError, match=r"st-reba\[explore\]"):
         launch(["mini"])

@@ -140,7 +140,7 @@ def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
         assert {each["id"] for each in one.json()["results"]} == {"2", "3"}
         assert many.json()["results"] == [shown(found) for found in index.search(["a cat", "money"])]
         # Another model's index takes its place.
-        st_reba.Index.build(st_reba.build("mini"), documents, tmp_path / "index", overwrite=True).close()
+        st_reba.Index.build(st_reba.build("mini", "reba"), documents, tmp_path / "index", overwrite=True).close()
         (other,) = ask(("/v1/search", {"query": "a cat"}), index=index)
     assert (condition.status_code, condition.json()["error"]["param"]) == (400, "where")
     assert (count.status_code, other.status_code) == (400, 409)

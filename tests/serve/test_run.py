@@ -51,12 +51,13 @@ def test_a_warning_where_anybody_may_ask(
     assert (run.KEYS in capsys.readouterr().err) == warned
 
 
-def test_refusals() -> None:
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("delay", "batch_size", "queue"):
         with pytest.raises(ValueError):
             Settings(**{name: 0})
-    with pytest.raises(ImportError):
-        run.require("serve", "json", "a_module_that_nobody_has")
+    monkeypatch.setitem(sys.modules, "batched", None)
+    with pytest.raises(ImportError, match=r"st-reba\[serve\]"):
+        st_reba.serve.serve("organization/model", port=0)
 
 
 @pytest.fixture(scope="module")
