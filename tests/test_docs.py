@@ -71,7 +71,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_python(page: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if page.startswith("docs/how-to/"):
-        assert cli.main(["build", "mini", "my_model", "--pooling", "mean"]) == 0
+        assert cli.main(["build", "mini", "my_model", "--method", "reba", "--pooling", "mean"]) == 0
     commands = [line for block in blocks(page, "sh") for line in re.findall(r"^st-reba .*$", block, re.MULTILINE)]
     for command in commands:
         if not any(word in command for word in ELSEWHERE):
