@@ -101,7 +101,6 @@ def encode_texts(
         >>> encode_texts(st_reba.build("mini"), ["你好", "", "Hello"], batch_tokens=512).shape
         (3, 192)
     """
-    check_sizes(batch_size, batch_tokens)
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     for name, allowed in (("output_value", "sentence_embedding"), ("precision", "float32")):
@@ -137,7 +136,7 @@ def planned_batches(
 
     Example:
         >>> import st_reba
-        >>> planned_batches(st_reba.build("mini", repeats=3), ["你好", "", "Hello"], batch_size=2)
+        >>> planned_batches(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"], batch_size=2)
         ([[2, 0], [1]], [7, 4, 10])
     """
     prompt, name = options.get("prompt"), options.get("prompt_name")
@@ -219,7 +218,6 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
         >>> token_batches([5, 300, 6, 410, 90], budget=1000)
         [[3], [1], [4], [2, 0]]
     """
-    check_sizes(None, budget)
     batches: list[list[int]] = []
     longest = real = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -236,21 +234,16 @@ def token_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def sized_batches(lengths: Sequence[int], batch_size: int | None, batch_tokens: int | None) -> list[list[int]]:
-    """Group texts by texts a batch, or else by positions, the longest first."""
-    check_sizes(batch_size, batch_tokens)
-    if batch_size is None:
-        return token_batches(lengths, batch_tokens or DEFAULT_BATCH_TOKENS)
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
-def check_sizes(batch_size: int | None, batch_tokens: int | None) -> None:
-    """Raise a ValueError for a size that is no whole number from 1 on, and for two at once."""
+    """Group texts by texts a batch, or else by positions, the longest first; a ValueError for a wrong size, or two."""
     for name, number in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
         if number is not None and (type(number) is not int or number < 1):
             raise ValueError(f"{name}={number!r} must be a whole number from 1 on.")
     if batch_size is not None and batch_tokens is not None:
         raise ValueError(f"batch_size={batch_size} and batch_tokens={batch_tokens} exclude each other. Give one.")
+    if batch_size is None:
+        return token_batches(lengths, batch_tokens or DEFAULT_BATCH_TOKENS)
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:

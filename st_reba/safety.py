@@ -241,7 +241,7 @@ def _check_base(path: str, folder: str, hub: dict[str, Any]) -> tuple[str, str, 
 
 def _check_settings(path: str, file: str, hub: dict[str, Any]) -> dict[str, Any]:
     """The values of a configuration; refused where they name code, files elsewhere, or options of the caller."""
-    values = _read(path, file, hub)
+    values: dict[str, Any] = _read(path, file, hub)
     left: list[tuple[str, Any]] = [("", values)]
     while left:
         name, value = left.pop()

@@ -99,11 +99,11 @@ def suffix_of(path: Path) -> str | None:
 
 def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Row]:
     """Rows of a text file, bytes of another encoding set aside."""
-    read = {".txt": _text_rows, ".jsonl": _json_lines, ".json": _json_rows}.get(suffix)
     try:
-        if read is not None:
+        if suffix not in (".csv", ".tsv"):
             with _opened(path, encoding) as lines:
-                yield from _decoded(read(lines), name, encoding)
+                read = _json_rows(lines) if suffix == ".json" else _lines(lines, suffix == ".jsonl")
+                yield from _decoded(read, name, encoding)
             return
         quoted = suffix == ".csv" or _is_quoted(path, encoding)
         with _opened(path, encoding, newline="") as lines:
@@ -129,33 +129,24 @@ def _decoded(rows: Iterable[tuple[str, Any]], name: str, encoding: str) -> Itera
         yield f"{name}, {place}", row
 
 
-def _text_rows(lines: TextIO) -> Iterator[tuple[str, Any]]:
-    for number, line in _lines(lines):
-        yield f"line {number}", {"text": line.rstrip("\n")} if isinstance(line, str) else line[0]
-
-
-def _lines(lines: TextIO) -> Iterator[tuple[int, str | tuple[str]]]:
-    """Lines that are not blank, from 1; in place of one that is too long, the reason in a tuple."""
+def _lines(lines: TextIO, as_json: bool) -> Iterator[tuple[str, Any]]:
+    """Rows of the lines that are not blank; in place of one that is too long or no JSON, the reason."""
     number = 0
     while line := lines.readline(MOST_CHARS):
         number += 1
+        row: Any = {"text": line.rstrip("\n")}
         if len(line) == MOST_CHARS and line[-1] != "\n":
             while (more := lines.readline(MOST_CHARS)) and more[-1] != "\n":
                 pass
-            yield number, (f"too long: the line has more than {MOST_CHARS:,} characters; split its text",)
-        elif not line.isspace():
-            yield number, line
-
-
-def _json_lines(lines: TextIO) -> Iterator[tuple[str, Any]]:
-    for number, line in _lines(lines):
-        if isinstance(line, tuple):
-            yield f"line {number}", line[0]
+            row = f"too long: the line has more than {MOST_CHARS:,} characters; split its text"
+        elif line.isspace():
             continue
-        try:
-            yield f"line {number}", _json_row(json.loads(line, parse_constant=_not_a_number))
-        except (ValueError, RecursionError) as error:
-            yield f"line {number}", f"wrong type: not JSON ({error}); write one object or one string a line"
+        elif as_json:
+            try:
+                row = _json_row(json.loads(line, parse_constant=_not_a_number))
+            except (ValueError, RecursionError) as error:
+                row = f"wrong type: not JSON ({error}); write one object or one string a line"
+        yield f"line {number}", row
 
 
 def _json_rows(lines: TextIO) -> Iterator[tuple[str, Any]]:
@@ -194,30 +185,27 @@ def _delimited(lines: TextIO, delimiter: str, quoted: bool) -> Iterator[tuple[st
     quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     # strict: a stray quote is an error, not a silent join of lines.
     reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
-    header: list[str] | None = None
-    while True:
-        first = reader.line_num + 1
+    header: list[str] = []
+    row: list[str] | None = []
+    while row is not None:
+        first, problem = reader.line_num + 1, ""
         try:
             row = next(reader, None)
+            if row and header and len(row) != len(header):
+                problem = f"{len(row)} fields, but the header has {len(header)}; quote separators within fields"
         except csv.Error as error:
-            last = reader.line_num
-            place = f"line {first}" if last <= first else f"lines {first} to {last}"
-            if header is None:
-                raise ValueError(f"{lines.name}, {place}: {error}; the first line must name the columns") from None
-            yield place, f"wrong type: {error}; close every quote, and double quotes inside of quotes"
-            continue
-        if row is None:
-            break
-        if header is None and row:
+            problem = f"{error}; close every quote, and double quotes inside of quotes"
+        last = reader.line_num
+        place = f"lines {first} to {last}" if problem and last > first else f"line {first}"
+        if not header and (problem or (row and len({*row}) < len(row))):
+            raise ValueError(f"{lines.name}, {place}: it must name the columns, each once. {problem}")
+        if problem:
+            yield place, f"wrong type: {problem}"
+        elif row and header:
+            yield place, dict(zip(header, row, strict=True))
+        elif row:
             header = row
-            if twice := {one for one in row if row.count(one) > 1}:
-                raise ValueError(f"{lines.name}, line {first}: it names the column {min(twice)!r} twice; rename one")
-        elif row and header is not None and len(row) != len(header):
-            reason = f"wrong type: {len(row)} fields, but the header has {len(header)}; quote separators within fields"
-            yield f"line {first}", reason
-        elif row and header is not None:
-            yield f"line {first}", dict(zip(header, row, strict=True))
-    if header is None:
+    if not header:
         raise ValueError(f"{lines.name}: the file is empty; the first line must name the columns")
 
 
@@ -226,22 +214,13 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            yield from arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
+            yield from _arrow_rows(file.iter_batches(_BATCH, use_threads=False), file.schema_arrow, name)
     except (OSError, ArrowException) as error:
         raise ValueError(f"{path}: not a Parquet file, or damaged ({error}); write it again") from None
 
 
-def arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
-    """Rows of batches or tables of Arrow, without columns of bytes.
-
-    Args:
-        batches: The batches.
-        schema: Their schema.
-        name: The name of the table in places.
-
-    Raises:
-        ValueError: Two columns have one name, or a value is damaged.
-    """
+def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
+    """Rows of batches or tables of Arrow, without columns of bytes."""
     from pyarrow import types  # type: ignore[import-untyped, unused-ignore]
 
     if twice := {one for one in schema.names if schema.names.count(one) > 1}:
@@ -285,12 +264,12 @@ def _read_dataset(folder: Path, name: str, splits: list[str], split: str | None)
         dataset = datasets.load_from_disk(str(folder / split if split else folder))
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise ValueError(f"{folder}: not a dataset, or damaged ({error}); save it again") from None
-    return dataset_rows(dataset, name)
+    return _dataset_rows(dataset, name)
 
 
-def dataset_rows(dataset: Any, name: str) -> Iterator[Row]:
+def _dataset_rows(dataset: Any, name: str) -> Iterator[Row]:
     """Rows of a ``datasets.Dataset``."""
-    return arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
+    return _arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
 
 
 def table_rows(table: Any) -> Iterator[Row] | None:
@@ -298,14 +277,14 @@ def table_rows(table: Any) -> Iterator[Row] | None:
     kind = type(table)
     name, library = f"the {kind.__name__}", kind.__module__.partition(".")[0]
     if library == "datasets" and hasattr(table, "features"):
-        return dataset_rows(table, name)
+        return _dataset_rows(table, name)
     if library == "pandas" and hasattr(table, "columns"):
         return _pandas_rows(table, name)
     if hasattr(table, "__arrow_c_stream__") and (hasattr(table, "columns") or hasattr(table, "schema")):
         import pyarrow  # type: ignore[import-untyped, unused-ignore]
 
         reader = pyarrow.RecordBatchReader.from_stream(table)
-        return arrow_rows(reader, reader.schema, name)
+        return _arrow_rows(reader, reader.schema, name)
     return None
 
 

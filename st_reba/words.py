@@ -68,7 +68,7 @@ def encode_words(
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini")
+        >>> model = st_reba.build("mini", "reba")
         >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
         (2, 192)
     """
@@ -128,7 +128,7 @@ def encode_tokens(
 
     Example:
         >>> import st_reba
-        >>> [each.shape for each in st_reba.encode_tokens(st_reba.build("mini"), ["你好", "Hello, world"])]
+        >>> [each.shape for each in st_reba.encode_tokens(st_reba.build("mini", "reba"), ["你好", "Hello, world"])]
         [(2, 192), (5, 192)]
     """
     first, pooling = _parts(model)
@@ -151,6 +151,8 @@ def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling |
         raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
     if first.rows > 1:
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
+    if any(name == "reversed" for each in first.templates[0].values() for _, name in each):
+        raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
     return first, next((module for module in model if isinstance(module, ReBAPooling)), None)
 
 

@@ -130,7 +130,7 @@ def test_the_cut(base: Base, method: str) -> None:
 
 def test_the_span_chooses(base: Base) -> None:
     """Two occurrences differ; the same one twice does not; a word of several parts is the mean of them."""
-    model = st_reba.build(base("mini"))
+    model = st_reba.build(base("mini"), "reba")
     first, second = item("你这意思是什么意思", "意思"), item("你这意思是什么意思", "意思", 1)
     vectors = encode_words(model, [first, second, first])
     np.testing.assert_array_equal(vectors[0], vectors[2])
@@ -149,7 +149,7 @@ def test_the_span_chooses(base: Base) -> None:
 
 def test_the_word_itself(base: Base) -> None:
     """A word that stands in its text once needs no offsets; one that does not, or twice, is refused."""
-    model = st_reba.build(base("mini"))
+    model = st_reba.build(base("mini"), "reba")
     texts = [("他在银行取钱", "银行"), ("The bank of the river is steep.", "river")]
     wanted = encode_words(model, [item(*each) for each in texts])
     np.testing.assert_array_equal(encode_words(model, texts), wanted)
@@ -199,7 +199,7 @@ GOOD = ("The river bank", (4, 9))
 )
 def test_bad_items(base: Base, bad: Any) -> None:
     """The error says which item, before anything runs."""
-    model = st_reba.build(base("llama"), check=False)
+    model = st_reba.build(base("llama"), "reba", check=False)
     model[0].register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
     with pytest.raises(ValueError, match="^Item 2"):
         encode_words(model, [GOOD, GOOD, bad])
@@ -212,8 +212,10 @@ def test_no_token(base: Base, tmp_path: Path) -> None:
         [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     marks = {"bos_token": "<s>", "eos_token": "</s>", "model_max_length": 256}
-    dropping = st_reba.build(save("llama", tmp_path, PreTrainedTokenizerFast(tokenizer_object=backend, **marks)))
-    for model, bad in ((dropping, ("The \t river", (3, 6))), (st_reba.build("mini"), ("cafe\u0301", (4, 5)))):
+    dropping = st_reba.build(
+        save("llama", tmp_path, PreTrainedTokenizerFast(tokenizer_object=backend, **marks)), "reba"
+    )
+    for model, bad in ((dropping, ("The \t river", (3, 6))), (st_reba.build("mini", "reba"), ("cafe\u0301", (4, 5)))):
         with pytest.raises(ValueError, match="^Item 1"):
             encode_words(model, [GOOD, bad])
         assert np.isfinite(encode_words(model, [(bad[0], (0, len(bad[0])))])).all()
@@ -250,7 +252,7 @@ def test_other_models(base: Base) -> None:
     """A pipeline without copies, and one that makes several sequences of a text, are refused with advice."""
     transformer = Transformer(base("llama"))
     plain = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())])
-    for model in (plain, st_reba.build("mini", "prompteol", template="metaeol")):
+    for model in (plain, *(st_reba.build("mini", "prompteol", template=each) for each in ("metaeol", "{reversed}:"))):
         with pytest.raises(ValueError):
             encode_words(model, [GOOD])
         with pytest.raises(ValueError):

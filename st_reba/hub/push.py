@@ -6,8 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,8 +100,12 @@ def push(
         if dry_run:
             say(f"Nothing was sent to {repo_id}: this is a dry run.")
             return Pushed(repo_id, None, None, files)
-        with explained(repo_id):
+        try:
             commit = _upload(staged, repo_id, private, revision, create_pr, message, token)
+        except ValueError:
+            raise
+        except Exception as error:  # of huggingface_hub's releases, with different HTTP libraries
+            raise OSError(f"{repo_id}: {' '.join(str(error).split())} To write there, {_LOGIN}.") from error
     url = str(commit.pr_url or commit.commit_url)
     say(f"Published: {url}")
     return Pushed(repo_id, str(commit.oid), url, files)
@@ -149,22 +152,3 @@ def check_folder(folder: Path) -> None:
             raise ValueError(f"{name} is a pickle, which can run code when it is loaded. Save it as safetensors.")
         if leaves(str(folder), name):
             raise ValueError(f"{name} is a link to a place outside {str(folder)!r}. Put the file there, or remove it.")
-
-
-@contextmanager
-def explained(repo_id: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into one line that says what to do."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except Exception as error:  # its releases use different HTTP libraries, whose errors have no base in common
-        cause: Any = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-        status = int(getattr(getattr(cause, "response", None), "status_code", 0))
-        said = " ".join(str(getattr(cause, "server_message", None) or cause).split()).rstrip(".")
-        advice = {
-            401: f"the Hub does not accept the token: {_LOGIN}",
-            403: f"the token may not write to {repo_id}: {_LOGIN}",
-            404: f"{repo_id} is not there, or the token may not see it",
-        }.get(status, "push again later" if not status or status == 429 or status >= 500 else "")
-        raise OSError(f"{': '.join(filter(None, [str(status or ''), advice, said]))}.") from error

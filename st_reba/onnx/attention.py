@@ -73,7 +73,7 @@ class GraphCapture(BackwardAttention):
             sums = (probabilities + probabilities.mT).amax(dim=1)
             sums = sums.gather(1, self.anchors[:, :, None].expand(-1, -1, sums.shape[2]))
             # On the diagonal a probability was added to itself.
-            layer = sums * torch.where(self._here(), 0.5, 1.0)
+            layer = sums * torch.where(self.here(), 0.5, 1.0)
         else:
             layer = self.columns(probabilities, 0)
         self.layers += 1
@@ -86,18 +86,14 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
+    **terms: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer in the traced pass; arguments as for :func:`st_reba.modules.attention.attention`."""
     for name in ("block_indices", "sinks", "indices"):
-        if kwargs.get(name) is not None:
+        if terms.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
+    names = ("is_causal", "scaling", "softcap", "s_aux", "position_bias")
+    is_causal, scaling, softcap, sinks, bias = (terms.get(name) for name in names)
     state: Any = current_pass()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if state.capture is not None and not causal and not state.masks.names:
@@ -109,14 +105,11 @@ def attend(
     scores = torch.matmul(rows, key.mT).reshape(batch, heads, length, keys)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if position_bias is not None:
-        scores = scores + position_bias
-    scores = scores + mask
-    if s_aux is not None:
-        sinks = s_aux.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
-        probabilities = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-    else:
-        probabilities = scores.softmax(dim=-1)
+    scores = scores + mask if bias is None else scores + bias + mask
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    probabilities = scores.softmax(dim=-1)[..., :keys]
     if state.capture is not None:
         state.capture.see(probabilities, looks_ahead=looks_ahead)
     mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)

@@ -55,6 +55,8 @@ def _check_base(first: Any) -> None:
     problem = None
     if first.rows > 1:
         problem = "runs several templates for a text, and a graph holds one. Give one template"
+    elif any(name == "reversed" for each in first.templates[0].values() for _, name in each):
+        problem = "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}"
     elif decoder_of(model) is not model:
         problem = (
             "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that"

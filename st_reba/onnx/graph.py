@@ -183,7 +183,8 @@ class EmbeddingGraph(nn.Module):
 
     def _reba(self, hidden: Tensor, rows: Tensor, at: _Layout) -> tuple[Tensor | None, Tensor]:
         """Backward attention, by ReBAPooling itself. Returns as :meth:`_pooled` does."""
-        features = {"backward_attention": rows, "token_embeddings": hidden, "real_mask": at.real, "copy_ids": at.copies}
+        features = {"backward_attention": rows, "captured": self.capture, "token_embeddings": hidden}
+        features |= {"real_mask": at.real, "copy_ids": at.copies}
         pooling: Any = self.pooling
         if pooling.authors or pooling.pooling == "last":
             return None, pooling(features)["sentence_embedding"]

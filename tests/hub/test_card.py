@@ -74,7 +74,7 @@ def test_facts_and_licence(tmp_path: Path) -> None:
     facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
     facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
     facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
-    save(st_reba.build("mini"), tmp_path / "m", golden=False, name="mine", license="llama3.1", about=facts)
+    save(st_reba.build("mini", "reba"), tmp_path / "m", golden=False, name="mine", license="llama3.1", about=facts)
     text = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
     data = ModelCard(text).data
     assert (data.model_name, data.license, data.language) == ("mine", "llama3.1", ["de"])
@@ -83,7 +83,7 @@ def test_facts_and_licence(tmp_path: Path) -> None:
 
 
 def test_trained_models_say_so_again(tmp_path: Path) -> None:
-    model = st_reba.build("mini")
+    model = st_reba.build("mini", "reba")
     model._model_card_text = "# x\n\n## Training Details\n\nOn pairs.\n\n## Citation\n"
     save(model, tmp_path / "a", golden=False)
     again = st_reba.load(tmp_path / "a")
@@ -94,7 +94,7 @@ def test_trained_models_say_so_again(tmp_path: Path) -> None:
 
 
 def test_a_base_of_the_hub_and_its_files(tmp_path: Path) -> None:
-    model: Any = st_reba.build("mini")
+    model: Any = st_reba.build("mini", "reba")
     model[0].base_model, model[0].base_revision = "org/base/file.gguf (GGUF, Q4_K)", "abc"
     save(model, tmp_path / "a", golden=False)
     text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")

@@ -79,6 +79,8 @@ def test_a_branch(hub: Hub, copied: Path, unverified: None) -> None:
     (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
     push(copied, REPO, revision="v2", say=lambda line: None)
     assert hub.repos[REPO].files("v2")["README.md"].data.endswith(b"new")
+    asked = push(copied, REPO, create_pr=True, say=lambda line: None)
+    assert asked.url == f"{hub.endpoint}/{REPO}/discussions/1" and hub.repos[REPO].branches["refs/pr/1"] == asked.commit
     assert not hub.repos[REPO].files("main")["README.md"].data.endswith(b"new")
 
 

@@ -26,7 +26,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def model() -> SentenceTransformer:
-    return st_reba.build("mini", pooling="mean", device="cpu")
+    return st_reba.build("mini", "reba", pooling="mean", device="cpu")
 
 
 def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def build(base: str, **options: Any) -> SentenceTransformer:
     [
         {"chunk": 8},
         {"method": "prompteol", "template": "metaeol"},
+        {"method": "prompteol", "template": "{reversed}:"},
         {"method": "echo", "template": "{topic} {text} {text}"},
         {"method": "echo", "template": "echo-instruct", "instruction": "Find it."},
         {"prompts": {"query": "Question: ", "document": ""}},

@@ -163,7 +163,7 @@ def test_a_bad_graph_is_not_written(
 
 
 def test_no_interface(base: Callable[..., str], tmp_path: Path) -> None:
-    model = st_reba.build(base("bloom"), dtype="float32", device="cpu")
+    model = st_reba.build(base("bloom"), "reba", dtype="float32", device="cpu")
     with pytest.raises(ValueError, match="attention interface"):
         st_reba.onnx.export(model, tmp_path / "bloom")
     assert not os.listdir(tmp_path) and np.isfinite(model.encode("x")).all()

@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "nosink-rerouted": {"method": "nosink", "setting": "rerouted", "k": 1},
     "layer": {"layer": 1},
     "layers": {"method": "classical", "pooling": "mean", "layer": [0, -1], "final_norm": False},
+    "outputs": {"method": "classical", "pooling": "mean", "read": "attention"},
     "layers-concat": {"pooling": "mean", "layer": [1, 2], "join": "concat", "normalize": False},
 }
 _FEW = ("reba-mean", "echo", "nosink")
