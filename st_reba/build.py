@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .methods import METHODS, OPTIONS, Method, method_from
+from .methods import DEFAULT, METHODS, OPTIONS, Method, method_from
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,8 @@ def build(
             (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
             weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
-            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else ReBA. ``"auto"``: what suits
-            ``texts``.
+            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL. ``"auto"``: what
+            suits ``texts``.
         tokenizer: Folder or Hub id whose tokenizer is used in place of the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
@@ -95,4 +95,4 @@ def _method(method: str | Method | None, options: Mapping[str, Any]) -> Method:
         return replace(method, **options)
     if method is not None and not isinstance(method, str):
         raise ValueError(f"method={method!r} is not known. Choose from {', '.join(METHODS)}.")
-    return method_from(method or "reba", options)
+    return method_from(method or DEFAULT, options)

@@ -21,6 +21,8 @@ METHODS = {
     "prompteol": "The very last position of a prompt that asks for one word (Echo, section 4.2 and appendix D).",
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
+# Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
+DEFAULT = "prompteol"
 # Options that only some methods have.
 _OF: dict[str, tuple[str, ...]] = {
     "repeats": ("reba", "echo"),
@@ -115,7 +117,7 @@ class Method:
         True
     """
 
-    name: str = _option("reba", "one of " + ", ".join(METHODS))
+    name: str = _option(DEFAULT, "one of " + ", ".join(METHODS))
     pooling: str | None = _option(
         None, "sentence vector: last, mean, or cls (classical); default: last, mean for nosink"
     )
@@ -183,7 +185,8 @@ class Method:
         return hash(str(self))  # a template may be a mapping
 
     def _check_values(self) -> None:
-        _choose("pooling", self.pooling, (None, *_POOLINGS[self.name]))
+        if self.pooling not in (None, *_POOLINGS[self.name]):
+            raise ValueError(f"pooling={self.pooling!r}: {self.name} has {', '.join(_POOLINGS[self.name])}.")
         _choose("pooled", self.pooled, (None, *POOLED))
         _choose("implementation", self.implementation, ("paper", "authors"))
         _choose("setting", self.setting, (None, *SETTINGS))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .methods import OPTIONS, Method, method_from
+from .methods import DEFAULT, OPTIONS, Method, method_from
 
 # What loads the base; `about` holds facts for people.
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
@@ -45,7 +45,7 @@ class Recipe:
 
     base: str
     loading: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "reba"})
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
     about: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -110,7 +110,7 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
     loading = {key: values[key] for key in LOADING if values.get(key) is not None}
     method = {key: values[key] for key in OPTIONS if key in values}
-    recipe = Recipe(values["base"], loading, {"name": values.get("method", "reba"), **method}, about, name)
+    recipe = Recipe(values["base"], loading, {"name": values.get("method", DEFAULT), **method}, about, name)
     if recipe.status not in STATUSES or (recipe.status != "ready" and not about.get("note")):
         raise ValueError(f"{file!r}: status={recipe.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
     for key, value in loading.items():

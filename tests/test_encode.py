@@ -51,7 +51,7 @@ def path(base: Callable[..., str]) -> str:
 
 @pytest.fixture(scope="module")
 def model(path: str) -> SentenceTransformer:
-    return st_reba.build(path, prompts={"query": "Query: ", "document": "Text: "})
+    return st_reba.build(path, "reba", prompts={"query": "Query: ", "document": "Text: "})
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> No
 def test_options_in_token_batches(path: str, options: dict[str, Any]) -> None:
     """What encode takes, it goes on taking, and the positions counted are those of its input."""
     prompts = {"query": "Tell me, which is it: ", "passage": "This is a passage of some document, as it stands: "}
-    model = st_reba.build(path, normalize=False, prompts=prompts, check=False)
+    model = st_reba.build(path, "reba", normalize=False, prompts=prompts, check=False)
     model.prompts.pop("document", None)
     model.default_prompt_name = "query"
     passed = {name: value for name, value in options.items() if name != "task"}
@@ -189,7 +189,7 @@ def test_fields_in_token_batches(path: str) -> None:
 
 
 def test_half_precision_in_any_form(path: str) -> None:
-    half = st_reba.build(path, dtype="bfloat16")
+    half = st_reba.build(path, "reba", dtype="bfloat16")
     wanted = half.encode(SOME, convert_to_tensor=True).float().numpy()
     for options in ({}, {"convert_to_tensor": True}, {"convert_to_numpy": False}):
         for sizes in ({}, {"batch_size": 4}):

@@ -161,7 +161,7 @@ def test_the_model_is_not_changed(model: SentenceTransformer, asked: Any) -> Non
 
 def test_the_rest_is_carried_over() -> None:
     prompts = {"query": "Query: ", "document": "Text: "}
-    model = st_reba.build("mini", pooling="mean", prompts=prompts, normalize=False, **LOW)
+    model = st_reba.build("mini", "reba", pooling="mean", prompts=prompts, normalize=False, **LOW)
     model.similarity_fn_name, model.truncate_dim, model.default_prompt_name = "dot", 20, "document"
     model.max_seq_length = 90
     found = st_reba.fit_filter(model, TEXTS[:100], "standardize")

@@ -116,7 +116,7 @@ def test_layers_by_number() -> None:
 
 def test_method_of_what_is_not_ours() -> None:
     assert method_of(tiny_model()) is None
-    model = st_reba.build("mini", check=False)
+    model = st_reba.build("mini", "reba", check=False)
     model[0].recipe = {"name": "of a later version"}
     assert method_of(model) is None
 

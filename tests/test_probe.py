@@ -83,10 +83,10 @@ def test_versions() -> None:
 
 
 def test_where_a_model_is(tmp_path: Path) -> None:
-    st_reba.build("mini", pooling="mean").save_pretrained(str(tmp_path / "models" / "mine"))
+    st_reba.build("mini", "reba", pooling="mean").save_pretrained(str(tmp_path / "models" / "mine"))
     mark = probe(st_reba.load(tmp_path / "models" / "mine"))
     assert mark.source == str(tmp_path / "models" / "mine") and mark.name == "mine"
-    assert probe(st_reba.build("mini", pooling="mean")).source is None
+    assert probe(st_reba.build("mini", "reba", pooling="mean")).source is None
     stored = Probe.from_json(remembered("x", mark, tmp_path / "index"))
     assert (stored.source, located(stored, tmp_path / "index")) == ("x", ("x", {}))
     model = st_reba.load(tmp_path / "models" / "mine")

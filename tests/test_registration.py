@@ -27,7 +27,7 @@ IMPORT = """
 import sys
 import st_reba
 try:
-    st_reba.build("mini", repeats=0)
+    st_reba.build("mini", "reba", repeats=0)
 except ValueError as error:
     assert "repeats=0" in str(error)
 print(*sorted(sys.modules))
@@ -61,7 +61,7 @@ def python(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def model() -> SentenceTransformer:
-    return st_reba.build("mini", pooling="mean")
+    return st_reba.build("mini", "reba", pooling="mean")
 
 
 @pytest.fixture(scope="module")

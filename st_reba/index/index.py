@@ -47,7 +47,7 @@ class Index:
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", pooling="mean")
+        >>> model = st_reba.build("mini", "reba", pooling="mean")
         >>> index = st_reba.Index.build(model, ["Cats sleep.", "Ships sail."], "my_index")
         >>> index.search("Cats sleep", k=1)[0].text, index.get("1").text, "7" in index
         ('Cats sleep.', 'Ships sail.', False)
@@ -144,7 +144,7 @@ class Index:
 
         Example:
             >>> import st_reba
-            >>> st_reba.build("mini", pooling="mean").save_pretrained("my_model")
+            >>> st_reba.build("mini", "reba", pooling="mean").save_pretrained("my_model")
             >>> _ = st_reba.Index.build("my_model", ["Cats sleep.", "Ships sail."], "my_index")
             >>> st_reba.Index.open("my_index").search("Cats sleep", k=1)[0].text
             'Cats sleep.'
@@ -190,7 +190,7 @@ class Index:
             >>> import st_reba
             >>> from st_reba.corpus import Document
             >>> texts = [Document("Cats sleep.", "a", {"year": 2019}), Document("Cats purr.", "b", {"year": 2024})]
-            >>> index = st_reba.Index.build(st_reba.build("mini", pooling="mean"), texts, "my_index")
+            >>> index = st_reba.Index.build(st_reba.build("mini", "reba", pooling="mean"), texts, "my_index")
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
         """

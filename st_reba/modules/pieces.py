@@ -82,7 +82,7 @@ class ChunkedReBAPooling(ReBAPooling):
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", pooling="mean", chunk=8)
+        >>> model = st_reba.build("mini", "reba", pooling="mean", chunk=8)
         >>> model.encode("你好，世界。" * 100).shape
         (192,)
     """

@@ -31,7 +31,7 @@ class ReBAPooling(Module):
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini", pooling="mean", normalize=False)
+        >>> model = st_reba.build("mini", "reba", pooling="mean", normalize=False)
         >>> model.encode("你好，世界").shape
         (192,)
     """

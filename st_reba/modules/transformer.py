@@ -74,7 +74,7 @@ class RepeatTransformer(Transformer):
 
     Example:
         >>> import st_reba
-        >>> model = st_reba.build("mini")
+        >>> model = st_reba.build("mini", "echo")
         >>> model[0].preprocess(["你好"])["copy_ids"].tolist()
         [[0, 1, 1, 2, 2]]
     """
@@ -87,7 +87,7 @@ class RepeatTransformer(Transformer):
     # Rows of attention that the pooling asks for (a Capture); set by it. None: none.
     capture: Any = None
     stored_dtype: torch.dtype | None = None
-    loading: Mapping[str, Any] | None = None
+    loading: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -345,19 +345,19 @@ class RepeatTransformer(Transformer):
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> RepeatTransformer:
         """Load a saved module; an error where the weights do not fill the configuration."""
         loaded: RepeatTransformer = super().load(model_name_or_path, *args, **kwargs)
-        info = loaded.loading or {}
+        adapted = getattr(loaded.model, "_hf_peft_config_loaded", False)
         for key in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-            names = sorted(map(str, info.get(key) or ()))
-            if names and not getattr(loaded.model, "_hf_peft_config_loaded", False):
+            # Some versions of transformers drop an adapter's weights, and make new ones.
+            names = sorted(each for each in map(str, loaded.loading.get(key) or ()) if not adapted or "lora_" in each)
+            if names:
                 raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
         return loaded
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
         # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
-        config, backend = args[2], args[3]
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self.stored_dtype = getattr(text, "dtype", None) or getattr(config, "dtype", None)
-        asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
+        config = args[2].get_text_config() if hasattr(args[2], "get_text_config") else args[2]
+        self.stored_dtype = getattr(config, "dtype", None) or getattr(args[2], "dtype", None)
+        asked: dict[str, Any] = {"output_loading_info": True} if args[3] == "torch" else {}
         found: Any = super()._load_model(*args, **{**asked, **kwargs})
         model, self.loading = found if isinstance(found, tuple) else (found, {})
         for module in model.modules():

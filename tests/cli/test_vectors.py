@@ -18,7 +18,7 @@ from st_reba.cli import app, main
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved model and a file of three records, one of them blank."""
     folder = tmp_path_factory.mktemp("vectors")
-    st_reba.build("mini", pooling="mean").save_pretrained(str(folder / "model"))
+    st_reba.build("mini", "reba", pooling="mean").save_pretrained(str(folder / "model"))
     rows = [{"id": "a", "text": "Cats sleep.", "year": 2019}, {"id": "b", "text": "Ships sail.", "year": 2024}]
     lines = [json.dumps(row) for row in [*rows, {"text": " "}]]
     (folder / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")

@@ -201,7 +201,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 def test_passages(tmp_path: Path) -> None:
     import st_reba
 
-    model = st_reba.build("mini", pooling="mean")
+    model = st_reba.build("mini", "reba", pooling="mean")
     long = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
     corpus = encode(tmp_path / "corpus", [long, "猫"], Settings(), model, passages="16:4")
     (first, vectors), (second, other) = corpus.read(0)

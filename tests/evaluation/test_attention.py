@@ -98,7 +98,7 @@ def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
         attention_maps(st_reba.build("mini", "prompteol", template="metaeol"), TEXT)
     with pytest.raises(ValueError):
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
-    model = st_reba.build("mini")
+    model = st_reba.build("mini", "reba")
     length = len(attention_maps(model, TEXT).tokens)
     for most, fits in ((length, True), (length - 1, False)):
         monkeypatch.setattr(attention, "MAX_TOKENS", most)

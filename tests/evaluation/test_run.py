@@ -94,13 +94,13 @@ def test_instructions_stand_before_queries(base: SentenceTransformer) -> None:
     assert told.scores != without.scores
     model = st_reba.build("mini", "echo", template="echo-instruct")
     assert encoding.has_field(model, "query") and encoding.has_field(model, None)
-    assert not encoding.has_field(st_reba.build("mini"), None)
+    assert not encoding.has_field(st_reba.build("mini", "reba"), None)
 
 
 def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     found = compare(base, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="a $ name_")
-    evaluate(st_reba.build("mini"), read_task(PAIRS, name="b"), out=out, figure=tmp_path / "e.svg")
+    evaluate(st_reba.build("mini", "reba"), read_task(PAIRS, name="b"), out=out, figure=tmp_path / "e.svg")
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [(line["task"], line["method"]) for line in lines] == [
         ("a $ name_", PLAIN),
@@ -146,7 +146,7 @@ def test_curves(base: SentenceTransformer, tmp_path: Path) -> None:
 
 def test_tasks_by_their_names(tmp_path: Path) -> None:
     PAIRS.to_csv(tmp_path / "p.csv", index=False)
-    model = st_reba.build("mini")
+    model = st_reba.build("mini", "reba")
     model.save(str(tmp_path / "model"))
     names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", tmp_path / "p.csv", PAIRS]
     found = evaluate(tmp_path / "model", names, limit=11)
