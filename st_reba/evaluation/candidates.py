@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,9 +108,10 @@ def passes_of(depth: int, script: str, small: bool = False) -> list[Pass]:
     return found if small else [*found, *more]
 
 
-def papers_of(depth: int, script: str, score: Callable[[Method], float]) -> dict[str, Method]:
-    """The papers' methods at their published settings; NoSink's k is that of two which scores higher."""
-    masked = [Method("nosink", setting="mask0-bidir", k=depth - first) for first in (depth // 2, depth // 3)]
+def papers_of(depth: int, script: str, scores: Mapping[Method, float]) -> dict[str, Method]:
+    """The papers' methods at their published settings; NoSink's k is the better of the search's two."""
+    passes = [Method("classical", pooling="mean", setting="mask0-bidir", k=depth - n) for n in (depth // 2, depth // 3)]
+    masked = max(passes, key=lambda each: scores.get(each, -1.0))
     return {
         "classical, last": Method("classical", pooling="last"),
         "classical, mean": Method("classical", pooling="mean"),
@@ -119,7 +120,7 @@ def papers_of(depth: int, script: str, score: Callable[[Method], float]) -> dict
         "ReBA-2, last": Method("reba", pooling="last"),
         "ReBA-2, mean": Method("reba", pooling="mean"),
         "PromptEOL": Method("prompteol", template=_PROMPTEOL.get(script)),
-        "NoSink, MASK0-BIDIR": max(masked, key=score),
+        "NoSink, MASK0-BIDIR": replace(masked, name="nosink"),
     }
 
 
@@ -165,7 +166,7 @@ class Scored:
 
 
 def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
-    """The cheapest of those that cannot be told from the best: behind it by no more than one standard error.
+    """The best by score, of several the cheapest.
 
     Args:
         scored: All that was scored, on the same items.
@@ -177,10 +178,4 @@ def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
     allowed = [one for one in scored if most_cost is None or one.cost <= most_cost]
     if not allowed:
         raise ValueError(f"most_cost={most_cost}: the cheapest method costs {min(one.cost for one in scored):.2f}.")
-    best = max(allowed, key=lambda one: one.score)
-
-    def behind(one: Scored) -> bool:
-        lost = best.evidence - one.evidence
-        return bool(lost.mean() <= lost.std() / len(lost) ** 0.5)
-
-    return min((one for one in allowed if behind(one)), key=lambda one: (one.cost, -one.score))
+    return max(allowed, key=lambda one: (one.score, -one.cost))

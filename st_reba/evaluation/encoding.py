@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..encode import encode_batch, in_order, planned_batches
+from ..encode import encode_texts
 from ..methods import Method
 from . import readouts
 from .instructions import Instructions
 from .tasks import Task
+from .words import tokens_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -79,20 +80,13 @@ def model_vectors(
         from ..words import encode_words
 
         return np.asarray(encode_words(model, list(zip(task.texts, task.spans, strict=True))), np.float32)
-    planned: list[Any] = []
-    for texts, role in _parts(task):
-        prompt = instructions.before(task.name, role, has_field(model, role))
-        given: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-        batches, counts = planned_batches(model, texts, task=role, batch_tokens=batch_tokens, **given)
-        planned.append((texts, {"task": role, **given}, batches, counts or [len(text) for text in texts]))
     found = []
-    with progress_bar(sum(sum(counts) for *_, counts in planned), show) as bar:
-        for texts, options, batches, counts in planned:
-            rows = []
-            for batch in batches:
-                rows.append(encode_batch(model, [texts[place] for place in batch], **options))
-                bar.update(sum(counts[place] for place in batch))
-            found.append(in_order(rows, batches))
+    with progress_bar(len(task.texts), show, "texts") as bar:
+        for texts, role in _parts(task):
+            prompt = instructions.before(task.name, role, has_field(model, role))
+            given: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+            options: dict[str, Any] = {"task": role, "batch_tokens": batch_tokens, "progress": bar.update, **given}
+            found.append(encode_texts(model, texts, **options))
     return np.concatenate(found)
 
 
@@ -104,8 +98,7 @@ def token_spans(base: SentenceTransformer, task: Task) -> list[tuple[int, int]] 
     offsets = transformer.content(list(task.texts), offsets=True)["offset_mapping"]
     found = []
     for text, (start, end), each in zip(task.texts, task.spans, offsets, strict=True):
-        tokens = [token for token, (a, b) in enumerate(each) if a < end and b > start and b > a]
-        if not tokens:
+        if not (tokens := tokens_of(each, start, end)):
             raise ValueError(f"The word {text[start:end]!r} falls on no token of {text!r:.60}.")
         found.append((tokens[0], tokens[-1] + 1))
     return found
@@ -133,12 +126,12 @@ def has_field(model: SentenceTransformer, role: str | None) -> bool:
 
 
 @contextmanager
-def progress_bar(total: int, show: bool | None) -> Iterator[Any]:
-    """A bar over positions; the time left is by the plain average, as batches differ in length."""
+def progress_bar(total: int, show: bool | None, unit: str = "positions") -> Iterator[Any]:
+    """A bar; the time left is by the plain average, as batches differ in length."""
     from tqdm.auto import tqdm
 
     hide = None if show is None else not show
-    with tqdm(total=total, unit=" positions", unit_scale=True, smoothing=0, disable=hide) as bar:
+    with tqdm(total=total, unit=f" {unit}", unit_scale=True, smoothing=0, disable=hide) as bar:
         yield bar
 
 

@@ -297,7 +297,8 @@ class _Watch:
             if not 0 <= first < end <= count:
                 raise ValueError(f"parts: tokens {first} to {end} are not among the {count} of the text, as cut.")
         # First and end of the content tokens that a vector is of, [B, 1] each.
-        self.first, self.end = torch.tensor(pairs, device=self.summed.device).split(1, dim=1)
+        both = torch.tensor(pairs, device=self.summed.device)
+        self.first, self.end = both[:, :1], both[:, 1:]
         inside = features["copy_ids"] == transformer.copies
         totals = torch.tensor([[span.total] for span in features["spans"]], device=inside.device)
         chosen = [*self._of_tokens(inside.cumsum(dim=1) - 1, inside), self._places() == totals - 1]
@@ -305,7 +306,7 @@ class _Watch:
         self.states: list[Tensor] = []
         self.weights: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
         self.sums = {each.first: torch.zeros(()) for each in readouts if each.first is not None}
-        self.outputs: dict[tuple[int, int], Tensor] = {}  # by first and last layer, [B, 3, d]
+        self.outputs: dict[tuple[int | None, int], Tensor] = {}  # by first and last layer, [B, 3, d]
 
     def begin(self, state: Any) -> None:
         def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:

@@ -32,13 +32,11 @@ class Result:
     """The scores of one method, or model, on one task.
 
     Args:
-        task: The task's name.
-        kind: The task's kind.
+        task, kind: The task's.
         model: The base, or the model.
         method: What it computes, in the short form; empty: a model of another package.
         metric: The metric that ``score`` is; more is better.
-        score: Its value.
-        interval: The score's 95 % interval; None: not known.
+        score, interval: Its value, and its 95 % interval; None: not known.
         scores: All metrics.
         items: How many were scored; None: mteb's.
         seconds: Of the vectors; methods that share a pass are measured together.
@@ -147,7 +145,7 @@ def compare(
     model, instructions = _opened(base, loading), read_instructions(prompts)
     began = time.perf_counter()
     vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
-    about = {"model": str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)}
+    about: dict[str, Any] = {"model": str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)}
     about |= {"seconds": time.perf_counter() - began, "prompts": instructions.name}
     evidences = {str(each): scoring.evidence(task, usable(vectors[each], task, str(each))) for each in chosen}
     results, differences = _scored(task, evidences, name, draws, seed, about)
@@ -227,11 +225,7 @@ def evaluate(
             benchmarks; mteb's task objects.
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
-        figure: Draw the scores to this file.
-        batch_tokens: Positions a forward pass, of one's own tasks.
-        seed: Of the bootstrap, and of a draw of items.
-        show_progress_bar: Show one, with the time that is left; None: on a terminal.
-        **reading: Arguments of ``read_task``, for files.
+        figure, batch_tokens, seed, show_progress_bar, **reading: As for `compare`.
 
     Example:
         >>> import st_reba
@@ -307,9 +301,8 @@ def _scored(
     results = []
     for method, evidence in evidences.items():
         scores = {name: score(evidence) for name, score in scoring.metrics.items()}
-        values = {"score": scores[metric], "interval": intervals.get(method), "scores": scores}
-        named = {"task": task.name, "kind": task.kind, "method": method, "metric": metric, "items": len(task.items)}
-        results.append(Result(**named, **values, **about))
+        shown = (method, metric, scores[metric], intervals.get(method), scores, len(task.items))
+        results.append(Result(task.name, task.kind, about["model"], *shown, about["seconds"], about["prompts"]))
     return results, differences
 
 

@@ -48,8 +48,7 @@ def paired_bootstrap(
         groups: A group an item; items of one group are drawn together. Empty: each by itself.
         recentred: Move the values so that their mean is the score of all items, for metrics that rise when items stand
             twice, as the v-measure does.
-        draws: How often.
-        seed: Of the draws.
+        draws, seed: How often, and of the draws.
 
     Returns:
         The 95 % interval of each method's score, and the difference of each pair. Corrected intervals are as many

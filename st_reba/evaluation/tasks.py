@@ -113,8 +113,7 @@ def read_task(
     Args:
         source: A DataFrame; a file or folder of named columns that :func:`st_reba.tables.read_table` reads;
             STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
-            BEIR folder; SLPWC's columns or ``{word: {sense: [sentences]}}`` (kind WordSense); CoNLL lines (kind NER);
-            or ``{"text": file, "label": file}``, line n of both belonging together.
+            BEIR folder; SLPWC's columns or ``{word: {sense: [sentences]}}`` (kind WordSense); CoNLL lines (kind NER).
         kind: One of ``KINDS``; None: the first of ``ROLES`` whose columns are there.
         name: None: the file's name.
         train: What a classifier learns from, read alike.
@@ -194,12 +193,6 @@ def frame_of(source: Any) -> pd.DataFrame:
 
     if isinstance(source, pd.DataFrame):
         return source
-    if isinstance(source, Mapping):
-        columns = {role: Path(file).read_text(encoding="utf-8").splitlines() for role, file in source.items()}
-        if len(set(map(len, columns.values()))) > 1:
-            counts = ", ".join(f"{source[role]}: {len(each)}" for role, each in columns.items())
-            raise ValueError(f"The files have unlike numbers of lines ({counts}), but line n belongs to line n.")
-        return pd.DataFrame(columns)
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     if path is None or not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
         return read_table(source)

@@ -98,7 +98,7 @@ def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[
     if len(part) > 1 or len(named) > len(structures) + len(languages) + len(part):
         known = f"structures {', '.join(STRUCTURES)}, languages {', '.join(LANGUAGES)}, one of {', '.join(PARTS)}"
         raise ValueError(f"{word!r}: name {known}.")
-    return toy_tasks(structures or STRUCTURES, languages or LANGUAGES, *(part or ["whole"]), limit, seed)
+    return toy_tasks(structures or STRUCTURES, languages or LANGUAGES, part[0] if part else "whole", limit, seed)
 
 
 def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, tuple[Sentence, Sentence, Sentence]]]:

@@ -62,11 +62,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The choice; beside it the papers' methods, on items that did not choose.
 
     Args:
         method: The choice.
-        rows: It and the papers' methods, on items that did not choose.
+        rows: A row a method, the choice first.
         kind: Of the items: ``"Views"``, or of the labels.
         counts: Items that chose, and that report.
         tried: How many methods and layers were scored.
@@ -89,8 +89,7 @@ class Report:
         items = named.get(self.kind, "labelled pairs")
         lines = [
             f"Chosen: {self.method}\n",
-            f"The best of {self.tried} methods and layers, or a cheaper one that is as good. "
-            f"{self.counts[0]} {items} chose it; the search took {self.seconds:.0f} seconds.",
+            f"{self.counts[0]} {items} chose it from {self.tried} methods and layers, in {self.seconds:.0f} seconds.",
             f"Scores on {self.counts[1]} other {items}, which had no part in the choice:\n",
             "| method | score | standard error | work | seconds per 1,000 texts | MB |",
             "|---|--:|--:|--:|--:|--:|",
@@ -117,15 +116,14 @@ def tune(
 ) -> Report:
     """Find which method suits a base and texts; write its recipe, the model and a report.
 
-    Without labels a text is shown by views, two crops and two halves, and vectors are good if they find each other
-    among those of the other texts. With labels, these choose, and the texts only fit the filter. The same call goes on
-    where it was stopped.
+    Without labels vectors are good if parts of a text find each other among those of the other texts. With labels,
+    these choose, and the texts only fit the filter. The same call goes on where it was stopped.
 
     Args:
         base: As for :func:`st_reba.build`.
         texts: Texts like those to be embedded; None: those of the labels.
-        out: A folder: ``recipe.yaml``, ``filter.safetensors`` if a filter was chosen, ``model``, ``report.md``,
-            ``report.json``, and ``passes``, which can be deleted.
+        out: The folder of ``recipe.yaml`` and its filter, ``model``, ``report.md``, ``report.json``; and ``passes``,
+            which can be deleted.
         labels: Rows ``(text, text, score)``, ``(text, label)`` or ``(query, document, relevance)``.
         kind: Of the labels: ``"pairs"``, ``"classes"`` or ``"ranking"``.
         sample: Draw so many of the texts.
@@ -166,9 +164,9 @@ def tune(
     choice = chosen(scored, most_cost)
     method = choice.method
     if choice.filtered:
-        method = replace(method, filter=str(folder / "filter.safetensors"))
-        fitted_filter(of_base(model, choice.method), fit).save(method.filter)
-    papers = papers_of(depth, script, lambda each: _score_of(scored, each))
+        method = replace(method, filter=str(path := folder / "filter.safetensors"))
+        fitted_filter(of_base(model, choice.method), fit).save(path)
+    papers = papers_of(depth, script, {one.method: one.score for one in scored})
     rows = reported(model, {"chosen": method, **papers}, second)
     counts, notes = (len(first.items), len(second.items)), _notes(first, found)
     seconds = time.perf_counter() - started
@@ -256,9 +254,3 @@ def _notes(items: Task, texts: Sequence[str]) -> tuple[str, ...]:
     if sum(count > len(texts) / 20 for count in Counter(map(script_of, texts)).values()) > 1:
         notes.append("The texts are in several scripts. Where languages are not compared, tune on each by itself.")
     return tuple(notes)
-
-
-def _score_of(scored: Sequence[Scored], method: Method) -> float:
-    """What NoSink's method scored: by another name it is a pass of the search."""
-    mine = replace(method, name="classical", pooling="mean")
-    return max((one.score for one in scored if one.method == mine), default=-1.0)

@@ -84,6 +84,11 @@ def word_span(word: str, sentence: str) -> tuple[int, int] | None:
     return None if start < 0 else (start, start + len(word))
 
 
+def tokens_of(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
+    """The tokens that stand for some of the characters from start to end."""
+    return [token for token, (first, last) in enumerate(offsets) if first < end and last > start and last > first]
+
+
 def draw_question(word: str, senses: Mapping[str, Iterable[str]], seed: int) -> Question | str:
     """Draw three sentences of one sense and one of another, in a random order; or say why there are none.
 
@@ -188,7 +193,7 @@ def tagged_word_vectors(model: SentenceTransformer, task: Task) -> NDArray[np.fl
         start = 0
         for word in words[place]:
             end = start + len(word)
-            tokens = [token for token, (a, b) in enumerate(offsets[place]) if a < end and b > start and b > a]
+            tokens = tokens_of(offsets[place], start, end)
             if not tokens or tokens[-1] >= len(vectors[place]):
                 raise ValueError(
                     f"The word {word!r} of {text!r:.60} has no token, or lies past the cut: shorten the text."

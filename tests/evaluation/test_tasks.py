@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from st_reba.evaluation.tasks import Task, drawn, frame_of, labelled_rows, read_task
+from st_reba.evaluation.tasks import Task, drawn, labelled_rows, read_task
 
 WORDS = [f"word {number}" for number in range(12)]
 PAIRS = pd.DataFrame({"sentence1": WORDS, "sentence2": WORDS[::-1], "score": range(12)})
@@ -54,15 +54,9 @@ def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
         assert (task.kind, len(task.items), task.texts[0], task.items[9][2]) == ("STS", 10, f"{quoted} 0", 9.5)
 
 
-def test_parallel_files_and_a_table_with_a_header(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    (tmp_path / "l.txt").write_text("\n".join("ab" * 6) + "\n", encoding="utf-8")
-    assert read_task({"text": tmp_path / "t.txt", "label": tmp_path / "l.txt"}).items[1] == (1, "b")
+def test_a_table_with_a_header(tmp_path: Path) -> None:
     PAIRS.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
     assert read_task(tmp_path / "p.jsonl").items == read_task(PAIRS).items
-    (tmp_path / "l.txt").write_text("a\n", encoding="utf-8")
-    with pytest.raises(ValueError):
-        frame_of({"text": tmp_path / "t.txt", "label": tmp_path / "l.txt"})
 
 
 def test_labels_columns_and_train() -> None:
