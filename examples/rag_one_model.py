@@ -1,8 +1,8 @@
 """Index a folder of texts, retrieve and answer with one language model: the same weights embed and write.
 
-    python examples/rag_one_model.py FOLDER "Where was the bridge built?" --llm HuggingFaceTB/SmolLM2-135M-Instruct
+    python examples/rag_one_model.py "Where is the bridge?" --llm HuggingFaceTB/SmolLM2-135M-Instruct --folder notes
 
-FOLDER holds .txt or .md files, whose paragraphs are indexed; without one, six sentences are. LLM is a folder or Hub
+The folder holds .txt or .md files, whose paragraphs are indexed; without one, six sentences are. LLM is a folder or Hub
 id of a chat model.
 """
 
@@ -32,8 +32,8 @@ def paragraphs(folder: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="texts to search (default: six sentences)")
     parser.add_argument("question", nargs="?", default="When was the bridge built?")
+    parser.add_argument("--folder", type=Path, help="texts to search (default: six sentences)")
     parser.add_argument("--llm", required=True, help="folder or Hub id of a chat model")
     parser.add_argument("-k", type=int, default=2, help="passages that the answer is taken from")
     options = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.llm)
     llm = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
     # The embedder shares the weights: no second model is in memory, and writing goes on as before.
-    embedder = st_reba.build(llm, "prompteol", tokenizer=tokenizer)
+    embedder = st_reba.build(llm, "prompteol", tokenizer=tokenizer, read="attention")
 
     texts = TEXTS if options.folder is None else paragraphs(options.folder)
     vectors = embedder.encode(texts, show_progress_bar=len(texts) > 100)
