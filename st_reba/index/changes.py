@@ -112,7 +112,7 @@ class Writer:
                 taken.added += old is None
                 spans = to_json(row.spans) if row.spans else None
                 content = content_of(row.text, row.metadata) if row.id is None else None
-                there[identity] = Stored(state.next_key, identity, row.metadata, spans, row.text, content).sealed()
+                there[identity] = Stored.new(state.next_key, identity, row.metadata, spans, row.text, content)
                 new.append(there[identity])
                 taken.rows += vectors
                 state.next_key += row.vectors

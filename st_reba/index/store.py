@@ -212,11 +212,17 @@ class Stored(NamedTuple):
     spans: str | None
     text: str
     content: int | None  # `content_of` a document that was given without an id
-    crc: int = 0
+    crc: int
 
-    def sealed(self) -> Stored:
-        """The same with its checksum, to be inserted."""
-        return self._replace(crc=zlib.crc32(repr(self[1:-1]).encode()))
+    @classmethod
+    def new(cls, key: int, *values: Any) -> Stored:
+        """A document that is to be inserted, of all columns but the checksum."""
+        return cls(key, *values, _crc(values))
+
+    @property
+    def is_intact(self) -> bool:
+        """False: the row is not what was written."""
+        return self.crc == _crc(self[1:-1])
 
     @property
     def keys(self) -> range:
@@ -238,6 +244,10 @@ class Stored(NamedTuple):
 
 
 COLUMNS = ", ".join(Stored._fields)
+
+
+def _crc(values: Iterable[Any]) -> int:
+    return zlib.crc32("\0".join(map(str, values)).encode())
 
 
 def content_of(text: str, metadata: str) -> int:
