@@ -2,8 +2,9 @@
 
     python scripts/architectures.py                 all types: writes tests/data/architectures.json and
                                                     docs/explanation/architectures.md (two minutes on one core)
-    python scripts/architectures.py --check         all types, writes nothing; status 1 if either file is stale
-    python scripts/architectures.py llama mamba     some types, writes nothing
+    python scripts/architectures.py llama mamba     some types, printed as JSON
+
+tests/test_every_architecture.py says when either file is stale.
 
 The record holds the newest and the oldest supported release of transformers: run it with each of the two installed.
 """
@@ -24,7 +25,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from families import CAUSAL_LMS  # noqa: E402
 from sweep import Record, sweep  # noqa: E402
-from sweep_record import PAGE, RECORDS, as_json, changes, page, read, release  # noqa: E402
+from sweep_record import PAGE, RECORDS, as_json, page, read  # noqa: E402
 
 
 def find(types: list[str]) -> dict[str, Record]:
@@ -52,23 +53,9 @@ def write(found: dict[str, Record]) -> None:
     print(f"wrote {RECORDS.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}, for transformers {number}")
 
 
-def check(found: dict[str, Record], types: list[str]) -> int:
-    """Say what is stale, and the exit status."""
-    known = read()
-    lines = [f"{RECORDS.relative_to(ROOT)} is stale: {line}" for line in changes(found, known[release()])]
-    if not types and set(known[release()]) - set(found):
-        lines.append(f"{RECORDS.relative_to(ROOT)} is stale: gone are {sorted(set(known[release()]) - set(found))}")
-    if PAGE.read_text(encoding="utf-8") != page(known):
-        lines.append(f"{PAGE.relative_to(ROOT)} is stale: it is not what the record says")
-    print("\n".join(lines or [f"{len(found)} as recorded for transformers {release()}"]))
-    return 1 if lines else 0
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; none: all")
-    parser.add_argument("--check", action="store_true", help="compare with the record; status 1 if it is stale")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON, and write nothing")
     options = parser.parse_args()
     for name in options.types:
         if name not in CAUSAL_LMS:
@@ -78,14 +65,11 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     found = find(options.types or sorted(CAUSAL_LMS))
-    if options.check:
-        return check(found, options.types)
-    if options.json or options.types:
+    if options.types:
         print(json.dumps(found, indent=1))
     else:
         write(found)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -40,21 +40,6 @@ def recorded() -> dict[str, Record]:
     return read()[release()]
 
 
-def changes(found: dict[str, Record], known: dict[str, Record]) -> list[str]:
-    """Where what was found is not what is recorded, one line each."""
-    lines = []
-    for name, entry in found.items():
-        if name not in known:
-            lines.append(f"{name}: is not recorded")
-            continue
-        lines += [
-            f"{name}: {key}: {known[name].get(key)!r} is now {value!r}"
-            for key, value in entry.items()
-            if known[name].get(key) != value
-        ]
-    return lines
-
-
 def as_json(releases: dict[str, dict[str, Record]]) -> str:
     """One line a type, so that a change shows as one."""
     parts = []

@@ -50,7 +50,7 @@ def test_every_block_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (block,) = BLOCKS["The model"]
     names: dict[str, Any] = {}
     exec(compile(block, "tools.md", "exec"), names)
-    assert set(GIVEN) <= set(names) and names["model"].prompts == st_reba.build("mini", prompts=PROMPTS).prompts
+    assert set(GIVEN) <= set(names) and names["model"].prompts == st_reba.build("mini", "reba", prompts=PROMPTS).prompts
     assert (tmp_path / "my_model" / "modules.json").is_file()
     assert list(BLOCKS) == ["The model", *SECTIONS]
     opened = re.findall(r"^\s*(?:```|~~~)(.*)$", PAGE, re.MULTILINE)[::2]

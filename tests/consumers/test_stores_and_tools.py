@@ -99,10 +99,11 @@ def test_store(
     np.testing.assert_allclose([float(score) for score, _, _ in found], [score for _, score in expected], atol=1e-4)
 
 
-def test_retrievers(models: dict[str, SentenceTransformer], places: dict[str, Path], shown: Callable[..., Any]) -> None:
+def test_retrievers(places: dict[str, Path], shown: Callable[..., Any]) -> None:
     """Each finds what the index finds, of two documents with one text both."""
     documents = [Document(text, f"d{row}") for row, text in enumerate([*TEXTS, TEXTS[0]])]
-    with Index.build(models["reba"], documents, places["reba"] / "index", show_progress_bar=False) as index:
+    folder = places["reba"]
+    with Index.build(str(folder / "my_model"), documents, folder / "index", show_progress_bar=False) as index:
         wanted = [(one.text, pytest.approx(one.score)) for one in index.search(QUERY, 10)]
         lines, names = shown("tools/retrievers.py", "index", QUERY)
         assert lines == [f"{float(score.expected):.4f}  {text}" for text, score in wanted]

@@ -1,4 +1,4 @@
-"""Tiny tokenizers of the families that checkpoints have, each with special tokens in its own way."""
+"""Tiny tokenizers as decoders have them, each with special tokens in its own way."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import json
 from typing import Any
 
 from architectures import _LINES, POSITIONS, TOKENIZERS, VOCABULARY
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 # Roughly how the tokenizers of Llama 3 and Qwen cut words.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _trained(
-    model: Any, cut: Any, trainer: type, size: int = VOCABULARY, normalizer: Any = None, **options: Any
-) -> Any:
+def _trained(model: Any, cut: Any, size: int, **options: Any) -> Any:
     backend = Tokenizer(model)
     backend.pre_tokenizer = cut
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    backend.train_from_iterator(_LINES, trainer(vocab_size=size, show_progress=False, **options))
+    backend.train_from_iterator(_LINES, trainers.BpeTrainer(vocab_size=size, show_progress=False, **options))
     return backend
 
 
@@ -41,7 +37,7 @@ def _llama3() -> PreTrainedTokenizerFast:
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     model = models.BPE(ignore_merges=True)
-    backend = _trained(model, cut, trainers.BpeTrainer, VOCABULARY - 8, initial_alphabet=alphabet)
+    backend = _trained(model, cut, VOCABULARY - 8, initial_alphabet=alphabet)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>"])
     backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
@@ -55,38 +51,17 @@ def _sentencepiece() -> PreTrainedTokenizerFast:
     model = models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     cut = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     options: dict[str, Any] = {"special_tokens": everything, "limit_alphabet": 120}
-    values = json.loads(_trained(model, cut, trainers.BpeTrainer, VOCABULARY - 4, **options).to_str())
+    values = json.loads(_trained(model, cut, VOCABULARY - 4, **options).to_str())
     # Bytes are not special.
     values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] in special]
     backend = Tokenizer.from_str(json.dumps(values))
     return _wrapped(backend, "<s> $A", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def _wordpiece() -> PreTrainedTokenizerFast:
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    options: dict[str, Any] = {"special_tokens": list(special.values())}
-    options["normalizer"] = normalizers.BertNormalizer(lowercase=True)
-    cut = pre_tokenizers.BertPreTokenizer()
-    backend = _trained(models.WordPiece(unk_token="[UNK]"), cut, trainers.WordPieceTrainer, **options)
-    return _wrapped(backend, "[CLS] $A [SEP]", **special)
-
-
-def _unigram() -> PreTrainedTokenizerFast:
-    """As XGLM has it: special tokens are pieces like any other."""
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    options: dict[str, Any] = {"special_tokens": list(special.values()), "unk_token": "<unk>"}
-    options["normalizer"] = normalizers.NFKC()
-    cut = pre_tokenizers.Metaspace()
-    backend = _trained(models.Unigram(), cut, trainers.UnigramTrainer, VOCABULARY - 60, **options)
-    return _wrapped(backend, "</s> $A", **special)
-
-
 FAMILIES = {
     "gpt2": TOKENIZERS["bos_eos"],
     "llama3": _llama3,
     "sentencepiece": _sentencepiece,
-    "wordpiece": _wordpiece,
-    "unigram": _unigram,
 }
 
 
