@@ -77,7 +77,8 @@ def open_source(
         if split is not None:
             raise ValueError(f"split={split!r} belongs to a folder of several datasets; drop it")
         _check_iterable(input, ids)
-        name, records = f"the {type(input).__name__}", _of_items(input, ids, columns, max_chars)
+        name, records = f"the {type(input).__name__}", _of_rows(_item_rows(input), columns, max_chars)
+        records = records if ids is None else _with_ids(records, iter(ids), max_chars)
     first = next(records, None)
     if first is None:
         raise ValueError(f"{name}: no documents: it is empty")
@@ -161,8 +162,10 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def _of_rows(rows: Iterable[Row | None], columns: dict[str, str | None], max_chars: int) -> Iterator[Document | Reject]:
-    """Documents of rows; the columns that were found are kept."""
+def _of_rows(
+    rows: Iterable[tuple[str, Any] | None], columns: dict[str, str | None], max_chars: int
+) -> Iterator[Document | Reject]:
+    """Documents of rows, mappings or why there is none; the columns that were found are kept."""
     asked = Columns(columns["text_column"], columns["id_column"])
     known: Columns | None = None
     for item in rows:
@@ -170,8 +173,8 @@ def _of_rows(rows: Iterable[Row | None], columns: dict[str, str | None], max_cha
             known = None
             continue
         place, row = item
-        if isinstance(row, str):
-            yield Reject(place, row)
+        if isinstance(row, (str, Document)):
+            yield Reject(place, row) if isinstance(row, str) else checked(row, place, max_chars)
             continue
         if known is None:
             try:
@@ -180,6 +183,28 @@ def _of_rows(rows: Iterable[Row | None], columns: dict[str, str | None], max_cha
                 raise ValueError(f"{place}: {error}") from None
             columns.update(text_column=known.text, id_column=known.id if known.id in row else columns["id_column"])
         yield known.document(row, place, max_chars)
+
+
+def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for number, item in enumerate(input):
+        row: Any = Document(item) if isinstance(item, str) else item
+        if not isinstance(row, (Document, Mapping)):
+            row = f"wrong type: {beginning(item)} is a {type(item).__name__}; give strings, Documents or dicts"
+        yield f"record {number}", row
+
+
+def _with_ids(records: Iterator[Document | Reject], ids: Iterator[str], max_chars: int) -> Iterator[Document | Reject]:
+    number = -1
+    for number, record in enumerate(records):
+        if (name := next(ids, None)) is None:
+            raise ValueError(f"there are more texts than the {number} ids; give one id for each text")
+        if isinstance(record, Document):
+            if record.id is not None:
+                raise ValueError(f"record {number} has the id {record.id!r}, and ids gives another; give one of both")
+            record = checked(replace(record, id=name), f"record {number}", max_chars)
+        yield record
+    if next(ids, None) is not None:
+        raise ValueError(f"there are more ids than the {number + 1} texts; give one id for each text")
 
 
 def _check_iterable(input: Any, ids: Iterable[str] | None) -> None:
@@ -191,32 +216,3 @@ def _check_iterable(input: Any, ids: Iterable[str] | None) -> None:
         raise TypeError(f"the input is one {kind}; give a path, or a list or another iterable of texts or Documents")
     if isinstance(ids, str):
         raise TypeError("ids is one string; give a list with one id for each text")
-
-
-def _of_items(
-    input: Iterable[Any], ids: Iterable[str] | None, columns: dict[str, str | None], max_chars: int
-) -> Iterator[Document | Reject]:
-    names = None if ids is None else iter(ids)
-    asked, known = Columns(columns["text_column"], columns["id_column"]), None
-    number = -1
-    for number, item in enumerate(input):
-        place = f"record {number}"
-        if isinstance(item, Mapping):
-            known = known or asked.resolved(item)
-            record = known.document(item, place, max_chars)
-        elif isinstance(item, (str, Document)):
-            record = checked(Document(item) if isinstance(item, str) else item, place, max_chars)
-        else:
-            reason = f"wrong type: a {type(item).__name__}, not a text; give strings, Documents or dicts with a text"
-            record = Reject(place, reason, text=beginning(item))
-        if names is not None:
-            name = next(names, None)
-            if name is None:
-                raise ValueError(f"there are more texts than the {number} ids; give one id for each text")
-            if isinstance(record, Document):
-                if record.id is not None:
-                    raise ValueError(f"{place} has the id {record.id!r}, and ids gives another; give one of both")
-                record = checked(replace(record, id=name), place, max_chars)
-        yield record
-    if names is not None and next(names, None) is not None:
-        raise ValueError(f"there are more ids than the {number + 1} texts; give one id for each text")
