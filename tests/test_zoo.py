@@ -40,7 +40,7 @@ DISTINCT = {json.dumps(options_of(recipe(name)), sort_keys=True): name for name 
 
 
 def test_names() -> None:
-    assert sorted(set(NAMES)) == NAMES and len(NAMES) == 102
+    assert sorted(set(NAMES)) == NAMES and len(NAMES) == 105
     assert {"llama2-chinese-reba", "mistral-7b-instruct-echo", "tinyllama-1.1b-nosink", "mini-reba"} <= set(NAMES)
     # A wheel holds its file.
     setup = configparser.ConfigParser()
