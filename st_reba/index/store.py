@@ -217,7 +217,7 @@ class Stored(NamedTuple):
     @classmethod
     def new(cls, key: int, *values: Any) -> Stored:
         """A document that is to be inserted, of all columns but the checksum."""
-        return cls(key, *values, _crc(values))
+        return cls._make((key, *values, _crc(values)))
 
     @property
     def is_intact(self) -> bool:
