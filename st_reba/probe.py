@@ -138,7 +138,7 @@ def _origin(model: SentenceTransformer) -> tuple[str | None, str | None, str | N
     card = model.model_card_data
     config = next((one.config for one in model.modules() if hasattr(getattr(one, "config", None), "to_dict")), None)
     path = getattr(config, "_name_or_path", None)
-    revision = getattr(card, "base_model_revision", None) or getattr(config, "_commit_hash", None)
+    revision = getattr(card, "base_model_revision", None)
     # sentence-transformers sets it of repositories with a modules.json, if it could ask the Hub.
     place = card.base_model if isinstance(card.base_model, str) and card.base_model else path
     if not isinstance(place, str) or not place:

@@ -36,6 +36,8 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path, there: bool) -> None:
 def test_a_path_that_was_not_written(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), whole_path(tmp_path / "index"):
         pass
+    with pytest.raises(KeyError), whole_path(tmp_path / "index"):
+        raise KeyError
     assert names(tmp_path) == []
 
 

@@ -51,7 +51,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Sound repositories of every kind; not to be changed."""
     root = tmp_path_factory.mktemp("models")
     for name, options in METHODS.items():
-        st_reba.build("mini", "reba", check=False, device="cpu", **options).save_pretrained(str(root / name))
+        st_reba.build("mini", check=False, device="cpu", **{"method": "reba", **options}).save_pretrained(
+            str(root / name)
+        )
     texts = [f"第{n}个文件" for n in range(120)]
     echo = st_reba.build("mini", "echo", check=False, device="cpu")
     st_reba.fit_filter(echo, texts, "center").save_pretrained(str(root / "filtered"))

@@ -102,7 +102,7 @@ def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(capture.BackwardAttention, "attend", lambda *given: real(*given) * 1.1)
         with pytest.raises(ValueError, match="hidden states change by"):
-            build("mini")
+            build("mini", "reba")
 
     def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:
         everything = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
@@ -110,7 +110,7 @@ def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(capture.BackwardAttention, "attend", ahead)
     with pytest.raises(ValueError, match="looks both ways"):
-        build("mini")
+        build("mini", "reba")
 
 
 def test_an_encoder(tmp_path: Any) -> None:

@@ -66,8 +66,8 @@ def test_every_method(base: Base, name: str, k: int) -> None:
             for where, hidden, fused, found in placed
         ]
         options: dict[str, Any] = {"repeats": k, "pooling": pooling}
-        check(build(path, **options), ITEMS, wanted, normalize=normalize)
-        check(build(path, implementation="authors", **options), ITEMS, published, normalize=normalize)
+        check(build(path, "reba", **options), ITEMS, wanted, normalize=normalize)
+        check(build(path, "reba", implementation="authors", **options), ITEMS, published, normalize=normalize)
         check(build(path, "echo", **options), ITEMS, echo, normalize=normalize)
 
 
@@ -164,7 +164,7 @@ def test_the_word_itself(base: Base) -> None:
     "options", [{}, {"implementation": "authors"}, {"chunk": 4}, {"method": "echo"}, {"normalize_weights": True}]
 )
 def test_a_text_runs_once_for_all_of_its_words(base: Base, options: dict[str, Any]) -> None:
-    model = st_reba.build(base("llama", "bos_eos"), **options)
+    model = st_reba.build(base("llama", "bos_eos"), **{"method": "reba", **options})
     texts = ["他在银行取了钱，then went home.", "天", "a bank on the bank"]
     items = [each for text in texts for each in words_of(text)]
     mixed = items[::2] + items[1::2]
@@ -273,7 +273,7 @@ def test_other_models(base: Base) -> None:
 )
 def test_every_token(base: Base, options: dict[str, Any]) -> None:
     """A token's vector is that of the word which it is; a text without a token has one."""
-    model = build(base("llama", "bos_eos"), **options)
+    model = build(base("llama", "bos_eos"), **{"method": "reba", **options})
     texts = ["天", "", "他在银行取了钱，then went home.", "hi", "a bank on the bank"]
     found = encode_tokens(model, texts, batch_size=2)
     assert len(found[1]) == 1 and np.isfinite(found[1]).all()
@@ -284,7 +284,7 @@ def test_every_token(base: Base, options: dict[str, Any]) -> None:
         if alone:
             words = encode_words(model, [(text, span) for _, span in alone])
             np.testing.assert_allclose(vectors[[token for token, _ in alone]], words, atol=1e-5 * np.abs(words).max())
-    short = build(base("llama", "bos_eos"), **{**options, "max_seq_length": 40})
+    short = build(base("llama", "bos_eos"), **{"method": "reba", **options, "max_seq_length": 40})
     kept = short[0].budget()
     assert [len(each) for each in encode_tokens(short, ["a bank " * 40, "hi"], prompt=None)][0] == kept
 
@@ -293,7 +293,7 @@ def test_every_token(base: Base, options: dict[str, Any]) -> None:
 def test_not_finite(base: Base, options: dict[str, Any]) -> None:
     """As for sentences: an error that names the text, or in the published variant zeros for its words alone."""
     bad = item("Zebra Quiz", "Quiz")
-    model = st_reba.build(base("llama"), **options)
+    model = st_reba.build(base("llama"), **{"method": "reba", **options})
     wanted = encode_words(model, ITEMS)
     used = {0, 1, 2} | {token for one in ITEMS for token in model[0].content([one[0]])["input_ids"][0]}
     token = next(token for token in model[0].content([bad[0]])["input_ids"][0] if token not in used)

@@ -148,7 +148,8 @@ def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str 
     place, known = str(getattr(backbone, "name_or_path", "") or ""), model.model_card_data
     file: Any = Path(place, FILE) if os.path.isdir(place) else None
     if file is None and place.count("/") == 1:
-        file = try_to_load_from_cache(place, FILE, revision=getattr(backbone.config, "_commit_hash", None))
+        first: Any = model[0]
+        file = try_to_load_from_cache(place, FILE, revision=first.base_revision)
     try:
         stored: Any = metadata_load(file) if isinstance(file, (str, Path)) and os.path.isfile(file) else None
     except Exception:  # whatever a stranger's card holds, this model gets a card of its own

@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_card(name: str, tmp_path: Path) -> None:
     options, wanted = MODELS[name]
-    model = st_reba.build("mini", device="cpu", **options)
+    model = st_reba.build("mini", device="cpu", **{"method": "reba", **options})
     save(model, tmp_path / "model", golden=name == "reba")
     text = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert not [each for each in wanted if each not in text]
@@ -53,6 +53,7 @@ def test_card(name: str, tmp_path: Path) -> None:
     lines = code.count(b"\n")
     assert f"| st_reba.py | {lines} | `{hashlib.sha256(code).hexdigest()}` |" in text
     assert ("golden.json" in text) == (name == "reba")
+    assert "No weight was trained" in text and "write its path" not in text
     # Its recipe builds the same model.
     found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert found
@@ -64,10 +65,12 @@ def test_card(name: str, tmp_path: Path) -> None:
 
 def test_names_differ_where_methods_do(tmp_path: Path) -> None:
     names = set()
-    for number, (options, _) in enumerate(MODELS.values()):
-        save(st_reba.build("mini", device="cpu", **options), tmp_path / str(number), golden=False)
+    cases = [options for options, _ in MODELS.values()]
+    cases += [{"method": "echo", "prompts": {"query": "Q: "}}, {"method": "echo", "template": "{text} " * 2 + "x" * 90}]
+    for number, options in enumerate([*cases, {"method": "echo"}]):
+        save(st_reba.build("mini", device="cpu", **{"method": "reba", **options}), tmp_path / str(number), golden=False)
         names.add(ModelCard.load(tmp_path / str(number) / "README.md").data.model_name)
-    assert len(names) == len(MODELS) and all(len(name) <= 80 for name in names)
+    assert len(names) == len(cases) + 1 and all(len(name) <= 80 for name in names)
 
 
 def test_facts_and_licence(tmp_path: Path) -> None:
@@ -119,5 +122,6 @@ def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
     text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
     assert "{{ 7 * 7 }}' # A heading" in text and "\n# A heading" not in text
     data = ModelCard(text).data
-    assert data.license is None and data.language is None and "a local folder or file" in text
+    assert data.license is None and data.language is None
+    assert "a local folder or file" in text and "write its path" in text
     assert yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])["method"] == "echo"

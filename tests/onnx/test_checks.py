@@ -15,6 +15,7 @@ from st_reba.onnx.graph import EmbeddingGraph
 
 
 def build(base: str, **options: Any) -> SentenceTransformer:
+    options = {"method": "reba", **options}
     return st_reba.build(base, dtype="float32", device="cpu", check=False, **options)
 
 

@@ -39,7 +39,14 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x
 def build(base: Callable[..., str], **options: Any) -> SentenceTransformer:
     """ReBA, three copies, with a dense layer behind the pooling."""
     model = st_reba.build(
-        base("gpt2", "bos"), pooling="mean", repeats=3, max_seq_length=200, dtype="float32", device="cpu", **options
+        base("gpt2", "bos"),
+        "reba",
+        pooling="mean",
+        repeats=3,
+        max_seq_length=200,
+        dtype="float32",
+        device="cpu",
+        **options,
     )
     torch.manual_seed(0)
     return SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")

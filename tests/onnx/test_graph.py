@@ -90,6 +90,7 @@ def run(graph: EmbeddingGraph, ids: torch.Tensor, mask: torch.Tensor) -> torch.T
 
 
 def build(base: str, **options: Any) -> SentenceTransformer:
+    options = {"method": "reba", **options}
     return st_reba.build(base, dtype="float32", device="cpu", check=False, **options)
 
 
