@@ -16,10 +16,8 @@ from .readouts import Readout
 
 # Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
 _PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
-# Layers that are read of a pass at most.
-_MOST_LAYERS = 16
-# Principal directions that the filter takes away.
-DIRECTIONS = 2
+# Layers that are read of a pass at most; principal directions that the filter takes away.
+_MOST_LAYERS, DIRECTIONS = 16, 2
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from .views import drawn, evidence, script_of, views_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Kinds of labels, as tasks are called.
 KINDS = {"pairs": "STS", "classes": "Classification", "ranking": "Reranking"}
 # Of the items, these choose; and so many choose and report at the most.
 CHOOSE, MOST_CHOOSING, MOST_REPORTING, AUTO_CHOOSING = 2 / 3, 400, 300, 300
