@@ -10,7 +10,7 @@ import pytest
 import torch
 from pipelines import build
 
-from st_reba.modules import capture, masks, second
+from st_reba.modules import RepeatTransformer, capture, masks, second
 
 Base = Callable[..., str]
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
@@ -122,3 +122,15 @@ def test_an_encoder(tmp_path: Any) -> None:
     torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), alone, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="looks both ways"):
         build(str(tmp_path), "reba")
+
+
+def test_a_base_that_is_not_told_of_padding(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.save("bert", tmp_path, decoder=False)
+    real = RepeatTransformer.forward
+
+    def blind(self: Any, features: dict[str, Any], **options: Any) -> Any:
+        return real(self, {**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **options)
+
+    monkeypatch.setattr(RepeatTransformer, "forward", blind)
+    with pytest.raises(ValueError, match="when a text is padded"):
+        build(str(tmp_path), "classical", pooling="mean")
