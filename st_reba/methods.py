@@ -59,6 +59,9 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
         'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
         'This sentence: "{text}" means in one word:"'
     ),
+    "prompteol-example-zh": (
+        "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
+    ),
 }
 # Named lists of templates. MetaEOL asks for one word from several sides; a contrastive list also asks for what is to be
 # taken away. The wording is this project's own.
@@ -77,15 +80,6 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
         "这句话：“{text}”里最重要的事用一个词说是：“",
         "换一种说法，这句话：“{text}”用一个词说是：“",
     ),
-    # ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
-    "reverseol": (
-        'This sentence: "{text}" means in one word:"',
-        'This sentence: "{reversed}" means in one word:"',
-    ),
-    "reverseol-zh": (
-        "这句话：“{text}”的意思用一个词概括是：“",
-        "这句话：“{reversed}”的意思用一个词概括是：“",
-    ),
     "contrastive": (
         'This sentence: "{text}" means in one word:"',
         'A word that has nothing to do with this sentence: "{text}" is: "',
@@ -94,6 +88,12 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
         "这句话：“{text}”的意思用一个词概括是：“",
         "与这句话：“{text}”无关的一个词是：“",
     ),
+}
+# ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
+ENSEMBLES |= {
+    name.replace("prompteol", "reverseol"): (str(each), str(each).replace("{text}", "{reversed}"))
+    for name, each in TEMPLATES.items()
+    if name.startswith("prompteol")
 }
 _WEIGHTS = {"contrastive": (1.0, -0.25), "contrastive-zh": (1.0, -0.25)}
 

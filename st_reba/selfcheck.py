@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modules.attention import current_pass, show_attention
+from .modules.attention import show_attention
 from .modules.capture import Capture
+from .modules.layers import current_pass
 from .modules.layout import decoder_of, pad
 from .modules.masks import visible
 from .modules.transformer import RepeatTransformer

@@ -305,7 +305,7 @@ def test_file(model: SentenceTransformer, fitted: dict[str, Filter], kind: str, 
 )
 def test_filter_of_another_model(fitted: dict[str, Filter], options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        with_filter(st_reba.build("mini", **{**LOW, **options}), fitted["abtt"])
+        with_filter(st_reba.build("mini", **{"method": "reba", **LOW, **options}), fitted["abtt"])
 
 
 def test_filter_of_another_width(model: SentenceTransformer) -> None:
@@ -332,6 +332,7 @@ def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
         lambda: file.write_bytes(b"no tensors"),
         lambda: file.write_bytes(whole[:-100]),
         lambda: save_file(arrays, file),
+        lambda: save_file(arrays, file, metadata={"st_reba.filter": "[" * 10**5}),
         lambda: write({"kind": "zca"}),
         lambda: write({"probe": {"vectors": "!"}}),
         lambda: write({}, mean=arrays["mean"][1:]),

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 
 def built(name: str) -> SentenceTransformer:
-    model = st_reba.build("mini", device="cpu", **MODELS[name])
+    model = st_reba.build("mini", device="cpu", **{"method": "reba", **MODELS[name]})
     return (
         st_reba.fit_filter(model, [f"{text} {n}" for n in range(250) for text in TEXTS]) if name == "filter" else model
     )

@@ -134,7 +134,7 @@ def _base(recorded: str) -> tuple[str, str, str | None]:
     """Name of the base, the same with where it is, and its Hub id."""
     base, found = recorded.rsplit("/", 1)[-1], _HUB_ID.match(recorded)
     if recorded in EMBEDDED:
-        return base, f"`{base}` (embedded in st_reba)", None
+        return base, f"`{base}` (a small model that comes with st_reba)", None
     if found is None:
         return base, f"`{recorded}` (a local folder or file, or a Hub id without an organization)", None
     return base, f"[{recorded}](https://huggingface.co/{found[1]})", found[1]

@@ -28,12 +28,12 @@ class ForwardPass:
     """State of one forward pass; in a context variable, so that threads and models never meet."""
 
     def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
-        self.transformer, self.spans = transformer, features["spans"]  # on the host: a pass never waits for its device
+        self.transformer, self.spans = transformer, features["spans"]  # on the host, so that no layer waits for it
         self.real: Tensor = features["attention_mask"].bool()  # [B, T]
         self.padded = any(span.total < self.real.shape[1] for span in self.spans)
         self.masks: Any = None  # LayerMasks
         self.capture: Any = None  # BackwardAttention
-        # Called after every layer: index, states that entered, states, a further run of the layer; gives the states.
+        # Called after every layer: its index, the states before and after it, how to run it again; gives the states.
         self.after_layer: list[Callable[..., Tensor]] = []
         # Called after every layer's attention: index, output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []
@@ -44,11 +44,6 @@ class ForwardPass:
 
 
 _current: ContextVar[ForwardPass | None] = ContextVar("st_reba_pass", default=None)
-
-
-def current_pass() -> ForwardPass | None:
-    """The running pass, if it is one of ours."""
-    return _current.get()
 
 
 @contextmanager
@@ -62,7 +57,7 @@ def running(state: ForwardPass | None) -> Iterator[None]:
 
 
 class Scores(NamedTuple):
-    """What a layer's softmax is taken of, beside query · key; query [B, H, T, D], key [B, G, S, D], G dividing H."""
+    """Everything but query · key that decides a layer's scores; query [B, H, T, D], key [B, G, S, D], G divides H."""
 
     mask: Tensor | None = None  # [B or 1, 1 or H, T, S], boolean (True: visible) or additive
     causal: bool = False  # without a mask: a query sees no later key
@@ -74,7 +69,7 @@ class Scores(NamedTuple):
 
 
 def show_attention(model: Any) -> bool:
-    """Make a model's decoder call :func:`attention`; False: it cannot, and its eager attention is observed by hooks."""
+    """Make a model's decoder call :func:`attention`; False: it cannot, so the package observes its eager attention."""
     decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True
@@ -110,8 +105,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention of one layer, [B, T, H, D'], as transformers calls it.
 
-    ``attention_mask`` None: causal where the module is. ``indices`` [B, T, n]: the keys chosen for each query. Of other
-    arguments, those that are known to change the scores are refused.
+    An ``attention_mask`` of None means causal if the module is. ``indices`` [B, T, n] are the keys chosen for each
+    query. Of other arguments, those that are known to change the scores are refused.
     """
     for name in ("block_indices", "sinks"):
         if kwargs.get(name) is not None:
@@ -119,7 +114,7 @@ def attention(
     state = _current.get()
     masks, capture = (None, None) if state is None else (state.masks, state.capture)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    # Some masks are made a column wider than what is there.
+    # Some masks have an extra column.
     mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
     if mask is not None and mask.stride(0) == 0:
         mask = mask[:1]
@@ -157,7 +152,7 @@ def blocked_attention(
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        # In a causal layer, no key after the last query.
+        # A causal block needs no keys after its last query.
         seen = keys - length + stop if terms.causal else keys
         rows = (query[:, :, start:stop] * terms.scaling).reshape(batch, groups, -1, width)
         scores = (rows @ key[:, :, :seen].mT).view(batch, heads, stop - start, seen).to(precision)

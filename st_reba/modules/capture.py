@@ -1,6 +1,6 @@
-"""Rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2, of which ReBA needs a few.
+"""Rows of A^new, the maximum over layers and heads of (A + Aᵀ) / 2: those of the tokens that ReBA pools.
 
-Where a layer looks back, row r is ½ · max A[t, r] right of the diagonal, and max A[r, r] on it. Where it looks ahead,
+In a causal layer, row r is ½ · max A[t, r] right of the diagonal, and max A[r, r] on it. Where it looks ahead,
 A[r, t] + A[t, r] is taken within the head. The factor ½ is applied at the end.
 """
 
@@ -27,7 +27,7 @@ class Capture:
             ``"copy"``: every content token of copy 1; ``"end"``: the very last real position; ``"half"``: the first
             half of all real positions.
         both: Keep the columns before the anchor too.
-        zeros: A text that is not finite gets zeros, as in the authors' code; else it is an error.
+        zeros: A text whose states are not finite gets zeros, as in the authors' code; otherwise it is an error.
         pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
     """
 
@@ -100,7 +100,7 @@ class BackwardAttention:
         return largest.masked_fill(self.anchors[:, None] >= keys, 0.0).mT
 
     def add(self, layer: Tensor, *, first: bool = True) -> None:
-        """Raise the maxima by a layer's, or one head's, [B, R, T]; ``first``: of a layer that was not counted yet."""
+        """Raise the maxima by those of a layer, or of some of its heads, [B, R, T]; ``first``: count a new layer."""
         if self._rows is not None:
             return  # Gradient checkpointing runs a layer once more.
         self.layers += first

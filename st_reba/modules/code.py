@@ -33,6 +33,7 @@ _SECTIONS = (
     "pieces",
     "ensemble",
 )
+_WAY = "preprocess, forward, _run, the model's layers with their attention, and the forward of each module that follows"
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 # What a class needs, beside what every model does.
 _NEEDS = {
@@ -86,7 +87,7 @@ def joined(sections: Collection[str]) -> str:
         body = _EXAMPLE.sub("", body)
         about = [f"# {line}".rstrip() for line in f"{name}: {ast.get_docstring(tree)}".splitlines()]
         bodies.append("\n".join([*about, "", body]))
-    about = f"{', '.join(sections)}. Each begins with a comment of its name."
+    about = f"{', '.join(sections)}. Each begins with a comment of its name. A text takes this way: {_WAY}."
     lines = [f'"""The code of this model, joined from sections of st_reba {__version__}, in this order:', ""]
     lines += textwrap.wrap(f'{about}"""', 120) + [""]
     lines += ["from __future__ import annotations", "", *sorted(plain)]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import current_pass
 from .both_ways import sums
+from .layers import current_pass
 from .layout import PARTS
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from .attention import ATTENTION_NAME, Scores, blocked_attention, current_pass
+from .attention import ATTENTION_NAME, Scores, blocked_attention
 from .capture import BackwardAttention
+from .layers import current_pass
 from .layout import PARTS
 
 logger = logging.getLogger(__name__)

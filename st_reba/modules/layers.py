@@ -6,8 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from .attention import current_pass
+from .attention import ForwardPass, _current
 from .layout import decoder_of
+
+
+def current_pass() -> ForwardPass | None:
+    """The running pass, if it is one of ours."""
+    return _current.get()
 
 
 def layers_of(model: Any) -> nn.ModuleList:

@@ -22,8 +22,8 @@ class Parts(dict[str, Any]):
         raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
 
 
-# Each section enters what it has: attention "pass", "running" and "show", and others the name that they bear here. Of
-# the package alone are "fused", "training", "eager", "code" and "stored_as".
+# "pass", "running" and "show" come from the section attention; "reader", "outputs", "reverse", "second" and "both_ways"
+# from sections that only some models need; "fused", "training", "eager", "code" and "stored_as" from the package alone.
 PARTS = Parts()
 TASKS = ("query", "document")
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
@@ -31,12 +31,12 @@ SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
 _tokenizing = threading.Lock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# The literals of a template, each with the field after it (None: none).
+# Pairs of a literal and the field after it, or None.
 Template = tuple[tuple[str, str | None], ...]
 
 
 def published(kind: Any) -> Any:
-    """Class decorator: modules.json names the class ``st_reba.…``, and pickles find it where it is."""
+    """Class decorator: modules.json calls the class ``st_reba.…``; pickle uses the module that it was loaded from."""
     copyreg.pickle(kind, partial(_reduce, kind.__module__))
     kind.__module__ = "st_reba"
     return kind
@@ -64,7 +64,7 @@ class Span(NamedTuple("Span", [("start", int), ("length", int), ("total", int)])
     """Where a text stands in its row: start of the first copy, tokens per copy, real tokens of the row."""
 
     def __new__(cls, start: Any, *others: int) -> Span:
-        # Trainers that move features to a device make tuples anew, of an iterable.
+        # Some trainers rebuild tuples as type(x)(iterable) when they move features to a device.
         return super().__new__(cls, *((start, *others) if others else start))
 
 
@@ -114,8 +114,8 @@ class Frame:
     """Token ids around the copies of a text, special tokens included; None stands for a copy."""
 
     parts: tuple[tuple[int, ...] | None, ...]
-    # The copies are of the reversed text.
-    reversed: bool = False
+    # Whether the copies hold the reversed text.
+    of_reversed: bool = False
 
     @property
     def copies(self) -> int:
@@ -140,7 +140,7 @@ class Frame:
 
 
 def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> dict[str, Any]:
-    """Features of rows, padded on the right with the row's own first token, which is masked."""
+    """Features of rows, padded on the right with each row's own first token; attention_mask is 0 there."""
     spans = [span for _, _, span in rows]
     width = max((span.total for span in spans), default=0)
     totals = torch.tensor([[span.total] for span in spans], dtype=torch.long)
@@ -153,7 +153,7 @@ def pad(rows: Sequence[tuple[list[int], list[int], Span]]) -> dict[str, Any]:
 
 
 def spans_of(features: Mapping[str, Any]) -> list[Span]:
-    """Spans of features that lost them, as when a batch is split; the host waits for the device."""
+    """Spans found again where features lost them, as when a batch is split; the host waits for the device."""
     mask = features["attention_mask"].cpu()
     content = features["copy_ids"].cpu() == 1 if "copy_ids" in features else mask.bool()
     found = content.int().argmax(dim=1), content.sum(dim=1), mask.sum(dim=1)

@@ -38,9 +38,8 @@ class LayerMasks:
 
     def __init__(self, transformer: NoSinkTransformer, state: ForwardPass) -> None:
         self.state, self.names, self.second, self.m = state, transformer.layer_masks, transformer.second, transformer.m
-        # The mask of a further run of a layer; the attention module that ran last and its mask, for checks.
-        self.further: str | None = None
-        self.last: tuple[nn.Module, str] | None = None
+        self.further: str | None = None  # the mask of a layer's second run
+        self.last: tuple[nn.Module, str] | None = None  # the attention module that ran last, and its mask: for checks
         self.made: dict[Any, tuple[Tensor | None, Tensor]] = {}
 
     def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
@@ -69,7 +68,6 @@ class LayerMasks:
         return self.made[key][1], causal, looks_ahead
 
     def _own(self, own: Tensor | None, causal: bool) -> Tensor:
-        """What the layer sees by itself, [B or 1, 1, T, T] bool."""
         real = self.state.real
         length = real.shape[1]
         if own is None:

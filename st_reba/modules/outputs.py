@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import ForwardPass, current_pass
-from .layers import layers_of
+from .attention import ForwardPass
+from .layers import current_pass, layers_of
 from .layout import PARTS
 
 

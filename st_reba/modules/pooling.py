@@ -1,4 +1,4 @@
-"""ReBAPooling: weighted sums of hidden states, by the attention that a token receives from what follows it."""
+"""ReBAPooling: weighted sums of hidden states, by the attention that a token receives from itself and later ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ class ReBAPooling(Module):
     Args:
         embedding_dimension: Dimension d of the hidden states v_t.
         pooling: ``"last"``: e_n, of the last token in copy 1; ``"mean"``: the mean of e_1 … e_n.
-        implementation: ``"paper"``, or ``"authors"``: what their code computes. For ``last`` the row of the very last
-            position, for ``mean`` the upper triangle of A^new, first half of the rows, for words their rows, over all
-            positions; weights divided by their sum; zeros for a text that is not finite.
+        implementation: ``"paper"``, or ``"authors"``, which is what their code computes:
+
+            - ``last``: the row of A^new of the very last position;
+            - ``mean``: the sum over the first half of the rows of its upper triangle;
+            - words: the sum of their rows;
+            - all over all positions, with weights that sum to 1, and zeros where a text's states are not finite.
         include_special: Sum over template and special positions too.
         normalize_weights: Divide the weights of each e_i by their sum.
 
@@ -48,7 +51,7 @@ class ReBAPooling(Module):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         if pooling not in ("last", "mean") or implementation not in ("paper", "authors"):
-            raise ValueError(f"pooling={pooling!r}, implementation={implementation!r}: one is not known.")
+            raise ValueError(f"Not known: pooling={pooling!r} or implementation={implementation!r}.")
         self.embedding_dimension, self.pooling, self.implementation = embedding_dimension, pooling, implementation
         self.include_special, self.normalize_weights = include_special, normalize_weights
         self.authors = implementation == "authors"
@@ -75,8 +78,9 @@ class ReBAPooling(Module):
         """Pool what RepeatTransformer gives.
 
         Returns:
-            ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B, n, d] are the e_i;
-            otherwise they stay the hidden states, and ``st_reba.encode_tokens`` gives the e_i.
+            ``features`` with ``sentence_embedding`` [B, d]. With ``mean`` of the paper, ``token_embeddings`` [B, n, d]
+            are the e_i, and ``attention_mask`` is theirs; otherwise they stay the hidden states, and
+            ``st_reba.encode_tokens`` gives the e_i.
         """
         self._check(features)
         if self.authors:
@@ -105,8 +109,8 @@ class ReBAPooling(Module):
             normalize: Divide the weights of each e_i by their sum.
 
         Returns:
-            [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, divided to 1. Zero
-            for an empty span.
+            [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, with weights
+            that sum to 1. Zero for an empty span.
         """
         spans = spans.to(features["copy_ids"].device)
         rows = self._weights(features, normalize and not self.authors)[:, : spans.shape[1]]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attention import current_pass, running
+from .attention import running
+from .layers import current_pass
 from .layout import PARTS
 from .second import SecondRuns
 

@@ -65,7 +65,7 @@ class RepeatTransformer(Transformer):
         read: Of ``layers``: ``"states"``, or ``"attention"``, the mean of their attention outputs.
         join: Of several layers' states: ``"mean"`` of the unit vectors, or ``"concat"``.
         final_norm: Read states after the model's final norm, each layer by itself; else before it.
-        causal: Whether no hidden state depends on a later token; None: as the model's modules say.
+        causal: True if hidden states never depend on later tokens; None: as the model's modules say.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
 
@@ -84,7 +84,7 @@ class RepeatTransformer(Transformer):
         *("template", "repeats", "instruction", "pooled", "compute_matched", "layers", "read", "join", "final_norm"),
         *("causal", "recipe", "base_model", "base_revision"),
     ]
-    # Rows of attention that the pooling asks for (a Capture); set by it. None: none.
+    # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
     capture: Any = None
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
@@ -233,15 +233,17 @@ class RepeatTransformer(Transformer):
         frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
         rows = []
         turned: list[list[int]] = []
-        if any(frame.reversed for frame in frames):
+        if any(frame.of_reversed for frame in frames):
             turned = self.content(list(map(PARTS["reverse"], inputs)))["input_ids"]
         for number, ids in enumerate(self.content(inputs)["input_ids"]):
             if budget is not None and len(ids) > budget and not self._warned:
                 self._warned = True
-                logger.warning("A text of %d tokens was cut to %d a copy; longer ones are too.", len(ids), budget)
+                logger.warning(
+                    "A text of %d tokens was cut to %d a copy. Further cuts are not reported.", len(ids), budget
+                )
             for frame in frames:
                 # The reversed text too is cut where the text ends.
-                kept = turned[number][-(budget or 0) :] if frame.reversed else ids[:budget]
+                kept = turned[number][-(budget or 0) :] if frame.of_reversed else ids[:budget]
                 rows.append(frame.place(kept or [empty_text_token(self.tokenizer)]))
         return pad(rows)
 
@@ -274,7 +276,7 @@ class RepeatTransformer(Transformer):
         state = PARTS["pass"](self, features) if parts else None
         for part in parts:
             part.begin(state)
-        # Where nothing looks ahead, padding after a text concerns nobody, and attention without a mask is fastest.
+        # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
         inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **(state.arguments if state else {})}
         with PARTS["running"](state) if parts else nullcontext():
@@ -289,7 +291,7 @@ class RepeatTransformer(Transformer):
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
                 result[name] = result[name].masked_fill(~finite[:, None, None], 0.0)
-        elif not bool(finite.all()):  # the one place where a pass waits for its device
+        elif not bool(finite.all()):  # the one place where this code waits for the device
             self._check_finite(hidden, features)
         return result
 
@@ -367,7 +369,7 @@ class RepeatTransformer(Transformer):
         return model
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the module and the code that it runs; with the package installed in the base's number type."""
+        """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
         with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
             super().save(output_path, *args, **kwargs)
         settings = Path(output_path, "config_sentence_transformers.json")

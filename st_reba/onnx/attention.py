@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..modules.attention import ForwardPass, current_pass
+from ..modules.attention import ForwardPass
 from ..modules.capture import BackwardAttention, Capture
+from ..modules.layers import current_pass
 from ..modules.layout import decoder_of
 from ..modules.masks import LayerMasks, visible
 

@@ -199,7 +199,7 @@ def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch
         patch.setattr(BackwardAttention, "add", lambda *given, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoded(model)
-    assert own.current_pass() is None and torch.equal(encoded(model), wanted)
+    assert own._current.get() is None and torch.equal(encoded(model), wanted)
 
 
 def test_numbers_that_are_not_finite(base: Base) -> None:
