@@ -53,7 +53,7 @@ def script(path: Path, *arguments: str, folder: Path, **environment: str) -> str
         cwd=folder,
         capture_output=True,
         encoding="utf-8",
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
