@@ -96,7 +96,7 @@ def push(
         for name, path in zip(files, paths, strict=True):
             say(f"{path.stat().st_size:>14,}  {name}")
         say("Verifying in a process of its own …")
-        say(f"Verified: {verify_fresh(source, trust_remote_code=trust_remote_code)}")
+        say(f"Verified. {verify_fresh(source, trust_remote_code=trust_remote_code)}")
         if dry_run:
             say(f"Nothing was sent to {repo_id}: this is a dry run.")
             return Pushed(repo_id, None, None, files)

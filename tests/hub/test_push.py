@@ -56,7 +56,7 @@ def test_dry_run(hub: Hub, copied: Path, unverified: None) -> None:
     assert {"README.md", "st_reba.py", "golden.json", "more/notes.txt"} <= set(pushed.files)
     assert not [name for name in pushed.files if ".cache" in name]
     assert all(any(line.endswith(f"  {name}") for line in lines) for name in pushed.files)
-    assert "Verified: all of it" in lines
+    assert "Verified. all of it" in lines
     assert "path/to/model" in (copied / "README.md").read_text(encoding="utf-8")
 
 

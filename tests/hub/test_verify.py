@@ -54,7 +54,7 @@ def test_other_vectors(copied: Path) -> None:
 
 @pytest.mark.slow
 def test_in_a_process_of_its_own(copied: Path) -> None:
-    assert verify_fresh(copied).startswith("vectors of 20 texts: off by")
+    assert verify_fresh(copied).startswith("The vectors of 20 texts are ")
     (copied / "st_reba.py").write_text("# changed\n", encoding="utf-8")
     with pytest.raises(ValueError):
         verify_fresh(copied)
