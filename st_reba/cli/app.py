@@ -63,8 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show Chinese must not end the command
             stream.reconfigure(errors="backslashreplace")
-    if not sys.stderr.isatty():  # as our own bars
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # It tells of kernels that it does without, whatever model is loaded.
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     try:
@@ -96,6 +94,17 @@ def _flag(argument: re.Match[str]) -> str:
 def _fail(message: str, status: int) -> int:
     print(f"st-reba: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def quiet() -> None:
+    """Silence the libraries that load models; downloads keep their bars."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    downloads = not are_progress_bars_disabled()
+    disable_progress_bar()
+    if downloads:
+        enable_progress_bars()
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs
+from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet
 
 Columns = Annotated[list[str] | None, typer.Option("--column", help="A column's role, as text1=premise. Repeatable.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="A label's value, as entailment=1. Repeatable.")]
@@ -51,6 +51,7 @@ def compare(
     """
     from ..evaluation import run
 
+    quiet()
     options: dict[str, Any] = {"metric": metric, "prompts": prompts, "out": out, "figure": figure, "seed": seed}
     options |= _reading(kind, column, label, train, limit)
     options["loading"] = given(device=device, dtype=dtype)
@@ -99,6 +100,7 @@ def evaluate(
     from ..evaluation.papers import beside
     from ..safety import load
 
+    quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {"prompts": prompts, "out": out, "figure": figure, "seed": seed}
     results = run.evaluate(loaded, tasks, **options, **_reading(kind, column, label, train, limit))
@@ -160,6 +162,7 @@ def tune(
         if of not in kinds:
             raise ValueError(f"--labels {str(labels)!r} holds {of}: give {', '.join(kinds)} (--kind).")
         options |= {"labels": rows, "kind": kinds[of]}
+    quiet()
     report = search(base, frame[named].tolist(), out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
 

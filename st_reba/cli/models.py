@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Trust, app, dumped, given, pairs
+from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Trust, app, dumped, given, pairs, quiet
 
 # What --set takes besides the options of Method.
 _LOADING = ("tokenizer", "gguf_file", "revision", "device_map", "model_kwargs")
@@ -75,6 +75,7 @@ def build(
     if found and not method and not {*OPTIONS, *_LOADING, "quantization", "prompts"} & options.keys():
         facts = {"about": found.about, "name": found.name}
     check_free(out, overwrite=overwrite)
+    quiet()
     model = build_model(base, method, **options)
     save(model, out, overwrite=overwrite, **facts)
     _print(_told(str(out), model), as_json)
@@ -96,6 +97,7 @@ def info(
         return _print(Index.open(model).info(), as_json)
     from ..safety import load
 
+    quiet()
     loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
     _print(_told(model, loaded), as_json)
 
@@ -120,6 +122,7 @@ def verify(
         return 0
     from ..hub import verify as verify_model
 
+    quiet()
     report = verify_model(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
     print(dumped(report.to_dict(), indent=1) if as_json else report)
     return 0 if report.ok else 1
@@ -192,6 +195,7 @@ def onnx(
     from ..safety import load
 
     lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()] if texts else []
+    quiet()
     loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {"task": task, "quantize": quantize, "texts": lines, "overwrite": overwrite}
     _print(export(loaded, out, **options), as_json)

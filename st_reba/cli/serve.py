@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import Device, Dtype, Host, Model, Port, Trust, app
+from .app import Device, Dtype, Host, Model, Port, Trust, app, quiet
 
 
 @app.command()
@@ -43,6 +43,7 @@ def serve(
     settings = Settings(batch_size, delay, max_body, max_texts, max_tokens, queue)
     options: dict[str, Any] = {"index": index, "host": host, "port": port, "name": name, "threads": threads}
     options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    quiet()
     serve_model(model, settings=settings, **options)
 
 
@@ -72,4 +73,5 @@ def explore(
 
     options: dict[str, Any] = {"index": index, "host": host, "port": port, "open_browser": open_browser}
     options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    quiet()
     launch(models or DEFAULT, **options)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped
+from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped, quiet
 
 _FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
@@ -80,6 +80,7 @@ def encode(
     store: Any = "float16" if float16 else "float32"
     settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, split=split, strict=strict)
     source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
+    quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is None or not of_a_corpus:
         options = {"task": task, "prompt": prompt, "batch_tokens": batch_tokens}
@@ -159,6 +160,7 @@ def index(
     settings = Settings(batch_tokens=batch_tokens, encoding=encoding, split=split)
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
     options |= {"settings": settings, "strict": strict}
+    quiet()
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
         outcome = asdict((opened.upsert if upsert else opened.add)(_lines(input), **options))
@@ -197,6 +199,7 @@ def search(
 
     chosen = parse_where(where) if where else None
     conditions(chosen or {})
+    quiet()
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None
     for one in query or (line.rstrip("\r\n") for line in sys.stdin if line.strip()):

@@ -17,7 +17,9 @@ NOSINK = ["--set", "setting=mask0-bidir", "--set", "k=2"]
 def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "model")
     assert main(["build", "mini", folder, "--method", "nosink", *NOSINK, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert shown.err == ""  # no bars of what is loaded and written
     assert told["method"] == "nosink:setting=mask0-bidir,k=2" and told["base"] == "mini" and told["layers"] == 6
     assert told["masks"][3:] == ["forward", "nosink-bidirectional", "nosink-bidirectional"]
     assert main(["info", folder, "--json"]) == 0
