@@ -3,6 +3,7 @@
 python scripts/results/sentences_en.py DATA smollm2=FOLDER gemma3=FOLDER qwen2.5=FOLDER --trained MINILM
 """
 
+import pandas as pd
 from common import CHOOSING, SAMPLE, arguments, chosen_k, fill, methods_of, scores, semeval, stsb, table
 
 from st_reba.evaluation.tasks import read_task
@@ -15,11 +16,12 @@ FILTERED = (
 )
 
 given = arguments(__doc__)
-files = {
-    name: given.data / "clustering" / f"{part}_StackOverflow.txt"
-    for name, part in (("text", "title"), ("label", "label"))
+clustering = {"text": "title", "label": "label"}
+columns = {
+    name: (given.data / "clustering" / f"{part}_StackOverflow.txt").read_text(encoding="utf-8").splitlines()
+    for name, part in clustering.items()
 }
-topics = read_task(files, "Clustering", name="StackOverflow", limit=TITLES)
+topics = read_task(pd.DataFrame(columns), "Clustering", name="StackOverflow", limit=TITLES)
 pairs = [stsb(given.data, "test"), *(semeval(given.data, year, PAIRS) for year in (2013, 2014, 2015, 2016))]
 sample = stsb(given.data, "dev").texts[:SAMPLE]
 for base in given.bases:
