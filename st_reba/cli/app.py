@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,13 +99,11 @@ def _fail(message: str, status: int) -> int:
 
 def quiet() -> None:
     """Silence the libraries that load models; downloads keep their bars."""
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils.logging import disable_progress_bar
-
-    downloads = not are_progress_bars_disabled()
-    disable_progress_bar()
+    hub: Any = import_module("huggingface_hub.utils")
+    downloads = not hub.are_progress_bars_disabled()
+    import_module("transformers.utils.logging").disable_progress_bar()
     if downloads:
-        enable_progress_bars()
+        hub.enable_progress_bars()
 
 
 def given(**options: Any) -> dict[str, Any]:
