@@ -44,6 +44,8 @@ for base in given.bases:
     methods = {base.name: "itself"}
     if base.loading:
         methods = methods_of(base, chosen_k(base, stsb(given.data, "dev", CHOOSING)), given.skip)
+        third = base.depth // 3
+        methods[f"the same, k = {third}"] = f"nosink:setting=mask0-bidir,k={third}"
     vectors, frame = base.vectors(list(methods.values()), [*captions, *QUERIES]), pd.DataFrame(dtype=float)
     for label, method in methods.items():
         own = vectors[method]
