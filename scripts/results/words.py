@@ -1,6 +1,6 @@
-"""Word senses (SLPWC and WSD): which of four sentences uses a word otherwise, by method and layer; fills words.md.
+"""Word senses (SLPWC): which of four sentences uses a word otherwise, by method and layer; fills words.md.
 
-python scripts/results/words.py DATA gemma3=FOLDER qwen2.5=FOLDER
+python scripts/results/words.py DATA gemma3=FOLDER
 """
 
 import json
@@ -10,9 +10,8 @@ from common import arguments, fill, table
 
 from st_reba.evaluation import compare, read_task
 
-SETS = {"SLPWC": "SLPWC_v1.csv", "WSD": "WSD_v1.csv"}
 METHODS = {"classical": "classical", "Echo-2": "echo", "ReBA-2": "reba", "MASK0-BIDIR": "nosink"}
-# Questions that are drawn of a set.
+# Questions that are drawn.
 LIMIT = 100
 
 given = arguments(__doc__)
@@ -22,17 +21,15 @@ for base in given.bases:
     # From the middle layer on, masks look both ways.
     half = base.depth // 2
     methods += [f"nosink:setting=mask0-bidir,k={layer - half},layer={layer}" for layer in layers if layer > half]
-    for name, source in SETS.items():
-        file = base.cache / f"words-{name}.json"
-        if not file.exists():
-            task = read_task(given.data / "words" / source, "WordSense", limit=LIMIT)
-            results = compare(base.model, task, methods, draws=0).results
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({each.method: dict(each.scores) for each in results}), encoding="utf-8")
-        frame = pd.DataFrame(dtype=float)
-        for method, each in json.loads(file.read_text(encoding="utf-8")).items():
-            label = next(one for one, form in METHODS.items() if method.startswith(form))
-            for metric, value in each.items():
-                distance = metric.removeprefix("accuracy ").replace("euclidean", "Euclidean")
-                frame.loc[f"{label}, {distance}", f"layer {method.partition('layer=')[2]}"] = 100 * value
-        fill("words.md", f"{base.name} {name}", table(frame, f"{base.name}, {name}"))
+    file = base.cache / "words-SLPWC.json"
+    if not file.exists():
+        task = read_task(given.data / "words" / "SLPWC_v1.csv", "WordSense", limit=LIMIT)
+        results = compare(base.model, task, methods, draws=0).results
+        file.write_text(json.dumps({each.method: dict(each.scores) for each in results}), encoding="utf-8")
+    frame = pd.DataFrame(dtype=float)
+    for method, each in json.loads(file.read_text(encoding="utf-8")).items():
+        label = next(one for one, form in METHODS.items() if method.startswith(form))
+        for metric, value in each.items():
+            distance = metric.removeprefix("accuracy ").replace("euclidean", "Euclidean")
+            frame.loc[f"{label}, {distance}", f"layer {method.partition('layer=')[2]}"] = 100 * value
+    fill("words.md", f"{base.name} SLPWC", table(frame, f"{base.name}, SLPWC"))
