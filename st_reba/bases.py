@@ -74,7 +74,7 @@ def gguf_quantization(file: str) -> str:
         raise ImportError("GGUF files need the gguf package: pip install 'st-reba[gguf]'") from error
     from collections import Counter
 
-    reader = gguf.GGUFReader(file)
+    reader = _gguf_reader(gguf, file)
     types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
     readable = [each for each in gguf.GGMLQuantizationType if _dequantizes(gguf, each)]
     for each in types:
@@ -87,6 +87,22 @@ def gguf_quantization(file: str) -> str:
     if field is not None:
         return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
     return str(types.most_common(1)[0][0].name) if types else "unknown"
+
+
+def _gguf_reader(gguf: Any, file: str) -> Any:
+    """A reader of a GGUF file that refuses sizes beyond the file's end, on which gguf's own would hang."""
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("a part reaches beyond its end")
+            return super()._get(offset, dtype, count, override_order)
+
+    try:
+        return Reader(file)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
 
 
 def _dequantizes(gguf: Any, kind: Any) -> bool:

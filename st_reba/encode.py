@@ -195,7 +195,10 @@ def encode_file(
         raise ValueError("There are no texts to encode.")
     vectors = np.concatenate(chunks)
     with whole_file(target) as stream:
-        np.save(stream, vectors)
+        # Not np.save, which does not notice a full disk.
+        described = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
+        np.lib.format.write_array_header_1_0(stream, described)
+        stream.write(np.ascontiguousarray(vectors, "<f4").data)
     return vectors.shape[0], vectors.shape[1]
 
 

@@ -138,6 +138,14 @@ def gguf_file(folder: Path, kind: str) -> Path:
     return folder / f"tiny-{kind}.gguf"
 
 
+def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path, "Q8_0")
+    for size in (file.stat().st_size - 5000, 4000, 30):
+        file.write_bytes(file.read_bytes()[:size])
+        with pytest.raises(ValueError, match="tiny-Q8_0.gguf"):
+            build(str(file))
+
+
 @pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="this transformers does not make GGUF files dense")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
 def test_gguf(kind: str, tmp_path: Path) -> None:

@@ -78,14 +78,14 @@ class Comparison:
         rows = {}
         for each in self.results:
             low, high = each.interval or (None, None)
-            counts = {"above": winners.count(each.method), "below": losers.count(each.method)}
+            counts = {"better": winners.count(each.method), "worse": losers.count(each.method)}
             rows[each.method] = {each.metric: each.score, "low": low, "high": high, **counts}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def __str__(self) -> str:
         first = self.results[0]
         about = f"{first.model}, {first.task}: {first.kind}, {first.items} items, {first.seconds:.1f} seconds"
-        legend = "above, below: how many of the other methods it is significantly above and below (95 %, all pairs)"
+        legend = "better, worse: than how many of the other methods it is, for certain (95 %, corrected for all pairs)"
         return f"{about}\n\n{markdown(self.table())}\n\n{legend}"
 
 

@@ -62,7 +62,7 @@ def verify(
     folder = os.fspath(path)
     file = _file(folder, FILE, hub)
     if file is None:
-        raise FileNotFoundError(f"{folder!r} holds no {FILE}. Save the model with st_reba.hub.save.")
+        raise FileNotFoundError(f"{folder!r} holds no {FILE}. st-reba build and st_reba.hub.save write one.")
     stored = read_golden(file)
     if stored.get("graph") is not None:
         from ..onnx import verify_graph

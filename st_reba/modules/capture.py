@@ -87,7 +87,8 @@ class BackwardAttention:
                 found = output, torch.cat(columns, dim=2)
             self.add(found[1])
             return found[0]
-        return PARTS["both_ways"](self, query, key, value, scores)
+        attended: Tensor = PARTS["both_ways"](self, query, key, value, scores)
+        return attended
 
     def columns(self, probabilities: Tensor, start: int) -> Tensor:
         """Columns of the anchors, [B, R, Q], the maximum over heads, of probabilities [B, H, Q, K]."""

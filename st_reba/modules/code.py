@@ -87,9 +87,9 @@ def joined(sections: Collection[str]) -> str:
         body = _EXAMPLE.sub("", body)
         about = [f"# {line}".rstrip() for line in f"{name}: {ast.get_docstring(tree)}".splitlines()]
         bodies.append("\n".join([*about, "", body]))
-    about = f"{', '.join(sections)}. Each begins with a comment of its name. A text takes this way: {_WAY}."
+    told = f"{', '.join(sections)}. Each begins with a comment of its name. A text takes this way: {_WAY}."
     lines = [f'"""The code of this model, joined from sections of st_reba {__version__}, in this order:', ""]
-    lines += textwrap.wrap(f'{about}"""', 120) + [""]
+    lines += textwrap.wrap(f'{told}"""', 120) + [""]
     lines += ["from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]
     return "\n".join(lines) + "\n\n" + "\n\n\n".join(bodies) + "\n"

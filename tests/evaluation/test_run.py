@@ -119,9 +119,9 @@ def test_the_table_counts_significant_differences(base: SentenceTransformer) -> 
     found = compare(base, table, [PLAIN, "prompteol", "classical"])
     rows = found.table()
     certain = [each for each in found.differences if each.significant]
-    assert rows["above"].sum() == rows["below"].sum() == len(certain) > 0
+    assert rows["better"].sum() == rows["worse"].sum() == len(certain) > 0
     best = max(found.results, key=lambda each: each.score).method
-    assert rows.loc[best, "above"] == sum(best in (each.first, each.second) for each in certain)
+    assert rows.loc[best, "better"] == sum(best in (each.first, each.second) for each in certain)
     assert found.results[0].method in str(found)
 
 
