@@ -47,7 +47,7 @@ class _Served(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def model() -> Any:
     """Of two layers, as tracing all takes its time."""
-    return st_reba.build("mini", pooling="mean", layer=2, dtype="float32", device="cpu")
+    return st_reba.build("mini", "reba", pooling="mean", layer=2, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
