@@ -99,8 +99,8 @@ def version_of(model: SentenceTransformer) -> int:
     """A number that changes when weights or settings of a loaded model change."""
     modules: list[Any] = [(type(one).__name__, getattr(one, "get_config_dict", dict)()) for one in model.children()]
     settings = (modules, model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name)
-    weights = tuple((one.data_ptr(), one._version) for one in model.parameters())
-    return hash((json.dumps(settings, sort_keys=True, default=repr), str(model.device), weights))
+    weights = tuple((one.data_ptr(), one._version, one.device) for one in model.parameters())
+    return hash((json.dumps(settings, sort_keys=True, default=repr), weights))
 
 
 def _probe(model: SentenceTransformer) -> tuple[int, Probe, float]:

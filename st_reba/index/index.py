@@ -207,8 +207,9 @@ class Index:
             vectors = np.asarray(self._its_model().encode_query(texts, **options))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
-            if self._model is not None:
-                # Another model's index may have taken the place of this one meanwhile.
+            given = isinstance(queries, np.ndarray)
+            if self._model is not None and (given or self._checked[self._model][1] != snapshot.state.model):
+                # It was not checked yet, or another model's index took the place of this one meanwhile.
                 self._check(self._model, snapshot.state)
             ready = scaled_queries(vectors, snapshot.state.dim, snapshot.state.metric)
             results = snapshot.search(tx, ready, k, where)
