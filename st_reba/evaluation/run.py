@@ -225,7 +225,8 @@ def evaluate(
             benchmarks; mteb's task objects.
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
-        figure, batch_tokens, seed, show_progress_bar, **reading: As for `compare`.
+        figure, batch_tokens, seed, show_progress_bar: As for `compare`.
+        **reading: As for `compare`.
 
     Example:
         >>> import st_reba
