@@ -306,7 +306,7 @@ def test_failure_leaves_the_folder_as_it_was(
 
     with pytest.raises(ValueError):
         encode_file(model, cast(Any, [*SOME, SOME[0], None]), out, chunk_size=6)
-    for place, name, fail in ((np, "save", fails_on_disk), (os, "replace", interrupted)):
+    for place, name, fail in ((np.lib.format, "write_array_header_1_0", fails_on_disk), (os, "replace", interrupted)):
         with monkeypatch.context() as patch, pytest.raises((OSError, KeyboardInterrupt)):
             patch.setattr(place, name, fail)
             encode_file(model, SOME, out)

@@ -125,7 +125,7 @@ def test_methods_and_recipes_need_no_torch() -> None:
     code = (
         "import sys, st_reba; from st_reba.recipe import recipe_of; "
         "method = st_reba.Method.parse('echo:pooling=mean,setting=mask0-bidir,k=4,layer=3'); "
-        "recipe_of({'base': 'mini', 'pooling': 'mean'}, 'x'); st_reba.Method(repeats=3); "
+        "recipe_of({'base': 'mini', 'k': 1, 'setting': 'mask0-for'}, 'x'); st_reba.Method(read='attention'); "
         "assert not {'torch', 'transformers', 'sentence_transformers', 'faiss', 'yaml'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
