@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -116,6 +117,23 @@ def pairs(words: list[str] | None, option: str) -> dict[str, str]:
     if wrong := [each for each in words or [] if "=" not in each.lstrip("=")]:
         raise ValueError(f"{option} {wrong[0]!r}: write NAME=VALUE")
     return dict(each.split("=", 1) for each in words or [])
+
+
+def read_texts(path: Path, column: str | None = None) -> list[str]:
+    """The texts of a file or folder; what is set aside is told on standard error."""
+    from ..corpus import Document
+    from ..corpus.source import open_source
+
+    records = list(open_source(path, text_column=column).read())
+    tell_rejects([each for each in records if not isinstance(each, Document)], "they are not used")
+    return [each.text for each in records if isinstance(each, Document)]
+
+
+def tell_rejects(rejects: list[Any], remedy: str) -> None:
+    """Say on standard error how many records were set aside, and why."""
+    if rejects:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
+        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
 
 
 def dumped(value: Any, indent: int | None = None) -> str:

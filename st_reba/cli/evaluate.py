@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet
+from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet, read_texts
 
 Columns = Annotated[list[str] | None, typer.Option("--column", help="A column's role, as text1=premise. Repeatable.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="A label's value, as entailment=1. Repeatable.")]
@@ -121,7 +121,8 @@ def evaluate(
 def tune(
     base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
     texts: Annotated[
-        Path, typer.Argument(help="Texts like those to be embedded: a table with a column text, or .txt.")
+        Path,
+        typer.Argument(help="Texts like those to be embedded: .txt (a text a line), a table, or a folder of these."),
     ],
     out: Annotated[Path, typer.Argument(help="The folder of the run: recipe, model, report.")],
     labels: Annotated[
@@ -145,14 +146,11 @@ def tune(
         st-reba tune mini texts.txt tuned
         st-reba tune mini texts.txt tuned --labels pairs.tsv
     """
-    from ..evaluation.tasks import frame_of, labelled_rows
+    from ..evaluation.tasks import labelled_rows
     from ..evaluation.tune import tune as search
 
     reading = _reading(kind, column, None, None, None)
-    frame = frame_of(texts)
-    named = reading.get("columns", {}).get("text", "text")
-    if named not in frame.columns:
-        raise ValueError(f"TEXTS {str(texts)!r} has no column {named!r}: name it, --column text=NAME.")
+    found = read_texts(texts, reading.get("columns", {}).get("text"))
     options: dict[str, Any] = {"sample": sample, "most_cost": most_cost, "seed": seed}
     options |= given(device=device, dtype=dtype)
     if labels is not None:
@@ -163,7 +161,7 @@ def tune(
             raise ValueError(f"--labels {str(labels)!r} holds {of}: give {', '.join(kinds)} (--kind).")
         options |= {"labels": rows, "kind": kinds[of]}
     quiet()
-    report = search(base, frame[named].tolist(), out, say=lambda line: typer.echo(line, err=True), **options)
+    report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
 
 

@@ -9,7 +9,22 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Trust, app, dumped, given, pairs, quiet
+from .app import (
+    AsJson,
+    Device,
+    Dtype,
+    Model,
+    Out,
+    Overwrite,
+    Revision,
+    Trust,
+    app,
+    dumped,
+    given,
+    pairs,
+    quiet,
+    read_texts,
+)
 
 # What --set takes besides the options of Method.
 _LOADING = ("tokenizer", "gguf_file", "revision", "device_map", "model_kwargs")
@@ -32,7 +47,9 @@ def build(
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Another option: layer=[2,3], chunk=256, gguf_file=… Repeatable."),
     ] = None,
-    texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, for --method auto.")] = None,
+    texts: Annotated[
+        Path | None, Option(metavar="PATH", help="Texts for --method auto: a file, or a folder of files.")
+    ] = None,
     quantization: Annotated[str | None, Option(help="nf4 or int8, by bitsandbytes.")] = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -63,7 +80,7 @@ def build(
         repeats=repeats,
         template=template[0] if template and len(template) == 1 else template,
         prompts=pairs(prompt, "--prompt"),
-        texts=texts and texts.read_text(encoding="utf-8").splitlines(),
+        texts=texts and read_texts(texts),
         quantization=quantization,
         dtype=dtype,
         device=device,
@@ -183,7 +200,9 @@ def onnx(
     out: Out,
     task: Annotated[str | None, Option(help="query or document, where their templates or prompts differ.")] = None,
     quantize: Annotated[str | None, Option(help="int8: also a graph in 8 bits, and what it loses.")] = None,
-    texts: Annotated[Path | None, Option(metavar="FILE", help="Texts, one a line, to measure 8 bits on.")] = None,
+    texts: Annotated[
+        Path | None, Option(metavar="PATH", help="Texts to measure 8 bits on: a file, or a folder of files.")
+    ] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -194,7 +213,7 @@ def onnx(
     from ..onnx import export
     from ..safety import load
 
-    lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()] if texts else []
+    lines = read_texts(texts) if texts else []
     quiet()
     loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     options: dict[str, Any] = {"task": task, "quantize": quantize, "texts": lines, "overwrite": overwrite}

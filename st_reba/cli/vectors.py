@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped, quiet
+from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped, quiet, tell_rejects
 
 _FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
@@ -89,7 +88,7 @@ def encode(
     corpus = encode_corpus(loaded, source, out, settings=settings, **running)
     totals = corpus.header()["totals"]
     print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-    _tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
+    tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
 
 
 def _encode_texts(
@@ -174,7 +173,7 @@ def index(
         print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
     else:
         print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
-        _tell_rejects(rejects, "--json lists all")
+        tell_rejects(rejects, "--json lists all")
     return int(bool(rejects) and not said)  # all was set aside
 
 
@@ -264,9 +263,3 @@ def export(
 def _lines(input: str) -> Any:
     """A path, or the lines of standard input."""
     return [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if input == "-" else input
-
-
-def _tell_rejects(rejects: list[Any], remedy: str) -> None:
-    if rejects:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
-        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
