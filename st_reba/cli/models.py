@@ -174,7 +174,10 @@ def zoo(
     name: Annotated[str | None, Argument(metavar="NAME", help="Show this model's recipe; or a recipe.yaml.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of the zoo, or show the recipe of one. st-reba build zoo:NAME OUT builds it."""
+    """List the models of the zoo, or show the recipe of one. st-reba build zoo:NAME OUT builds it.
+
+    GB: of the weights at 16 bits.
+    """
     from ..recipe import read_recipe
     from ..zoo import recipe
     from ..zoo import zoo as names
@@ -185,10 +188,12 @@ def zoo(
     found = [recipe(each) for each in names()]
     if as_json:
         return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
-    rows = [("NAME", "BASE", "STATUS", "METHOD")]
+    rows = [("NAME", "BASE", "GB", "LICENCE", "STATUS", "METHOD")]
     for each in found:
         method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
-        rows.append((each.name, each.base, each.status, f"{each.method['name']}{':' * bool(method)}{method}"))
+        size, licence = _gigabytes(each.about.get("parameters")), str(each.about.get("licence", "-"))
+        written = f"{each.method['name']}{':' * bool(method)}{method}"
+        rows.append((each.name, each.base, size, licence, each.status, written))
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     for row in rows:
         print("".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -220,15 +225,24 @@ def onnx(
     _print(export(loaded, out, **options), as_json)
 
 
+def _gigabytes(parameters: str | None) -> str:
+    """What so many parameters, as 0.5B or 270M, take at 16 bits."""
+    if parameters is None:
+        return "-"
+    return f"{2 * float(parameters[:-1]) * {'M': 1e-3, 'B': 1}[parameters[-1]]:.3g}"
+
+
 def _told(place: str, model: Any) -> dict[str, Any]:
     """What `info` shows of a loaded model."""
+    from ..hub.card import written_templates
     from ..methods import method_of
 
     first, method = model[0], method_of(model)
     told: dict[str, Any] = {"model": place, "method": str(method) if method else None}
     if hasattr(first, "base_model"):
         told |= {"base": first.base_model, "revision": first.base_revision, "layers": first.depth}
-        told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies, "templates": first.rows}
+        told |= {"masks": getattr(first, "layer_masks", None), "copies": first.copies}
+        told["templates"] = written_templates(first)
         fields = {name: "-" for name in first.fields("document")}
         told["tokens a text"] = first.budget(task="document", **fields)
     told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
@@ -245,6 +259,9 @@ def _print(value: Any, as_json: bool) -> None:
         return
     for key, each in value.items():
         if isinstance(each, dict):
-            typer.echo("\n".join([f"{key}:", *(f"  {name}: {one}" for name, one in each.items())]))
+            typer.echo(f"{key}:")
+            for name, one in each.items():
+                # A template's line breaks and spaces are seen in JSON.
+                typer.echo(f"  {name}: {dumped(one) if isinstance(one, list) else one}")
         elif each is not None:
             typer.echo(f"{key}: {each}")

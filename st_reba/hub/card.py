@@ -248,16 +248,21 @@ def _quantization(first: Any) -> str | None:
     return f"{given.get('quant_method')}, {bits} bits ({kind})" if bits else given.get("quant_method")
 
 
-def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
-    """Templates, fields, copies, and how many tokens of a text are read."""
-    fields = {task: dict.fromkeys(open_fields(first, task), "…") for task in ("query", "document")}
-    written = {
+def written_templates(first: Any) -> dict[str, list[str]]:
+    """The templates of queries and of documents, as text with ``{names}`` where something is put in."""
+    return {
         task: [
             "".join(literal + (f"{{{name}}}" if name else "") for literal, name in each[task])
             for each in first.templates
         ]
-        for task in fields
+        for task in ("query", "document")
     }
+
+
+def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
+    """Templates, fields, copies, and how many tokens of a text are read."""
+    fields = {task: dict.fromkeys(open_fields(first, task), "…") for task in ("query", "document")}
+    written = written_templates(first)
     frames = first.frames(None, "document", **fields["document"])
     return {
         "fields": fields,

@@ -25,7 +25,10 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["info", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told
     assert main(["info", folder]) == 0
-    assert "method: nosink:setting=mask0-bidir,k=2" in capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out.splitlines()
+    assert "method: nosink:setting=mask0-bidir,k=2" in shown
+    assert told["templates"] == {"document": ["{text}"], "query": ["{text}"]}
+    assert shown[shown.index("templates:") + 1 :][:2] == ['  query: ["{text}"]', '  document: ["{text}"]']
     assert main(["verify", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     (tmp_path / "model" / "st_reba.py").write_text("# other\n", encoding="utf-8")
@@ -85,6 +88,11 @@ def test_zoo(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["zoo"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", *st_reba.zoo()]
+    cells = {line.split()[0]: line.split()[1:4] for line in lines}
+    assert cells["mini-echo"][:2] == ["mini", "0.0078"]
+    assert cells["NAME"] == ["BASE", "GB", "LICENCE"]
+    (gemma,) = {tuple(cells[name]) for name in cells if name.startswith("gemma3-1b-")}
+    assert gemma == ("google/gemma-3-1b-pt", "2", "gemma")
     assert main(["zoo", "mini-echo", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["base"], shown["method"]) == ("mini", "echo")
