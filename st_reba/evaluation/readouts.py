@@ -163,8 +163,7 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
     """
     groups: dict[Method, list[Method]] = {}
     readouts = {method: readout_of(method, depth) for method in methods}
-    for method in sorted(readouts, key=lambda each: -readouts[each].layer if readouts[each] else 0):  # type: ignore[union-attr]
-        mine = readouts[method]
+    for method, mine in sorted(readouts.items(), key=lambda item: -item[1].layer if item[1] else 0):
         for first, group in groups.items():
             other = readouts[first]
             if mine is not None and other is not None and _input(first) == _input(method):

@@ -1,6 +1,6 @@
 """The best method for a base model and texts, from views of the texts alone or from labels.
 
-A dozen forward passes give every layer, pooled. Two thirds of the items choose among them. The others only report what
+A few forward passes give every layer, pooled. Two thirds of the items choose among them. The others only report what
 the choice is worth, beside the papers' methods.
 """
 
@@ -38,7 +38,7 @@ _KEPT = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim",
 
 
 @dataclass(frozen=True)
-class Row:
+class TuneRow:
     """A method of a report, on the items that report.
 
     Args:
@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class TuneReport:
     """The choice; beside it the papers' methods, on items that did not choose.
 
     Args:
@@ -75,7 +75,7 @@ class Report:
     """
 
     method: Method
-    rows: tuple[Row, ...]
+    rows: tuple[TuneRow, ...]
     kind: str
     counts: tuple[int, int]
     tried: int
@@ -112,7 +112,7 @@ def tune(
     seed: int = 0,
     say: Callable[[str], object] = print,
     **loading: Any,
-) -> Report:
+) -> TuneReport:
     """Find which method suits a base and texts; write its recipe, the model and a report.
 
     Without labels vectors are good if parts of a text find each other among those of the other texts. With labels,
@@ -153,7 +153,8 @@ def tune(
         fit = [text for text in found if text not in set(second.texts)]
     model = opened(base, **loading)
     depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    search, passes = Search(model, first, fit, folder / "passes"), passes_of(depth, script)
+    search = Search(model, first, fit, folder / "passes")
+    passes = passes_of(depth, script, labelled=labels is not None)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
         before = time.perf_counter()
@@ -169,7 +170,7 @@ def tune(
     rows = reported(model, {"chosen": method, **papers}, second)
     counts, notes = (len(first.items), len(second.items)), _notes(first, found)
     seconds = time.perf_counter() - started
-    report = Report(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
+    report = TuneReport(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
     say(str(report))
     return report
@@ -194,10 +195,10 @@ def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> Sent
     return with_filter(made, fitted_filter(made, found)) if choice.filtered else made
 
 
-def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task) -> tuple[Row, ...]:
+def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task) -> tuple[TuneRow, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
     plain = sum(positions(base[0], items.texts)) * depth_of(base)
-    rows: dict[str, Row] = {}
+    rows: dict[str, TuneRow] = {}
     for first, group in shared(list(dict.fromkeys(methods.values())), depth_of(base)).items():
         started = time.perf_counter()
         found = vectors(base, group, items.texts, check=False)
@@ -208,7 +209,7 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
             layers, size = depth_of(built[method]), sum(each.nbytes for each in built[method].parameters()) / 1e6
             spent = sum(positions(built[method][0], items.texts)) * layers / plain
             error, share = float(values.std()) / len(values) ** 0.5, layers / depth_of(built[first])
-            rows[name] = Row(name, method, float(values.mean()), error, spent, seconds * share, size)
+            rows[name] = TuneRow(name, method, float(values.mean()), error, spent, seconds * share, size)
     return tuple(rows[name] for name in methods)
 
 
@@ -227,7 +228,7 @@ def _labelled(labels: Sequence[tuple[Any, ...]], kind: str, seed: int) -> tuple[
     )
 
 
-def _write(report: Report, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
+def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
     """Write recipe, model and report into the folder."""
     from ..hub.save import save
     from ..recipe import LOADING, save_recipe
