@@ -60,7 +60,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     from st_reba.corpus import Document, encode, encode_corpus
     from st_reba.safety import load
 
-    model = load(options.model) if Path(options.model).is_dir() else st_reba.build(options.model, "reba", pooling="mean")
+    saved = Path(options.model).is_dir()
+    model = load(options.model) if saved else st_reba.build(options.model, "reba", pooling="mean")
     spent: Counter[str] = Counter()
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -210,7 +210,8 @@ def test_settings(base: Base, name: str, setting: str) -> None:
     windows = [WINDOW if kind == "sliding_attention" else None for kind in types]
     inplace = setting == "mask0&bidir"
     model = build(path, "nosink", **PLAN) if inplace else build(path, "nosink", setting=setting, k=2)
-    wanted = plan(DEPTH, "inplace" if inplace else setting[:-6], "bidirectional", 2, 1 if inplace else 0)  # type: ignore[arg-type]
+    kind: Any = "inplace" if inplace else setting[:-6]
+    wanted = plan(DEPTH, kind, "bidirectional", 2, 1 if inplace else 0)
     for text, got in zip(TEXTS, encoded(model), strict=True):
         placed = layout(path, text, (None,))
         hidden, _ = hooked(tower(path), placed.ids, wanted, windows)

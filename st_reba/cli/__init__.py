@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from .app import app, main
+from .app import app, main  # noqa: I001
+
+# They enter their commands into ``app``, in the order of the help.
+from . import models, vectors, evaluate, serve  # noqa: F401
 
 __all__ = ["app", "main"]

@@ -139,7 +139,3 @@ def tell_rejects(rejects: list[Any], remedy: str) -> None:
 def dumped(value: Any, indent: int | None = None) -> str:
     """A value as JSON."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
-
-
-# They enter their commands into ``app``, in the order of the help.
-from . import models, vectors, evaluate, serve  # noqa: E402, F401, I001

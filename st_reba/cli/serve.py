@@ -37,10 +37,10 @@ def serve(
     """
     # The tokenizer's own threads would compete with torch's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ..serve import Settings
+    from ..serve import ServeSettings
     from ..serve import serve as serve_model
 
-    settings = Settings(batch_size, delay, max_body, max_texts, max_tokens, queue)
+    settings = ServeSettings(batch_size, delay, max_body, max_texts, max_tokens, queue)
     options: dict[str, Any] = {"index": index, "host": host, "port": port, "name": name, "threads": threads}
     options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     quiet()

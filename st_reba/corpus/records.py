@@ -107,7 +107,8 @@ class Columns:
         metadata = {key: value for key, value in row.items() if key not in (self.text, self.id or self.text)}
         metadata = {key: value for key, value in metadata.items() if not is_missing(value)}
         text: Any = row[self.text or ""]
-        return checked(Document(None if is_missing(text) else text, identity, metadata), place, max_chars)  # type: ignore[arg-type]
+        text = None if is_missing(text) else text
+        return checked(Document(text, identity, metadata), place, max_chars)
 
 
 def is_missing(value: Any) -> bool:

@@ -1,4 +1,4 @@
 """HTTP server for a saved model that OpenAI's clients understand. Needs the extra ``serve``."""
 
-from .run import Settings as Settings
+from .run import ServeSettings as ServeSettings
 from .run import serve as serve

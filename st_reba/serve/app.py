@@ -24,7 +24,7 @@ from starlette.routing import Route
 from ..index import OtherModelError
 from .joining import Joining
 from .requests import EmbeddingRequest, Refusal, SearchRequest
-from .run import Settings
+from .run import ServeSettings
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -56,11 +56,11 @@ class EmbeddingServer(Starlette):
         name: str,
         *,
         index: Any = None,
-        settings: Settings | None = None,
+        settings: ServeSettings | None = None,
         keys: Sequence[str] = (),
         hosts: Sequence[str] = (),
     ) -> None:
-        self.name, self.index, self.settings, self.hosts = name, index, settings or Settings(), hosts
+        self.name, self.index, self.settings, self.hosts = name, index, settings or ServeSettings(), hosts
         self.keys = [key.encode() for key in keys]
         self.dimension = int(model.get_embedding_dimension() or 0)
         self.started = int(time.time())

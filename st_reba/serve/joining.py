@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..encode import Task, encode_texts, in_order, planned_batches
 from .requests import Refusal
-from .run import Settings
+from .run import ServeSettings
 
 _Item = tuple[str, Task | None]
 
@@ -21,7 +21,7 @@ _Item = tuple[str, Task | None]
 class Joining:
     """Encode texts of concurrent requests together, one batch at a time; ``on_batch`` gets each batch's size."""
 
-    def __init__(self, model: Any, settings: Settings, on_batch: Callable[[int], object]) -> None:
+    def __init__(self, model: Any, settings: ServeSettings, on_batch: Callable[[int], object]) -> None:
         self.model, self.settings, self.on_batch = model, settings, on_batch
         self.waiting = 0  # texts that were accepted and not answered
         # A thread of its own never waits for those that tokenize and write answers.

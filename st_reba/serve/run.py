@@ -17,7 +17,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeSettings:
     """Batches and limits of a server; requests beyond a limit are refused with 413, 422 or 429.
 
     Args:
@@ -53,7 +53,7 @@ def serve(
     port: int = 8080,
     name: str | None = None,
     threads: int | None = None,
-    settings: Settings | None = None,
+    settings: ServeSettings | None = None,
     **options: Any,
 ) -> None:
     """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C answer the accepted requests, then end it.

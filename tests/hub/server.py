@@ -89,7 +89,8 @@ def running() -> Iterator[Hub]:
     """A hub that listens on 127.0.0.1 and always stops."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answer,), {}))
     server.daemon_threads, server.block_on_close = True, False
-    server.RequestHandlerClass.hub = hub = Hub(f"http://127.0.0.1:{server.server_address[1]}")  # type: ignore[attr-defined]
+    hub = Hub(f"http://127.0.0.1:{server.server_address[1]}")
+    server.RequestHandlerClass.hub = hub  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield hub

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.serve import Settings
+from st_reba.serve import ServeSettings
 from st_reba.serve.app import EmbeddingServer
 
 PATH = "/v1/embeddings"
@@ -72,7 +72,7 @@ def test_dimensions(ask: Any, model: Any) -> None:
     ids=lambda value: str(value)[:24],
 )
 def test_refusals(ask: Any, given: Any, status: int, kind: str) -> None:
-    (answer,) = ask((PATH, given), settings=Settings(max_texts=8, max_tokens=100, max_body=1))
+    (answer,) = ask((PATH, given), settings=ServeSettings(max_texts=8, max_tokens=100, max_body=1))
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], set(error)) == (status, kind, {"message", "type", "param", "code"})
     assert (answer.headers.get("connection") == "close") == (status == 413)
@@ -177,7 +177,7 @@ def test_bodies_together_are_bounded(model: Any, client: Any) -> None:
         yield b"no JSON"
 
     async def run() -> list[int]:
-        async with client(EmbeddingServer(model, "m", settings=Settings(max_body=1))) as to:
+        async with client(EmbeddingServer(model, "m", settings=ServeSettings(max_body=1))) as to:
             go, headers = asyncio.Event(), {"Content-Type": "application/json"}
             sent = [asyncio.create_task(to.post(PATH, content=held(go), headers=headers)) for _ in range(66)]
             await asyncio.wait(sent, timeout=9, return_when=asyncio.FIRST_COMPLETED)

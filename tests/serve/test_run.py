@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import st_reba
-from st_reba.serve import Settings, run
+from st_reba.serve import ServeSettings, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from serving import process
@@ -54,7 +54,7 @@ def test_a_warning_where_anybody_may_ask(
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("delay", "batch_size", "queue"):
         with pytest.raises(ValueError):
-            Settings(**{name: 0})
+            ServeSettings(**{name: 0})
     monkeypatch.setitem(sys.modules, "batched", None)
     with pytest.raises(ImportError, match=r"st-reba\[serve\]"):
         st_reba.serve.serve("organization/model", port=0)
