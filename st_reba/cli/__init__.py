@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from .app import app, main  # noqa: I001
+from importlib import import_module
+
+from .app import app, main
 
 # They enter their commands into ``app``, in the order of the help.
-from . import models, vectors, evaluate, serve  # noqa: F401
+for _commands in ("models", "vectors", "evaluate", "serve"):
+    import_module(f".{_commands}", __name__)
 
 __all__ = ["app", "main"]
