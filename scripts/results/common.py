@@ -45,6 +45,7 @@ READINGS = {
     "PromptEOL, attention outputs": "prompteol:read=attention",
     "PromptEOL, both word orders": "prompteol:template=reverseol",
     "both word orders, attention outputs": "prompteol:template=reverseol,read=attention",
+    "the same with an example": "prompteol:template=reverseol-example,read=attention",
     "PromptEOL, layer {most}": "prompteol:layer={most}",
     "classical, mean, layer {half}": "classical:pooling=mean,layer={half}",
     "Echo-2, mean, layer {half}": "echo:pooling=mean,layer={half}",
