@@ -77,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        # Messages of the package name its arguments.
-        return _fail(re.sub(r"\b([a-z_]+)=True\b( \(--[a-z-]+\))?", _flag, str(error) or type(error).__name__), 1)
+        # Messages of the package name its arguments; other libraries' stay as they are.
+        named = re.compile(r"\b(overwrite|trust_remote_code)=True\b( \(--[a-z-]+\))?")
+        return _fail(named.sub(_flag, str(error) or type(error).__name__), 1)
     except Exception as error:
         # Click's own errors; its classes are private to typer in some versions.
         if not hasattr(error, "format_message"):
