@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from ..encode import Task
+from ..encode import Task, encode_texts
 from ..hub.card import FILE, TEMPLATE, render, values_of
 from ..hub.golden import TEXTS, environment, write_file
 from ..hub.save import check_free, put
-from ..hub.verify import verify as verify
 from ..optional import required
 from ..probe import worst
 from .folder import write_folder
@@ -26,11 +23,10 @@ from .int8 import quantize as _quantize
 from .runtime import GRAPH, Runner, verify_graph, versions
 from .tracing import export_graph
 
-__all__ = ["export", "verify", "verify_graph"]
+__all__ = ["export", "verify_graph"]
 
 # Distance between torch and onnxruntime, whose sums run in another order, as `probe.worst` gives it.
 TOLERANCE = 1e-4
-_CHECKED = 16
 
 
 def export(
@@ -40,7 +36,6 @@ def export(
     quantize: str | None = None,
     overwrite: bool = False,
     task: Task | None = None,
-    texts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write a model as one ONNX graph, in a folder of stock sentence-transformers modules.
 
@@ -51,10 +46,10 @@ def export(
     Args:
         model: A model that st_reba built, in float32, on a CPU.
         folder: The folder to make.
-        quantize: ``"int8"``: also write a graph in 8 bits, and what it loses; refused where it loses too much.
+        quantize: ``"int8"``: also write a graph in 8 bits, and what it loses on the golden texts; refused where that is
+            too much.
         overwrite: Replace an exported model that is there.
         task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
-        texts: Texts to measure 8 bits on; none: the golden ones. The float32 graph is checked on the first of them too.
 
     Returns:
         File sizes, the distance from torch, and the loss of int8 if asked for.
@@ -87,19 +82,13 @@ def export(
             "bytes": {each.name: each.stat().st_size for each in sorted((new / GRAPH).parent.iterdir())},
             "dimension": graph.dimension,
             "max_seq_length": graph.max_length,
-            "distance": _distance(model, graph, new, [*golden, *texts[:_CHECKED]]),
+            "distance": _distance(model, graph, new, golden),
         }
         if quantize is not None:
-            report["int8"] = _quantize(new, list(texts) or golden)
+            report["int8"] = _quantize(new, golden)
         _write_card(model, graph, new, report.get("int8"))
         put(new, target)
     return report
-
-
-def _encode(model: SentenceTransformer, task: Task | None, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Vectors of the model itself, by the call that the graph stands for."""
-    calls: dict[Task | None, Any] = {"query": model.encode_query, "document": model.encode_document}
-    return np.asarray(calls.get(task, model.encode)(list(texts), show_progress_bar=False), dtype=np.float32)
 
 
 def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> list[str]:
@@ -109,13 +98,13 @@ def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Pat
     texts = [text for text in TEXTS if text or empty]
     about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
     about["made"] = {**environment(model), **versions()}
-    write_file(folder, about, texts, _encode(model, graph.task, texts).tolist())
+    write_file(folder, about, texts, encode_texts(model, texts, task=graph.task).tolist())
     return texts
 
 
 def _distance(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, texts: Sequence[str]) -> float:
     """The largest distance between the graph's vectors and torch's: alone, in a batch, padded on either side."""
-    wanted, runner = _encode(model, graph.task, texts), Runner(folder)
+    wanted, runner = encode_texts(model, texts, task=graph.task), Runner(folder)
     found = (runner.encode_in_batches(texts, 1), runner.encode(texts), runner.encode(texts, side="left"))
     distance = max(worst(wanted, each) for each in found)
     if not distance <= TOLERANCE:

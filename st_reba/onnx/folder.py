@@ -11,7 +11,6 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer  # type: ignore[attr-defined]
 
 from ..modules.layout import special_tokens
 from .graph import EmbeddingGraph
@@ -30,24 +29,27 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
         ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
     """
     pad = write_tokenizer(graph, folder)
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling")] + [("Normalize", "2_Normalize")] * graph.normalized
     legacy = {f"pooling_mode_{name}": name == "mean_tokens" for name in _LEGACY}
-    pooling = {"embedding_dimension": graph.dimension, "pooling_mode": "mean", **legacy, "include_prompt": True}
     packages = {"sentence_transformers": sentence_transformers, "transformers": transformers, "pytorch": torch}
+    modules = {"Transformer": "", "Pooling": "1_Pooling"}
     files: dict[str, Any] = {
         "config.json": _config(graph, pad),
         "modules.json": [
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for index, (name, path) in enumerate(modules)
+            for index, (name, path) in enumerate(modules.items())
         ],
+        "1_Pooling/config.json": {
+            "embedding_dimension": graph.dimension,
+            "pooling_mode": "mean",
+            **legacy,
+            "include_prompt": True,
+        },
         "sentence_bert_config.json": {
             "max_seq_length": graph.max_length,
             "do_lower_case": False,
             # A loader that knows no graphs is handed arguments that it refuses.
             "model_args": {"file_name": GRAPH, "export": False},
         },
-        "1_Pooling/config.json": pooling,
-        **({"2_Normalize/config.json": {}} if graph.normalized else {}),
         "config_sentence_transformers.json": {
             "__version__": {name: str(package.__version__) for name, package in packages.items()},
             # Words around a text are in the graph: a prompt would be repeated with it.
@@ -64,11 +66,8 @@ def _config(graph: EmbeddingGraph, pad: int) -> dict[str, Any]:
     """The base's configuration, its length that of one copy."""
     config = graph.model.config
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    eos = values.get("eos_token_id")
-    eos = eos[0] if isinstance(eos, list) and eos else eos
     values |= {
         "architectures": [f"{type(config).__name__.removesuffix('Config')}Model"],
-        "eos_token_id": eos if isinstance(eos, int) else pad,
         "pad_token_id": pad,
         "use_cache": False,
         "dtype": "float32",
@@ -131,24 +130,18 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
 
 
 def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added: list[str]) -> None:
-    """Refuse files that alone do not give the ids of the model's own tokenizer."""
+    """Refuse a file that alone does not give the ids of the model's own tokenizer."""
     before, after = special_tokens(graph.first.tokenizer)
     texts = [*_PROBES, *(text for token in added for text in (token, f"a{token}b", f"a {token} b"))]
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
     raw.no_padding()
-    again = AutoTokenizer.from_pretrained(str(folder))
-    readers = {
-        "tokenizers": [each.ids for each in raw.encode_batch(texts)],
-        "transformers": again(texts, truncation=graph.max_length is not None)["input_ids"],
-    }
-    for reader, found in readers.items():
-        for text, ids, given in zip(texts, graph.first.content(texts)["input_ids"], found, strict=True):
-            wanted = [*before, *ids[: graph.budget], *after]
-            if list(given) != wanted:
-                raise ValueError(
-                    f"{type(graph.first.tokenizer).__name__}: {reader} reads {given[:8]}… of {text!r} from "
-                    f"tokenizer.json, and the model {wanted[:8]}…. Train it with its special tokens in its vocabulary."
-                )
+    for text, ids, found in zip(texts, graph.first.content(texts)["input_ids"], raw.encode_batch(texts), strict=True):
+        wanted = [*before, *ids[: graph.budget], *after]
+        if found.ids != wanted:
+            raise ValueError(
+                f"{type(graph.first.tokenizer).__name__}: of {text!r} a tokenizer.json gives {found.ids[:8]}…, and the "
+                f"model {wanted[:8]}…. Train it with its special tokens in its vocabulary."
+            )
 
 
 def _write(file: Path, value: Any) -> None:

@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.base.modules import Dense, Normalize
 from torch import Tensor, nn
 
 from ..encode import Task, saved_prompt
+from ..modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
 from ..modules.attention import ForwardPass, running
-from ..modules.layout import empty_text_token, special_tokens
+from ..modules.layout import decoder_of, empty_text_token, special_tokens
 from .attention import GraphCapture, GraphMasks
-from .checks import check_model
 
-# By which the graph's products with a dense layer's weights are known.
-DENSE_WEIGHT = "dense_weight"
+# How the graph's weights behind the pooling are named: those of a filter.
+BEHIND = "behind."
 
 
 class _Layout(NamedTuple):
@@ -29,18 +28,17 @@ class _Layout(NamedTuple):
     place: Tensor  # [1, T]: 0, 1, …
     real: Tensor  # [B, T] bool
     copies: Tensor  # [B, T]: c in copy c, 0 elsewhere
-    offsets: list[Tensor]  # each copy's first position, [B, 1]
+    first: Tensor  # first position of copy 1, [B, 1]
     tokens: Tensor  # of a copy, [B, 1]
     total: Tensor  # real positions, [B, 1]
-    inner: Tensor  # [1, n]: 0, 1, … in a copy of the longest text
+    longest: int  # tokens of a copy of the longest text
 
 
 class EmbeddingGraph(nn.Module):
-    """Takes the tokenizer's special tokens off, places the copies, runs the model, pools, and spreads the result.
+    """Takes the tokenizer's special tokens off, places the copies, runs the model and pools.
 
-    Texts may be padded on either side. What comes out stands where the tokens came in, so that the mean over
-    ``attention_mask`` is the sentence vector: of ``mean`` methods e_i at content token i, and the sentence vector at
-    special tokens; of all others, and where a dense layer stands behind the pooling, the sentence vector everywhere.
+    Texts may be padded on either side. The sentence vector stands at every position of the output, so that stock
+    pooling, whatever its kind, gives it.
 
     Args:
         model: A model that st_reba built; its base calls :func:`~st_reba.onnx.attention.attend` while it is traced.
@@ -55,27 +53,23 @@ class EmbeddingGraph(nn.Module):
 
     def __init__(self, model: SentenceTransformer, task: Task | None = None) -> None:
         super().__init__()
-        check_model(model, task)
+        _check(model, task)
         first, self.pooling, *rest = model
         self.__dict__["first"] = first  # not one more submodule
         self.capture = getattr(self.pooling, "capture", None)  # of ReBA the rows of A^new that are needed
         self.task, self.prompt = task, saved_prompt(model, task)
-        self.frame = self.first.frames(self.prompt, task)[0]
+        self.frame = first.frames(self.prompt, task)[0]
         before, after = special_tokens(model.tokenizer)
         # Special tokens that the tokenizer puts around a text, and tokens that it may hand over.
         self.before, self.after = len(before), len(after)
-        self.budget: int | None = self.first.budget(self.prompt, task)
+        self.budget: int | None = first.budget(self.prompt, task)
         self.max_length = None if self.budget is None else self.budget + self.before + self.after
         self.empty: int | None = None  # the token of a text without one
         with suppress(ValueError):
             self.empty = empty_text_token(model.tokenizer)
-        dense = [number for number, each in enumerate(rest) if isinstance(each, Dense)]
-        behind: list[Any] = rest[: dense[-1] + 1] if dense else []
-        # A Normalize at the end is not in the graph, but behind it.
-        self.normalized = len(rest) > len(behind)
-        self.dimension = int(behind[-1].out_features if behind else self.pooling.embedding_dimension)  # type: ignore
-        self.model: Any = self.first.model
-        self.behind = nn.ModuleList(Affine(each) if isinstance(each, Dense) else each for each in behind)
+        self.dimension = int(model.get_embedding_dimension() or 0)
+        self.model: Any = first.model
+        self.behind = nn.ModuleList(rest)
         self._takes = set(signature(self.model.forward).parameters)
         literals = [token for part in self.frame.parts if part is not None for token in part]
         self.register_buffer("literals", torch.tensor([*literals, self.empty or 0]), persistent=False)
@@ -90,22 +84,15 @@ class EmbeddingGraph(nn.Module):
         Returns:
             ``last_hidden_state`` [B, L, d].
         """
-        given, width = attention_mask.long(), input_ids.shape[1]
-        columns = torch.arange(width, device=given.device)[None]
+        given = attention_mask.long()
         count = given.sum(dim=1, keepdim=True) - self.before - self.after
-        start = ((given.cumsum(dim=1) == 0) & (columns < width)).long().sum(dim=1, keepdim=True) + self.before
+        start = (given.cumsum(dim=1) == 0).long().sum(dim=1, keepdim=True) + self.before
         at = self._placed(input_ids, start, count)
         hidden, rows = self._run(at)
-        each, sentence = self._pooled(hidden, at) if rows is None else self._reba(hidden, rows, at)
+        sentence = self._pooled(hidden, at) if rows is None else self._reba(hidden, rows, at)
         for module in self.behind:
-            sentence, each = module({"sentence_embedding": sentence})["sentence_embedding"], None
-        spread = sentence[:, None].expand(-1, width, -1)
-        if each is None:
-            return spread + torch.zeros_like(columns, dtype=hidden.dtype)[:, :, None]
-        index = columns - start
-        inside = (index >= 0) & (index < count)
-        picked = _at(each, torch.minimum(index.clamp(min=0), at.tokens - 1))
-        return torch.where(inside[:, :, None], picked, spread)
+            sentence = module({"sentence_embedding": sentence})["sentence_embedding"]
+        return sentence[:, None] + torch.zeros_like(input_ids, dtype=sentence.dtype)[:, :, None]
 
     def _placed(self, input_ids: Tensor, start: Tensor, count: Tensor) -> _Layout:
         """Lay out texts whose ``count`` content tokens begin in column ``start``, both [B, 1]."""
@@ -129,8 +116,7 @@ class EmbeddingGraph(nn.Module):
                 source = torch.where(inside, literal + inner, source)
                 literal += len(part)
             offset = offset + size
-        steps = torch.arange(room, device=input_ids.device)[None]
-        return _Layout(table.gather(1, source), place, place < offset, copies, offsets, tokens, offset, steps)
+        return _Layout(table.gather(1, source), place, place < offset, copies, offsets[0], tokens, offset, room)
 
     def _run(self, at: _Layout) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, T, d], and of ReBA the rows of A^new [B, R, T]; as RepeatTransformer runs them."""
@@ -147,8 +133,7 @@ class EmbeddingGraph(nn.Module):
             if part is not self.first:  # which would put its own masks in
                 part.begin(state)
         if capture is not None:
-            span = (at.offsets[0], at.tokens, at.total)
-            state.capture = GraphCapture(capture, span, at.real, at.inner.shape[1])
+            state.capture = GraphCapture(capture, (at.first, at.tokens, at.total), at.real, at.longest)
         with running(state):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         for part in reversed(parts):
@@ -157,56 +142,78 @@ class EmbeddingGraph(nn.Module):
         if capture is None:
             return hidden, None
         capture.finish(state, hidden)
-        rows: Tensor = state.features["backward_attention"]
-        if capture.zeros:
-            finite = (hidden.abs() <= torch.finfo(torch.float32).max).all(dim=2).all(dim=1)[:, None, None]
-            hidden, rows = torch.where(finite, hidden, 0.0), torch.where(finite, rows, 0.0)
-        return hidden, rows
+        return hidden, state.features["backward_attention"]
 
-    def _pooled(self, hidden: Tensor, at: _Layout) -> tuple[Tensor | None, Tensor]:
-        """Token vectors e_i [B, n, d], where their mean is the sentence vector, and sentence vectors [B, d]."""
-        pooled, last = self.first.pooled, at.copies == self.frame.copies
+    def _pooled(self, hidden: Tensor, at: _Layout) -> Tensor:
+        """Sentence vectors [B, d] by stock pooling."""
+        last = at.copies == self.frame.copies
         where = {
             "all": at.real,
             "end": at.place == at.total - 1,
             "repeats": at.copies >= min(2, self.frame.copies),
             "last_copy_and_end": last | ((at.place >= at.total - self.after) & at.real),
-        }.get(pooled, last)
-        pooling: Pooling = self.pooling  # type: ignore[assignment]
-        features = {"token_embeddings": hidden, "attention_mask": where.long()}
-        sentence: Tensor = pooling(features)["sentence_embedding"]
-        chosen = {"last_copy": at.offsets[-1:], "repeats": at.offsets[1:] or at.offsets}.get(pooled)
-        if pooling.pooling_mode != "mean" or chosen is None:
-            return None, sentence
-        within = torch.minimum(at.inner, at.tokens - 1)
-        return torch.stack([_at(hidden, offset + within) for offset in chosen]).mean(dim=0), sentence
+        }.get(self.first.pooled, last)
+        sentence: Tensor = self.pooling({"token_embeddings": hidden, "attention_mask": where.long()})[
+            "sentence_embedding"
+        ]
+        return sentence
 
-    def _reba(self, hidden: Tensor, rows: Tensor, at: _Layout) -> tuple[Tensor | None, Tensor]:
-        """Backward attention, by ReBAPooling itself. Returns as :meth:`_pooled` does."""
+    def _reba(self, hidden: Tensor, rows: Tensor, at: _Layout) -> Tensor:
+        """Sentence vectors [B, d] by ReBAPooling itself."""
         features = {"backward_attention": rows, "captured": self.capture, "token_embeddings": hidden}
         features |= {"real_mask": at.real, "copy_ids": at.copies}
         pooling: Any = self.pooling
         if pooling.authors or pooling.pooling == "last":
-            return None, pooling(features)["sentence_embedding"]
-        each = pooling.token_vectors(features)
+            last: Tensor = pooling(features)["sentence_embedding"]
+            return last
         # Behind a text's own rows there are zeros.
-        return each, each.sum(dim=1) / at.tokens
+        each: Tensor = pooling.token_vectors(features)
+        return each.sum(dim=1) / at.tokens
 
 
-class Affine(nn.Module):
-    """A ``Dense`` as a product and a sum: runtimes' tools know these better than one operator for both."""
-
-    def __init__(self, dense: Dense) -> None:
-        super().__init__()
-        self.register_buffer(DENSE_WEIGHT, dense.linear.weight.detach().T.contiguous(), persistent=False)
-        self.bias, self.activation = dense.linear.bias, dense.activation_function
-
-    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Apply the layer to the sentence vector [B, d]."""
-        product = torch.matmul(features["sentence_embedding"], self.get_buffer(DENSE_WEIGHT))
-        return {"sentence_embedding": self.activation(product if self.bias is None else product + self.bias)}
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """[B, T, d] values at [B, n] positions of dimension 1."""
-    return values.gather(1, index[:, :, None].expand(-1, -1, values.shape[2]))
+def _check(model: SentenceTransformer, task: Task | None = None) -> None:
+    """Raise a ValueError for modules, settings or a base that no graph can hold; arguments as for EmbeddingGraph."""
+    first: Any = model[0]
+    if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
+        raise ValueError(
+            f"{type(first).__name__} keeps the base's own input, which no graph is made for. Build with pooling=…."
+        )
+    pooling = model[1] if len(model) > 1 else None
+    pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
+    if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
+        raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
+    base, tasks = first.model, (None, "query", "document")
+    rope = str(getattr(first.config.get_text_config(), "rope_parameters", None))
+    reasons = {
+        "runs several templates for a text, and a graph holds one. Give one template": first.rows > 1,
+        "reverses a text's words before they are tokenized, which no graph can. Give a template with {text}": any(
+            name == "reversed" for each in first.templates[0].values() for _, name in each
+        ),
+        "has towers beside its decoder, and a graph holds text only. Save its text decoder alone, and use that": (
+            decoder_of(base) is not base
+        ),
+        "has rotary embeddings that depend on the sequence's length, which a graph fixes": (
+            "dynamic" in rope or "longrope" in rope
+        ),
+        f"is loaded as {base.dtype} or quantized, and a graph is float32. Give dtype='float32'": (
+            base.dtype != torch.float32 or getattr(base, "hf_quantizer", None) is not None
+        ),
+        f"cuts its vectors (truncate_dim={model.truncate_dim}). Set it to None, and cut what the graph gives": (
+            model.truncate_dim is not None
+        ),
+        "puts other words around a query than around a document, and a graph holds one of both. Give task='query' or "
+        "'document' (--task), into a folder each": (
+            task is None and len({first.frames(saved_prompt(model, each), each)[0] for each in tasks}) > 1
+        ),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ValueError(f"{type(base).__name__} cannot be exported, as it {reason}.")
+    for each in list(model)[2:]:
+        names = {getattr(each, f"module_{way}_name", None) for way in ("input", "output")}
+        plain = names == {"sentence_embedding"} and not vars(each).get("use_residual")
+        if not isinstance(each, (Normalize, Dense)) or not plain:
+            raise ValueError(
+                f"{type(each).__name__} behind the pooling cannot be exported: only Normalize, and Dense without "
+                "use_residual, both from 'sentence_embedding' to 'sentence_embedding'."
+            )

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .graph import DENSE_WEIGHT
-from .runtime import GRAPH, LEAST, QUANTIZED, Runner, cosines, near_enough
+from .graph import BEHIND
+from .runtime import GRAPH, LEAST, QUANTIZED, Runner, cosines
 
 _TOGETHER = 16
 
@@ -24,24 +24,22 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """
     source, target = folder / GRAPH, folder / QUANTIZED
     _write(source, target)
-    exact, rounded = Runner(folder), Runner(folder, QUANTIZED)
-    wanted, alone = exact.encode_in_batches(texts, 1), rounded.encode_in_batches(texts, 1)
-    together = rounded.encode_in_batches(texts, _TOGETHER)
-    measured: dict[str, Any] = {
-        "least": LEAST,
-        "texts": len(texts),
-        "batch_size": _TOGETHER,
-        "bytes": {"float32": _size(source), "int8": _size(target)},
-        "alone_against_float32": cosines(alone, wanted),
-        "batched_against_float32": cosines(together, wanted),
-        "batched_against_alone": cosines(together, alone),
+    wanted, rounded = Runner(folder).encode_in_batches(texts, 1), Runner(folder, QUANTIZED)
+    found = {
+        name: cosines(rounded.encode_in_batches(texts, size), wanted)
+        for name, size in (("alone", 1), ("batched", _TOGETHER))
     }
-    for name in ("alone_against_float32", "batched_against_float32"):
-        if not near_enough(measured[name]):
+    for name, each in found.items():
+        if not each["ok"]:
             raise ValueError(
-                f"quantize='int8' loses too much with this model: {name.replace('_', ' ')}, cosines of {len(texts)} "
-                f"texts are {measured[name]}, and at least {LEAST} are asked for. Export without it."
+                f"quantize='int8' loses too much with this model: {name}, cosines of {len(texts)} texts to float32 are "
+                f"{each}, and at least {LEAST} are asked for. Export without it."
             )
+    sizes = {
+        name: sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*"))
+        for name, file in (("float32", source), ("int8", target))
+    }
+    measured = {"least": LEAST, "texts": len(texts), "batch_size": _TOGETHER, "bytes": sizes, **found}
     target.with_suffix(".json").write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
     return measured
 
@@ -62,7 +60,7 @@ def _write(source: Path, target: Path) -> None:
             use_external_data_format=outside,
             extra_options={"MatMulConstBOnly": True},
             # Small layers that take differences of nearly equal numbers: 8 bits would leave little of these.
-            nodes_to_exclude=[node.name for node in nodes if any(name.endswith(DENSE_WEIGHT) for name in node.input)],
+            nodes_to_exclude=[node.name for node in nodes if any(name.startswith(BEHIND) for name in node.input)],
         )
     finally:
         logging.disable(logging.NOTSET)
@@ -71,7 +69,3 @@ def _write(source: Path, target: Path) -> None:
         graph, given = onnx.load(str(target)), target.with_name(f"{target.name}.data")
         given.unlink()
         onnx.save(graph, str(target), save_as_external_data=True, location=f"{target.name}_data")
-
-
-def _size(file: Path) -> int:
-    return sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +28,6 @@ class Runner:
         from tokenizers import Tokenizer
 
         file = Path(folder) / graph
-        if not file.is_file():
-            raise ValueError(f"{str(folder)!r} holds no {graph}. Make one with: st-reba onnx MODEL FOLDER")
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
@@ -39,10 +36,6 @@ class Runner:
         except Exception as error:  # its own classes share no base but this one
             raise ValueError(f"{str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-        if self.tokenizer.padding is None:
-            raise ValueError(f"{str(folder)!r}: tokenizer.json names no padding. Export the model with st-reba onnx.")
-        modules = json.loads((Path(folder) / "modules.json").read_text(encoding="utf-8"))
-        self._normalized = any(module["type"].endswith("Normalize") for module in modules)
 
     def encode(self, texts: Sequence[str], *, side: Literal["left", "right"] = "right") -> NDArray[np.float32]:
         """Sentence vectors [B, d] of texts that run as one batch, padded on the given side."""
@@ -53,10 +46,7 @@ class Runner:
         mask = np.array([each.attention_mask for each in encoded], dtype=np.int64)
         (hidden,) = self._session.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
         weights = mask[:, :, None].astype(np.float32)
-        vectors = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
-        if self._normalized:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return np.asarray(vectors, dtype=np.float32)
+        return np.asarray((hidden * weights).sum(axis=1) / weights.sum(axis=1), dtype=np.float32)
 
     def encode_in_batches(self, texts: Sequence[str], size: int) -> NDArray[np.float32]:
         """Sentence vectors [n, d], ``size`` texts a batch."""
@@ -95,16 +85,12 @@ def verify_graph(
         return found
     wanted = np.array([each["vector"] for each in stored["texts"]])
     near = cosines(Runner(folder, QUANTIZED).encode_in_batches(texts, 1), wanted)
-    return replace(found, rounded={"graph": QUANTIZED, "ok": near_enough(near), "least": LEAST, **near})
+    return replace(found, rounded={"graph": QUANTIZED, "least": LEAST, **near})
 
 
-def cosines(some: NDArray[Any], others: NDArray[Any]) -> dict[str, float]:
-    """The lowest and the mean cosine between rows of [n, d] vectors."""
+def cosines(some: NDArray[Any], others: NDArray[Any]) -> dict[str, Any]:
+    """The lowest and the mean cosine between rows of [n, d] vectors, and whether they reach ``LEAST``."""
     a, b = some.astype(np.float64), others.astype(np.float64)
     each = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-    return {"min": round(float(each.min()), 6), "mean": round(float(each.mean()), 6)}
-
-
-def near_enough(found: Mapping[str, float]) -> bool:
-    """Whether cosines reach ``LEAST``."""
-    return all(found[name] >= least for name, least in LEAST.items())
+    found = {"min": round(float(each.min()), 6), "mean": round(float(each.mean()), 6)}
+    return {**found, "ok": all(found[name] >= least for name, least in LEAST.items())}

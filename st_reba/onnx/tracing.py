@@ -1,4 +1,4 @@
-"""One ONNX graph of a model: traced, written, and checked for what it may hold."""
+"""One ONNX graph of a model, traced and written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     size = sum(value.const_value.nbytes for value in traced.graph.initializers.values())
     outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
     import_module("onnx_ir").save(traced, file, **(outside if size > LARGEST else {}))
-    _check(file)
 
 
 def _traced(graph: EmbeddingGraph) -> Any:
@@ -63,16 +62,3 @@ def _traced(graph: EmbeddingGraph) -> Any:
     finally:
         logging.disable(logging.NOTSET)
     return program.model
-
-
-def _check(file: Path) -> None:
-    """Refuse a graph that not every runtime knows, or that takes one size only."""
-    onnx = import_module("onnx")
-    onnx.checker.check_model(str(file))
-    graph = onnx.load(str(file), load_external_data=False)
-    opsets = {each.domain: each.version for each in graph.opset_import}
-    if opsets != {"": OPSET} or graph.functions:
-        raise ValueError(f"The graph needs operators {opsets}, and not every runtime knows more than opset {OPSET}.")
-    for value in (*graph.graph.input, *graph.graph.output):
-        if not all(size.dim_param for size in value.type.tensor_type.shape.dim[:2]):
-            raise ValueError(f"The graph takes a fixed batch or length: {value.name}.")
