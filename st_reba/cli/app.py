@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -33,8 +33,7 @@ Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the mode
 Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
 Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
-Host = Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")]
-Port = Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")]
+Task = Annotated[Literal["query", "document"] | None, Option(help="Where both have prompts or templates of their own.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

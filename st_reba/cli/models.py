@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from .app import (
     Out,
     Overwrite,
     Revision,
+    Task,
     Trust,
     app,
     dumped,
@@ -25,9 +25,6 @@ from .app import (
     quiet,
     read_texts,
 )
-
-# What --set takes besides the options of Method.
-_LOADING = ("tokenizer", "gguf_file", "revision", "device_map", "model_kwargs")
 
 
 @app.command()
@@ -51,6 +48,9 @@ def build(
         Path | None, Option(metavar="PATH", help="Texts for --method auto: a file, or a folder of files.")
     ] = None,
     quantization: Annotated[str | None, Option(help="nf4 or int8, by bitsandbytes.")] = None,
+    license: Annotated[
+        str | None, Option(help="Of the base's weights, for the card, as the Hub spells it. [default: the base's card]")
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -64,17 +64,10 @@ def build(
     """
     from .. import build as build_model
     from ..hub.save import check_free, save
-    from ..methods import METHODS, OPTIONS, read_value
+    from ..methods import read_value
     from ..recipe import recipe_for
 
-    name = (method or "auto").partition(":")[0]
-    if name not in (*METHODS, "auto"):
-        close = get_close_matches(name, METHODS, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"--method {method!r} is not known: {', '.join(METHODS)}, auto{hint}")
-    more = pairs(set, "--set")
-    if wrong := [each for each in more if each not in (*OPTIONS, *_LOADING)]:
-        raise ValueError(f"--set {wrong[0]}={more[wrong[0]]} is not known: {', '.join((*OPTIONS, *_LOADING))}")
+    more = {name: read_value(value) for name, value in pairs(set, "--set").items()}
     options = given(
         pooling=pooling,
         repeats=repeats,
@@ -86,15 +79,15 @@ def build(
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    options |= {each: read_value(value) for each, value in more.items()}
+    options |= more
     found, facts = recipe_for(base, options), dict[str, Any]()
     # What is written of a recipe's model does not hold of another.
-    if found and not method and not {*OPTIONS, *_LOADING, "quantization", "prompts"} & options.keys():
+    if found and not method and not options.keys() - {"dtype", "device", "trust_remote_code"}:
         facts = {"about": found.about, "name": found.name}
     check_free(out, overwrite=overwrite)
     quiet()
     model = build_model(base, method, **options)
-    save(model, out, overwrite=overwrite, **facts)
+    save(model, out, overwrite=overwrite, license=license, **facts)
     _print(_told(str(out), model), as_json)
 
 
@@ -107,7 +100,11 @@ def info(
 ) -> None:
     """Show what a model, a recipe or an index is: base, method, layers, masks, sizes, files."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
-        return zoo(model, as_json)
+        from ..recipe import read_recipe
+        from ..zoo import recipe
+
+        found = recipe(model.removeprefix("zoo:")) if model.startswith("zoo:") else read_recipe(model)
+        return _print(found.to_dict(), as_json)
     if Path(model, "index.sqlite").is_file():
         from ..index import Index
 
@@ -170,30 +167,19 @@ def push(
 
 
 @app.command()
-def zoo(
-    name: Annotated[str | None, Argument(metavar="NAME", help="Show this model's recipe; or a recipe.yaml.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the models of the zoo, or show the recipe of one. st-reba build zoo:NAME OUT builds it.
-
-    GB: of the weights at 16 bits.
-    """
-    from ..recipe import read_recipe
+def zoo(as_json: AsJson = False) -> None:
+    """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
     from ..zoo import recipe
     from ..zoo import zoo as names
 
-    if name is not None:
-        yaml = name.endswith((".yaml", ".yml"))
-        return _print((read_recipe(name) if yaml else recipe(name.removeprefix("zoo:"))).to_dict(), as_json)
     found = [recipe(each) for each in names()]
     if as_json:
-        return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
-    rows = [("NAME", "BASE", "GB", "LICENCE", "STATUS", "METHOD")]
+        return print(dumped([{"name": each.name, **each.to_dict()} for each in found], indent=1))
+    rows = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
     for each in found:
         method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
-        size, licence = _gigabytes(each.about.get("parameters")), str(each.about.get("licence", "-"))
-        written = f"{each.method['name']}{':' * bool(method)}{method}"
-        rows.append((each.name, each.base, size, licence, each.status, written))
+        facts = (str(each.about.get(name, "-")) for name in ("parameters", "licence"))
+        rows.append((each.name, each.base, *facts, each.status, f"{each.method['name']}{':' * bool(method)}{method}"))
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     for row in rows:
         print("".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -203,33 +189,20 @@ def zoo(
 def onnx(
     model: Model,
     out: Out,
-    task: Annotated[str | None, Option(help="query or document, where their templates or prompts differ.")] = None,
+    task: Task = None,
     quantize: Annotated[str | None, Option(help="int8: also a graph in 8 bits, and what it loses.")] = None,
-    texts: Annotated[
-        Path | None, Option(metavar="PATH", help="Texts to measure 8 bits on: a file, or a folder of files.")
-    ] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a saved model as one ONNX graph, which needs neither torch nor st_reba."""
-    if task not in (None, "query", "document"):
-        raise ValueError(f"--task {task!r} is not known: query or document")
     from ..onnx import export
     from ..safety import load
 
-    lines = read_texts(texts) if texts else []
     quiet()
     loaded = load(model, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
-    options: dict[str, Any] = {"task": task, "quantize": quantize, "texts": lines, "overwrite": overwrite}
+    options: dict[str, Any] = {"task": task, "quantize": quantize, "overwrite": overwrite}
     _print(export(loaded, out, **options), as_json)
-
-
-def _gigabytes(parameters: str | None) -> str:
-    """What so many parameters, as 0.5B or 270M, take at 16 bits."""
-    if parameters is None:
-        return "-"
-    return f"{2 * float(parameters[:-1]) * {'M': 1e-3, 'B': 1}[parameters[-1]]:.3g}"
 
 
 def _told(place: str, model: Any) -> dict[str, Any]:

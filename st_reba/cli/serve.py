@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import Device, Dtype, Host, Model, Port, Trust, app, quiet
+from .app import Device, Dtype, Model, Trust, app, quiet
+
+Host = Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")]
+Port = Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")]
 
 
 @app.command()
@@ -18,13 +21,10 @@ def serve(
     name: Annotated[str | None, Option(metavar="NAME", help="Name for clients. [default: the folder's]")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
-    threads: Annotated[int | None, Option(metavar="N", help="Threads of torch.")] = None,
-    batch_size: Annotated[int, Option(metavar="N", help="Texts of waiting requests that run together.")] = 32,
-    delay: Annotated[float, Option(metavar="MS", help="Milliseconds that an incomplete batch waits.")] = 2.0,
-    max_body: Annotated[int, Option(metavar="MIB", help="MiB of a request (413).")] = 4,
-    max_texts: Annotated[int, Option(metavar="N", help="Texts of a request (422).")] = 2048,
-    max_tokens: Annotated[int, Option(metavar="N", help="Token positions of a request (422).")] = 300_000,
-    queue: Annotated[int, Option(metavar="N", help="Texts that may wait, over all requests (429).")] = 8192,
+    batch_size: Annotated[int, Option(metavar="N", min=1, help="Texts of waiting requests that run together.")] = 32,
+    max_body: Annotated[int, Option(metavar="MIB", min=1, help="MiB of a request (413).")] = 4,
+    max_tokens: Annotated[int, Option(metavar="N", min=1, help="Token positions of a request (422).")] = 300_000,
+    queue: Annotated[int, Option(metavar="N", min=1, help="Texts that may wait, over all requests (429).")] = 8192,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -37,14 +37,12 @@ def serve(
     """
     # The tokenizer's own threads would compete with torch's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ..serve import ServeSettings
     from ..serve import serve as serve_model
 
-    settings = ServeSettings(batch_size, delay, max_body, max_texts, max_tokens, queue)
-    options: dict[str, Any] = {"index": index, "host": host, "port": port, "name": name, "threads": threads}
-    options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    limits = {"batch_size": batch_size, "max_body": max_body, "max_tokens": max_tokens, "queue": queue}
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     quiet()
-    serve_model(model, settings=settings, **options)
+    serve_model(model, index=index, host=host, port=port, name=name, limits=limits, **options)
 
 
 @app.command()
@@ -71,7 +69,6 @@ def explore(
     """
     from ..explore import DEFAULT, launch
 
-    options: dict[str, Any] = {"index": index, "host": host, "port": port, "open_browser": open_browser}
-    options |= {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     quiet()
-    launch(models or DEFAULT, **options)
+    launch(models or DEFAULT, index=index, host=host, port=port, open_browser=open_browser, **options)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Overwrite, Trust, app, dumped, quiet, tell_rejects
+from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet, tell_rejects
 
 _FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
@@ -21,23 +21,19 @@ Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into pass
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Workers of Ray. [default: this process]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Token positions of a forward pass.")]
 Encoding = Annotated[str, Option(metavar="NAME", help="Encoding of text files, such as gb18030.")]
-Split = Annotated[str | None, Option(metavar="NAME", help="Split of a folder of several datasets.")]
 Strict = Annotated[bool, Option("--strict", help="Stop at the first record that would be set aside.")]
-Prompt = Annotated[str | None, Option(metavar="TEXT", help="Prompt instead of the model's own.")]
-Factory = Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")]
-Parameters = Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")]
 
 
 @app.command()
 def encode(
     model: Model,
     input: Input = "-",
-    out: Annotated[Path | None, Option(metavar="OUT", help="X.npy, or a folder for a corpus of any size.")] = None,
-    as_json: AsJson = False,
-    words: Annotated[bool, Option("--words", help="Encode every word of the texts, with --json.")] = False,
-    word: Annotated[str | None, Option(metavar="WORD", help="Only this word, with --words.")] = None,
-    task: Annotated[str | None, Option(metavar="TASK", help="query or document.")] = None,
-    prompt: Prompt = None,
+    out: Annotated[
+        Path | None,
+        Option(metavar="OUT", help="X.npy, or a folder for a corpus of any size. [default: JSON lines on stdout]"),
+    ] = None,
+    word: Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")] = None,
+    task: Task = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
@@ -45,7 +41,6 @@ def encode(
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     encoding: Encoding = "utf-8-sig",
-    split: Split = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
     device: Device = None,
@@ -57,68 +52,63 @@ def encode(
     A corpus that is stopped goes on with the same command; st-reba index takes its folder.
     Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
-    if (out is None) != as_json:
-        raise ValueError("give either --out X.npy, --out FOLDER or --json")
-    of_a_corpus = out is not None and out.suffix != ".npy"
-    for option, value, fits, where in (
-        ("--words", words or word, as_json, "goes with --json"),
-        ("--task", task, not of_a_corpus, "does not go with a corpus, which holds documents as the index needs them"),
-        ("--prompt", prompt, not of_a_corpus, "does not go with a corpus, which holds documents"),
-        ("--passages", passages, of_a_corpus, "is of a corpus; name a folder with --out"),
-        ("--workers", workers, of_a_corpus, "is of a corpus; name a folder with --out"),
-        ("--float16", float16, of_a_corpus, "is of a corpus; name a folder with --out"),
+    in_parts = out is not None and out.suffix != ".npy"
+    for option, value, fits in (
+        ("--word", word, out is None),
+        ("--task", task, not in_parts),
+        ("--passages", passages, in_parts),
+        ("--workers", workers, in_parts),
+        ("--float16", float16, in_parts),
     ):
         if value and not fits:
-            raise ValueError(f"{option} {where}")
-    if out is not None and not of_a_corpus and out.exists() and not overwrite:
+            kind = "a corpus" if in_parts else out or "JSON lines; name a folder with --out"
+            raise ValueError(f"{option} {value} does not go with {kind}")
+    if out is not None and not in_parts and out.exists() and not overwrite:
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     from ..corpus import Settings, encode_corpus
     from ..corpus.source import open_source
+    from ..encode import encode_file, encode_stream
     from ..safety import load
 
     store: Any = "float16" if float16 else "float32"
-    settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, split=split, strict=strict)
+    settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, strict=strict)
     source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    if out is None or not of_a_corpus:
-        options = {"task": task, "prompt": prompt, "batch_tokens": batch_tokens}
-        return _encode_texts(loaded, source, out, bool(words or word), word, options)
-    running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
-    corpus = encode_corpus(loaded, source, out, settings=settings, **running)
-    totals = corpus.header()["totals"]
-    print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-    tell_rejects(list(corpus.rejects()), f"all in {out / 'rejects.jsonl'}")
-
-
-def _encode_texts(
-    model: Any, source: Any, out: Path | None, words: bool, word: str | None, options: dict[str, Any]
-) -> None:
-    from ..corpus import Document
-    from ..encode import encode_file, encode_stream
-
-    def texts() -> Iterator[str]:
-        for record in source.read():
-            if not isinstance(record, Document):
-                raise ValueError(str(record))
-            yield record.text
-
+    if in_parts:
+        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
+        corpus = encode_corpus(loaded, source, out, settings=settings, **running)
+        totals = corpus.header()["totals"]
+        print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
+        return tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
+    options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
     if out is not None:
-        count, dimension = encode_file(model, texts(), out, **options)
+        count, dimension = encode_file(loaded, _texts(source), out, **options)
         print(f"{out}: {count:,} vectors of {dimension} dimensions")
-    elif words:
-        from ..words import encode_words, words_of
-
-        items = [item for text in texts() for item in words_of(text, word)]
-        if not items:
-            raise ValueError("there are no such words in the texts")
-        for (text, (start, end)), vector in zip(items, encode_words(model, items, **options), strict=True):
-            place = {"text": text, "word": text[start:end], "start": start, "end": end}
-            print(dumped({**place, "vector": vector.tolist()}))
+    elif word is not None:
+        _encode_word(loaded, _texts(source), word, options)
     else:
-        for chunk, vectors in encode_stream(model, texts(), **options):
+        for chunk, vectors in encode_stream(loaded, _texts(source), **options):
             for text, vector in zip(chunk, vectors.tolist(), strict=True):
                 print(dumped({"text": text, "vector": vector}))
+
+
+def _texts(source: Any) -> Iterator[str]:
+    """The texts of a source; an error where a record has none."""
+    for record in source.read():
+        if not hasattr(record, "text"):
+            raise ValueError(str(record))
+        yield record.text
+
+
+def _encode_word(model: Any, texts: Iterator[str], word: str, options: dict[str, Any]) -> None:
+    from ..words import encode_words, words_of
+
+    items = [item for text in texts for item in words_of(text, word)]
+    if not items:
+        raise ValueError(f"--word {word!r} is not in the texts")
+    for (text, (start, end)), vector in zip(items, encode_words(model, items, **options), strict=True):
+        print(dumped({"text": text, "word": word, "start": start, "end": end, "vector": vector.tolist()}))
 
 
 @app.command()
@@ -129,15 +119,14 @@ def index(
     add: Annotated[bool, Option("--add", help="Add the documents that an index does not have.")] = False,
     upsert: Annotated[bool, Option("--upsert", help="Add documents, in place of those with the same ids.")] = False,
     overwrite: Overwrite = False,
-    factory: Factory = "auto",
-    parameters: Parameters = None,
+    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")] = "auto",
+    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")] = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     encoding: Encoding = "utf-8-sig",
-    split: Split = None,
     strict: Strict = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -156,7 +145,7 @@ def index(
     from ..index import Index
 
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    settings = Settings(batch_tokens=batch_tokens, encoding=encoding, split=split)
+    settings = Settings(batch_tokens=batch_tokens, encoding=encoding)
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
     options |= {"settings": settings, "strict": strict}
     quiet()
@@ -185,7 +174,6 @@ def search(
     where: Annotated[
         list[str] | None, Option(metavar="C", help="Condition, as lang=zh or year>=2020; repeatable.")
     ] = None,
-    prompt: Prompt = None,
     model: Annotated[str | None, Option(metavar="MODEL", help="Model, if the index does not find it.")] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -202,7 +190,7 @@ def search(
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None
     for one in query or (line.rstrip("\r\n") for line in sys.stdin if line.strip()):
-        results = opened.search(one, top, where=chosen, prompt=prompt)
+        results = opened.search(one, top, where=chosen)
         if as_json:
             print(dumped({"query": one, "results": [asdict(result) for result in results]}), flush=True)
             continue
@@ -222,29 +210,19 @@ def search(
 def prune(
     folder: Folder,
     ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Documents to delete.")] = None,
-    ids_from: Annotated[str | None, Option(metavar="FILE", help="A file with an id a line; -: standard input.")] = None,
-    missing_ok: Annotated[bool, Option("--missing-ok", help="Pass over ids that are not there.")] = False,
     compact: Annotated[bool, Option("--compact", help="Remove what was deleted from the disk too.")] = False,
-    factory: Annotated[str | None, Option(metavar="S", help="Another FAISS index, with --compact.")] = None,
-    parameters: Parameters = None,
 ) -> None:
     """Delete documents of an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
-    chosen = list(ids or [])
-    if ids_from is not None:
-        lines = sys.stdin.read() if ids_from == "-" else Path(ids_from).read_text(encoding="utf-8-sig")
-        chosen += [line for line in lines.splitlines() if line]
-    if not chosen and not compact:
-        raise ValueError("there is nothing to do: give an ID, --ids-from FILE or --compact")
-    if factory is not None and not compact:
-        raise ValueError(f"--factory {factory} needs --compact")
+    if not ids and not compact:
+        raise ValueError("there is nothing to do: give an ID, or --compact")
     from ..index import Index
 
     opened = Index.open(folder)
-    if chosen:
-        change = opened.delete(chosen, missing="ignore" if missing_ok else "error")
+    if ids:
+        change = opened.delete(ids)
         print(f"{folder}: {change.deleted:,} deleted; {change.count:,} documents")
     if compact:
-        change = opened.compact(factory=factory, parameters=parameters)
+        change = opened.compact()
         print(f"{folder}: {change.deleted:,} vectors removed from the disk; {change.count:,} documents")
 
 

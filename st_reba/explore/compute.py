@@ -11,12 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import batch_to_device
-from transformers.utils.hub import cached_file
+from sentence_transformers.util import batch_to_device, cos_sim, load_file_path
 
 from ..build import build
 from ..evaluation.attention import Maps, attention_maps, sink_table
-from ..index import Index
 from ..methods import Method, method_of
 from ..modules import RepeatTransformer
 from ..modules.capture import Capture
@@ -24,6 +22,8 @@ from ..safety import load
 from ..words import words_of
 
 Weighting = Literal["last", "mean", "word"]
+Hit = tuple[float, str]
+"""The cosine of a text that was found (from an index: its score), and the text."""
 
 # Each sentence, position and result becomes a table that has to be read.
 MAX_SENTENCES = 12
@@ -47,10 +47,9 @@ class Refused(ValueError):
 
 def open_model(base: str, method: Method | None, **options: Any) -> SentenceTransformer:
     """Load a saved model; or build one, where the base is none or a method is given."""
-    saved: Any = os.path.isfile(os.path.join(base, "modules.json"))
-    if "/" in base and not os.path.exists(base) and method is None:
-        saved = cached_file(base, "modules.json", **{"_raise_exceptions_for_missing_entries": False})
-    return load(base, **options) if saved and method is None else build(base, method, **options)
+    named = method is None and ("/" in base or os.path.isdir(base))
+    saved = named and load_file_path(base, "modules.json") is not None
+    return load(base, **options) if saved else build(base, method, **options)
 
 
 def lines_of(text: str, *, least: int, most: int) -> list[str]:
@@ -66,11 +65,10 @@ def lines_of(text: str, *, least: int, most: int) -> list[str]:
     return lines
 
 
-def similarities(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[np.float64]:
+def similarities(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[np.float32]:
     """Cosines between all texts, [N, N]."""
-    vectors = _unit(model.encode(list(texts), show_progress_bar=False))
-    cosines: NDArray[np.float64] = vectors @ vectors.T
-    return cosines
+    vectors = model.encode(list(texts), show_progress_bar=False, convert_to_tensor=True)
+    return np.asarray(cos_sim(vectors, vectors).cpu())
 
 
 @dataclass(frozen=True)
@@ -160,24 +158,12 @@ def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     return [place for place, (left, right) in enumerate(offsets) if left < end and start < right]
 
 
-@dataclass(frozen=True)
-class Hit:
-    """A text that was found, with its cosine (from an index: its score)."""
-
-    score: float
-    text: str
-
-
 def ranked(model: SentenceTransformer, query: str, texts: Sequence[str], k: int = MAX_RESULTS) -> list[Hit]:
-    """The k texts nearest to a query by cosine, the best first."""
-    documents = _unit(model.encode_document([text[:MAX_READ] for text in texts], show_progress_bar=False))
-    scores = documents @ _unit(model.encode_query([query], show_progress_bar=False))[0]
-    return [Hit(float(scores[place]), texts[place]) for place in np.argsort(-scores, kind="stable")[:k]]
-
-
-def found_in(index: Index, query: str) -> list[Hit]:
-    """Results of an index, the best first."""
-    return [Hit(each.score, each.passage or each.text) for each in index.search(query, k=MAX_FOUND)]
+    """The k texts nearest to a query by cosine, the best first; each as its cosine and the text."""
+    options: dict[str, Any] = {"show_progress_bar": False, "convert_to_tensor": True}
+    documents = model.encode_document([text[:MAX_READ] for text in texts], **options)
+    scores = cos_sim(model.encode_query([query], **options), documents)[0].tolist()
+    return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:k]
 
 
 def shared_words(query: str, text: str) -> list[tuple[str, bool]]:
@@ -195,9 +181,3 @@ def shared_words(query: str, text: str) -> list[tuple[str, bool]]:
             pieces += [(text[place:start], False), (text[start:end], True)]
             place = end
     return [piece for piece in [*pieces, (text[place:], False)] if piece[0]]
-
-
-def _unit(vectors: Any) -> NDArray[np.float64]:
-    wide = np.asarray(vectors, dtype=np.float64)
-    unit: NDArray[np.float64] = wide / np.linalg.norm(wide, axis=1, keepdims=True).clip(min=1e-12)
-    return unit

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from ..evaluation.attention import FAINTEST
@@ -19,7 +20,7 @@ Numbers = NDArray[np.floating[Any]]
 Words = Mapping[str, str]
 
 # All texts of the page, by language.
-WORDS = Path(__file__).with_name("words.yaml")
+WORDS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 # A cell's --s is its share of the darkest colour, 0 to 1 (page.css); its text is white from this share on.
 _DEEP = 0.65
 
@@ -69,7 +70,7 @@ def results(found: Mapping[str, Sequence[Hit]], query: str, about: str) -> str:
     """Results of several methods side by side; words of the query are marked."""
     figures = []
     for name, hits in found.items():
-        items = "".join(f"<li><b>{hit.score:.3f}</b><span>{_marked(query, hit.text)}</span></li>" for hit in hits)
+        items = "".join(f"<li><b>{score:.3f}</b><span>{_marked(query, text)}</span></li>" for score, text in hits)
         figures.append(f"<figure><figcaption>{escape(name)}</figcaption><ol>{items}</ol></figure>")
     return page(f'<p>{escape(about)}</p><div class="tables" style="--wide: 17rem">{"".join(figures)}</div>')
 

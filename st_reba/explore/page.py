@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
-
-import yaml
 
 from . import compute, draw
 from .serve import LANGUAGES
@@ -17,36 +15,25 @@ gr: Any = import_module("gradio")
 logger = logging.getLogger(__name__)
 
 
-@cache
-def words() -> dict[str, dict[str, str]]:
-    """All texts of the page, by language."""
-    found: dict[str, dict[str, str]] = yaml.safe_load(draw.WORDS.read_text(encoding="utf-8"))
-    return found
+class Page:
+    """The page with its three tabs, in a language of words.yaml.
 
+    Computations are kept, so that a slider does not run a model again.
+    """
 
-class Answers:
-    """Computations that are kept, so that a slider or a language does not run a model again."""
-
-    def __init__(self, models: Mapping[str, Any]) -> None:
-        self.models = models
+    def __init__(self, models: Mapping[str, Any], index: Any, language: str) -> None:
+        self.models, self.index, self.words = models, index, draw.WORDS[language]
         self.similar = lru_cache(64)(lambda name, texts: compute.similarities(models[name], texts))
         # All layers' attention is large.
-        self.looked = lru_cache(8)(lambda name, text, repeats: compute.look(models[name], text, repeats))
+        self.inside = lru_cache(4)(lambda name, text, repeats: compute.look(models[name], text, repeats))
         self.ranked = lru_cache(64)(lambda name, query, texts: compute.ranked(models[name], query, texts))
-
-
-class Page:
-    """The page with its three tabs, in a language of words.yaml."""
-
-    def __init__(self, answers: Answers, index: Any, language: str) -> None:
-        self.answers, self.index, self.words = answers, index, words()[language]
         links = "".join(
             f'<b lang="{code}">{name}</b>' if code == language else f'<a href="../{code}/" lang="{code}">{name}</a>'
             for code, name in LANGUAGES.items()
         )
         title = f"<h1>{self.words['title']}</h1><p>{self.words['about']}</p>"
         tabs = {"compare": self._compare_tab, "inside": self._inside_tab, "search": self._search_tab}
-        self.looked = [name for name, model in answers.models.items() if compute.can_look(model)]
+        self.looked = [name for name, model in models.items() if compute.can_look(model)]
         with gr.Blocks(title=self.words["title"], analytics_enabled=False, fill_width=True) as self.blocks:
             with gr.Row(elem_id="top"):
                 gr.HTML(title, elem_id="title", padding=False)
@@ -64,7 +51,7 @@ class Page:
 
     def _compare(self, names: Sequence[str], text: str) -> str:
         texts = tuple(compute.lines_of(text, least=2, most=compute.MAX_SENTENCES))
-        return draw.comparison({name: self.answers.similar(name, texts) for name in _some(names)}, texts, self.words)
+        return draw.comparison({name: self.similar(name, texts) for name in _some(names)}, texts, self.words)
 
     def _inside_tab(self) -> None:
         own = self.looked[-1]
@@ -88,7 +75,7 @@ class Page:
 
     def _sliders(self, name: str) -> tuple[Any, Any]:
         """Number of copies and layer, as they fit a model."""
-        model = self.answers.models[name]
+        model = self.models[name]
         copies, free = compute.copies_of(model)
         of_copies: dict[str, Any] = {"label": self.words["repeats"], "elem_id": "inside-repeats", "interactive": free}
         of_layers: dict[str, Any] = {"label": self.words["layer"], "elem_id": "inside-layer"}
@@ -99,10 +86,10 @@ class Page:
 
     def _look(self, name: str, text: str, repeats: float, weighting: compute.Weighting, word: str, layer: float) -> str:
         (text,) = compute.lines_of(text, least=1, most=1)
-        inside = self.answers.looked(name, text, int(repeats))
+        inside = self.inside(name, text, int(repeats))
         chosen = {"mean": [], "last": [len(inside.rows) - 1]}.get(weighting)
         if chosen is None:
-            chosen = compute.tokens_of(self.answers.models[name], text, word)
+            chosen = compute.tokens_of(self.models[name], text, word)
         shown = min(int(layer), len(inside.maps.layers) - 1)
         return draw.inside_text(inside, inside.weights(weighting, chosen), chosen, shown, self.words)
 
@@ -118,13 +105,13 @@ class Page:
         (query,) = compute.lines_of(query, least=1, most=1)
         about, found = self.words["found"], {}
         if where == "index" and self.index is not None:
-            hits = compute.found_in(self.index, query)
+            hits = [(hit.score, hit.passage or hit.text) for hit in self.index.search(query, k=compute.MAX_FOUND)]
             found[self.words["index_column"]] = hits[: compute.MAX_RESULTS]
-            texts = [hit.text for hit in hits]
+            texts = [text for _, text in hits]
             about += " " + self.words["index_about"].format(most=compute.MAX_FOUND, read=compute.MAX_READ)
         else:
             texts = compute.lines_of(text, least=1, most=compute.MAX_DOCUMENTS)
-        found |= {name: self.answers.ranked(name, query, tuple(texts)) for name in _some(names)}
+        found |= {name: self.ranked(name, query, tuple(texts)) for name in _some(names)}
         return draw.results(found, query, about)
 
     def _box(self, key: str, example: str, *, lines: int = 1) -> Any:
@@ -132,7 +119,7 @@ class Page:
         return gr.Textbox(self.words[example], lines=lines, max_lines=most, label=self.words[key], elem_id=key)
 
     def _choice(self, elem_id: str) -> Any:
-        names = list(self.answers.models)
+        names = list(self.models)
         return gr.CheckboxGroup(names, value=names, label=self.words["models"], elem_id=elem_id)
 
     def _choices(self, *keys: str) -> list[tuple[str, str]]:

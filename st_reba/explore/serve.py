@@ -68,28 +68,24 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
     """Base and method of each name, before anything is loaded.
 
     Example:
-        >>> read_names(["mini", "mini  echo:pooling=mean"])["mini echo:pooling=mean"]
+        >>> read_names(["mini", "mini echo:pooling=mean"])["mini echo:pooling=mean"]
         ('mini', Method(name='echo', pooling='mean', ...
     """
     if not 1 <= len(names) <= MAX_MODELS:
         raise ValueError(f"{len(names)} models: the page shows 1 to {MAX_MODELS}.")
     found: dict[str, tuple[str, Method | None]] = {}
-    for name in (" ".join(name.split()) for name in names):
-        base, _, method = (name, "", "") if os.path.exists(name) else name.partition(" ")
-        # Of a folder, its name alone is shown.
-        shown = " ".join(filter(None, (Path(base).resolve().name if os.path.exists(base) else base, method)))
-        if shown in found:
-            raise ValueError(f"MODEL {name!r} is given twice, or two have one name. Give it once.")
-        found[shown] = base, Method.parse(method) if method else None
+    for name in names:
+        base, _, method = (name, "", "") if os.path.exists(name) else name.strip().partition(" ")
+        found[name] = base, Method.parse(method.strip()) if method else None
     return found
 
 
 def make_app(models: Mapping[str, Any], index: Any) -> Any:
     """The page in each language, below ``/en`` and ``/zh``, as an ASGI application."""
-    from .page import Answers, Page, gr
+    from .page import Page, gr
 
     fastapi: Any = import_module("fastapi")
-    served, answers = fastapi.FastAPI(openapi_url=None), Answers(models)
+    served = fastapi.FastAPI(openapi_url=None)
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=_FONTS, font_mono=("monospace",))
     looks: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css")}
     quiet: dict[str, Any] = {"footer_links": [], "ssr_mode": False, "enable_monitoring": False}
@@ -100,7 +96,7 @@ def make_app(models: Mapping[str, Any], index: Any) -> Any:
 
     served.add_route("/", start)
     for each in LANGUAGES:
-        gr.mount_gradio_app(served, Page(answers, index, each).blocks, path=f"/{each}", **looks, **quiet)
+        gr.mount_gradio_app(served, Page(models, index, each).blocks, path=f"/{each}", **looks, **quiet)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def guarded(message: dict[str, Any]) -> None:

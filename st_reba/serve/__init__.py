@@ -1,4 +1,3 @@
 """HTTP server for a saved model that OpenAI's clients understand. Needs the extra ``serve``."""
 
-from .run import ServeSettings as ServeSettings
 from .run import serve as serve

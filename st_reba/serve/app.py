@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ..index import OtherModelError
 from .joining import Joining
-from .requests import EmbeddingRequest, Refusal, SearchRequest
-from .run import ServeSettings
+from .requests import EmbeddingRequest, Refusal, SearchRequest, as_openai
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -40,9 +37,12 @@ class EmbeddingServer(Starlette):
         model: The SentenceTransformer.
         name: Name of the model for clients.
         index: Index of this model, for ``/v1/search``.
-        settings: Batches and limits.
         keys: API keys, one of which must be sent.
         hosts: The only host names that are answered: a web page can give a name of its own this machine's address.
+        batch_size: Texts of waiting requests that run together.
+        max_body: MiB of a request; 413 beyond.
+        max_tokens: Token positions of a request, with all copies, template and prompt; 422 beyond.
+        queue: Texts that may wait, over all requests; 429 beyond.
 
     Example:
         >>> import st_reba
@@ -56,51 +56,51 @@ class EmbeddingServer(Starlette):
         name: str,
         *,
         index: Any = None,
-        settings: ServeSettings | None = None,
         keys: Sequence[str] = (),
         hosts: Sequence[str] = (),
+        batch_size: int = 32,
+        max_body: int = 4,
+        max_tokens: int = 300_000,
+        queue: int = 8192,
     ) -> None:
-        self.name, self.index, self.settings, self.hosts = name, index, settings or ServeSettings(), hosts
+        self.name, self.index, self.hosts, self.max_body = name, index, hosts, max_body
         self.keys = [key.encode() for key in keys]
         self.dimension = int(model.get_embedding_dimension() or 0)
         self.started = int(time.time())
         self.held = 0  # bytes of bodies that are being received
         # A registry for each application: a process may hold several.
         self.registry = to = prometheus.CollectorRegistry()
-        self.requests = prometheus.Counter("st_reba_requests", "Answers.", ["path", "status"], registry=to)
-        self.seconds = prometheus.Histogram("st_reba_request_seconds", "Time to answer.", ["path"], registry=to)
-        self.texts = prometheus.Counter("st_reba_texts", "Texts encoded.", registry=to)
+        self.seconds = prometheus.Histogram("st_reba_request_seconds", "Answers.", ["path", "status"], registry=to)
         self.tokens = prometheus.Counter("st_reba_tokens", "Token positions encoded.", registry=to)
         sizes = [2**n for n in range(9)]
         batch = prometheus.Histogram("st_reba_batch_texts", "Texts of a batch.", buckets=sizes, registry=to)
-        self.joining = Joining(model, self.settings, batch.observe)
+        self.joining = Joining(model, batch_size, max_tokens, queue, batch.observe)
         waiting = prometheus.Gauge("st_reba_waiting_texts", "Texts accepted and not answered.", registry=to)
         waiting.set_function(lambda: self.joining.waiting)
-        gets = {"/metrics": self.metrics, "/v1/models": self.models, "/v1/models/{name:path}": self.models}
-        posts = {"/v1/embeddings": self.embed, **({} if index is None else {"/v1/search": self.search})}
         routes = [Route("/health", self.health)]
-        routes += [Route(path, self.guarded(path, each)) for path, each in gets.items()]
-        routes += [Route(path, self.guarded(path, each), methods=["POST"]) for path, each in posts.items()]
-        super().__init__(routes=routes, exception_handlers={HTTPException: _http_error})
+        routes += [self.guarded("/metrics", self.metrics), self.guarded("/v1/models", self.models)]
+        routes.append(self.guarded("/v1/embeddings", self.embed, "POST"))
+        if index is not None:
+            routes.append(self.guarded("/v1/search", self.search, "POST"))
+        super().__init__(routes=routes, exception_handlers={HTTPException: as_openai})
 
-    def guarded(self, path: str, handler: _Handler) -> _Handler:
-        """Check the caller, count the answer, and turn exceptions into errors of OpenAI's form."""
+    def guarded(self, path: str, handler: _Handler, method: str = "GET") -> Route:
+        """A route that checks the caller, measures the answer, and turns exceptions into errors of OpenAI's form."""
 
         async def answer(request: Request) -> Response:
             start = time.perf_counter()
             try:
                 self.check_caller(request)
                 response = await handler(request)
-            except Refusal as refusal:
-                response = refusal.response()
+            except HTTPException as error:
+                response = await as_openai(request, error)
             except Exception:
                 logger.exception("%s failed", path)
-                response = Refusal(500, "The server failed at this request; see its log.").response()
-            self.requests.labels(path, response.status_code).inc()
-            self.seconds.labels(path).observe(time.perf_counter() - start)
+                response = await as_openai(request, Refusal(500, "The server failed at this request; see its log."))
+            self.seconds.labels(path, response.status_code).observe(time.perf_counter() - start)
             return response
 
-        return answer
+        return Route(path, answer, methods=[method])
 
     def check_caller(self, request: Request) -> None:
         if self.hosts and request.url.hostname not in self.hosts:
@@ -116,7 +116,7 @@ class EmbeddingServer(Starlette):
         if not request.headers.get("content-type", "").partition(";")[0].strip().endswith("json"):
             # A web page can send other types from a reader's browser without asking this server first.
             raise Refusal(415, "Send Content-Type: application/json.")
-        limit, body = self.settings.max_body * _MIB, bytearray()
+        limit, body = self.max_body * _MIB, bytearray()
         length = int(request.headers.get("content-length", 0))
         try:
             async with asyncio.timeout(_SECONDS):
@@ -124,7 +124,7 @@ class EmbeddingServer(Starlette):
                     self.held += len(chunk)
                     body += chunk
                     if max(length, len(body)) > limit:
-                        raise Refusal(413, f"The body exceeds {self.settings.max_body} MiB: send several requests.")
+                        raise Refusal(413, f"The body exceeds {self.max_body} MiB: send several requests.")
                     if self.held > max(64 * _MIB, 4 * limit):
                         raise Refusal(429, "Too much is being received: send this again later.")
         except TimeoutError:
@@ -139,7 +139,6 @@ class EmbeddingServer(Starlette):
         if (dimensions := asked.dimensions or self.dimension) > self.dimension:
             raise Refusal(400, f"dimensions={dimensions}: give a number up to {self.dimension}.", "dimensions")
         vectors, tokens = await self.joining.encode(asked.input, task, request.is_disconnected)
-        self.texts.inc(len(asked.input))
         self.tokens.inc(tokens)
         data: Any = vectors, dimensions, asked.encoding_format == "base64"
         # Large answers are written in another thread; for small ones, starting the thread costs more.
@@ -153,10 +152,8 @@ class EmbeddingServer(Starlette):
         vectors, _ = await self.joining.encode(queries, "query", request.is_disconnected)
         try:
             found = await asyncio.to_thread(self.index.search, vectors, asked.k, where=asked.where)
-        except OtherModelError as error:
-            raise Refusal(409, f"The index was replaced: {error}.") from error
-        except ValueError as error:
-            raise Refusal(400, str(error), "where") from error
+        except ValueError as error:  # of a condition, or of an index that another model's has replaced
+            raise Refusal(400, str(error)) from error
         results = [[asdict(one) for one in each] for each in found]
         shown = results[0] if isinstance(asked.query, str) else results
         return JSONResponse({"object": "list", "results": shown, "model": self.name})
@@ -169,13 +166,8 @@ class EmbeddingServer(Starlette):
 
     async def models(self, request: Request) -> Response:
         about = {"object": "model", "created": self.started, "owned_by": "st_reba", "dimensions": self.dimension}
-        listed = {name: {"id": name, **about} for name in (self.name, f"{self.name}:query", f"{self.name}:document")}
-        name = request.path_params.get("name")
-        if name is None:
-            return JSONResponse({"object": "list", "data": list(listed.values())})
-        if name not in listed:
-            raise Refusal(404, f"There is no model {name!r} here.", "model", "model_not_found")
-        return JSONResponse(listed[name])
+        names = (self.name, f"{self.name}:query", f"{self.name}:document")
+        return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in names]})
 
 
 def _embeddings(vectors: Any, dimensions: int, as_base64: bool) -> str:
@@ -190,8 +182,3 @@ def _embeddings(vectors: Any, dimensions: int, as_base64: bool) -> str:
         rows = [base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") for vector in vectors]
     data = [{"object": "embedding", "index": place, "embedding": row} for place, row in enumerate(rows)]
     return json.dumps(data, allow_nan=False, separators=(",", ":"))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = int(getattr(error, "status_code", 500))
-    return Refusal(status, f"{request.method} {request.url.path}: {HTTPStatus(status).phrase.lower()}").response()

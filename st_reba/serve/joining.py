@@ -5,55 +5,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any
 
 import numpy as np
+from batched.aio import AsyncBatchProcessor
 from numpy.typing import NDArray
 
 from ..encode import Task, encode_texts, in_order, planned_batches
 from .requests import Refusal
-from .run import ServeSettings
 
+# Milliseconds that an incomplete batch waits for more texts.
+DELAY = 2.0
 _Item = tuple[str, Task | None]
 
 
 class Joining:
     """Encode texts of concurrent requests together, one batch at a time; ``on_batch`` gets each batch's size."""
 
-    def __init__(self, model: Any, settings: ServeSettings, on_batch: Callable[[int], object]) -> None:
-        self.model, self.settings, self.on_batch = model, settings, on_batch
+    def __init__(
+        self, model: Any, batch_size: int, max_tokens: int, queue: int, on_batch: Callable[[int], object]
+    ) -> None:
+        self.model, self.batch_size, self.max_tokens, self.queue = model, batch_size, max_tokens, queue
+        self.on_batch = on_batch
         self.waiting = 0  # texts that were accepted and not answered
         # A thread of its own never waits for those that tokenize and write answers.
         self._thread = ThreadPoolExecutor(1, "st_reba")
-        processor = import_module("batched.aio").AsyncBatchProcessor
-        self._queue = processor(self._run, batch_size=settings.batch_size, timeout_ms=settings.delay)
+        self._joined = AsyncBatchProcessor(self._run, batch_size=batch_size, timeout_ms=DELAY)
 
     async def encode(
         self, texts: list[str], task: Task | None, gone: Callable[[], Awaitable[bool]]
     ) -> tuple[NDArray[np.float32], int]:
         """Vectors [texts, d], and the token positions they took; ``gone`` tells whether the client has hung up."""
-        limits = self.settings
-        if len(texts) > limits.max_texts:
-            raise Refusal(422, f"{len(texts)} texts exceed {limits.max_texts}: send several requests.", "input")
         # A request that is alone may be as large as a request can be.
-        if self.waiting and self.waiting + len(texts) > limits.queue:
+        if self.waiting and self.waiting + len(texts) > self.queue:
             raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
         self.waiting += len(texts)
         try:
             _, counts = await asyncio.to_thread(planned_batches, self.model, texts, task=task, batch_size=len(texts))
             # A model without padding has no counts: characters measure the work.
             counts = counts or [len(text) for text in texts]
-            if (total := sum(counts)) > limits.max_tokens:
-                raise Refusal(422, f"{total} tokens exceed {limits.max_tokens}: send several requests.", "input")
+            if (total := sum(counts)) > self.max_tokens:
+                raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
             # Texts of similar length share a batch. At most one batch at a time: requests take turns.
             order = sorted(range(len(texts)), key=lambda row: -counts[row])
-            parts = [order[start : start + limits.batch_size] for start in range(0, len(order), limits.batch_size)]
+            parts = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
             rows: list[NDArray[np.float32]] = []
             for part in parts:
                 if rows and await gone():
                     raise Refusal(499, "The client has hung up.")
-                found = await self._queue([(texts[row], task) for row in part])
+                found = await self._joined([(texts[row], task) for row in part])
                 if error := next((one for one in found if isinstance(one, Exception)), None):
                     raise error
                 rows.append(np.stack(found))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ..encode import Task
 
@@ -15,18 +17,19 @@ _CLOSE = {"Connection": "close"}
 _ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: _CLOSE, 413: _CLOSE, 429: {"Retry-After": "1"}}
 
 
-class Refusal(Exception):
+class Refusal(HTTPException):
     """Error with a status of HTTP, the field of the request at fault, and OpenAI's code."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        super().__init__(status, message, _ERROR_HEADERS.get(status))
+        self.param, self.code = param, code
 
-    def response(self) -> JSONResponse:
-        """The error in OpenAI's form."""
-        kind = _ERROR_TYPES.get(self.status, "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, self.status, _ERROR_HEADERS.get(self.status))
+
+async def as_openai(request: Request, error: Any) -> Response:
+    """The answer to a request that ends in an HTTPException, in OpenAI's form."""
+    kind = _ERROR_TYPES.get(error.status_code, "invalid_request_error")
+    about = {"param": getattr(error, "param", None), "code": getattr(error, "code", None)}
+    return JSONResponse({"error": {"message": error.detail, "type": kind, **about}}, error.status_code, error.headers)
 
 
 def _as_list(value: Any) -> Any:
@@ -36,6 +39,8 @@ def _as_list(value: Any) -> Any:
     return texts
 
 
+# As many as OpenAI takes.
+_Many = Field(min_length=1, max_length=2048)
 _Query = Annotated[str, Field(pattern=r"\S")]
 
 
@@ -51,9 +56,8 @@ class _Body(BaseModel):
             first = error.errors(include_url=False)[0]
             field = str(next(iter(first["loc"]), ""))
             reason = first["msg"].removeprefix("Value error, ")
-            raise Refusal(
-                400, f"{field or 'The body'}: {reason}. Fields: {', '.join(cls.model_fields)}.", field or None
-            ) from None
+            fields = ", ".join(cls.model_fields)
+            raise Refusal(400, f"{field or 'The body'}: {reason}. Fields: {fields}.", field or None) from None
 
 
 class EmbeddingRequest(_Body):
@@ -64,12 +68,12 @@ class EmbeddingRequest(_Body):
         'query'
     """
 
-    input: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
+    input: Annotated[list[str], BeforeValidator(_as_list), _Many]
     model: str | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
-    input_type: Literal["query", "document", "passage"] | None = None
+    input_type: Literal["query", "document"] | None = None
 
     def task(self, name: str) -> Task | None:
         """The prompt that is asked for; a Refusal where the model's name is not ``name`` with or without a task."""
@@ -77,15 +81,14 @@ class EmbeddingRequest(_Body):
         asked = name if self.model is None else self.model
         if asked not in names:
             raise Refusal(404, f"There is no model {asked!r} here, but {', '.join(names)}.", "model", "model_not_found")
-        kind: Task | None = "document" if self.input_type == "passage" else self.input_type
-        if kind is not None and names[asked] not in (None, kind):
-            raise Refusal(400, f"model={asked!r} and input_type={kind!r} exclude each other: drop one.", "input_type")
-        return kind or names[asked]
+        if self.input_type not in (None, names[asked]) and names[asked] is not None:
+            raise Refusal(400, f"model={asked!r} and input_type={self.input_type!r} exclude each other.", "input_type")
+        return self.input_type or names[asked]
 
 
 class SearchRequest(_Body):
     """Body of ``/v1/search``."""
 
-    query: _Query | Annotated[list[_Query], Field(min_length=1)]
+    query: _Query | Annotated[list[_Query], _Many]
     k: Annotated[int, Field(ge=1, le=1000)] = 10
     where: dict[str, Any] | None = None

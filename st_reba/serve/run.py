@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +16,6 @@ KEYS = "ST_REBA_API_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True)
-class ServeSettings:
-    """Batches and limits of a server; requests beyond a limit are refused with 413, 422 or 429.
-
-    Args:
-        batch_size: Texts of waiting requests that are joined.
-        delay: Milliseconds that an incomplete batch waits for more texts.
-        max_body: MiB of a request.
-        max_texts: Texts of a request.
-        max_tokens: Token positions of a request, with all copies, template and prompt.
-        queue: Texts that may wait, over all requests.
-
-    Raises:
-        ValueError: A number is below 1.
-    """
-
-    batch_size: int = 32
-    delay: float = 2.0
-    max_body: int = 4
-    max_texts: int = 2048
-    max_tokens: int = 300_000
-    queue: int = 8192
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not (number := getattr(self, field.name)) >= 1:
-                raise ValueError(f"{field.name}={number!r}: give a number from 1 on.")
-
-
 def serve(
     model: str | os.PathLike[str],
     *,
@@ -52,13 +23,13 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     name: str | None = None,
-    threads: int | None = None,
-    settings: ServeSettings | None = None,
+    limits: Mapping[str, int] | None = None,
     **options: Any,
 ) -> None:
     """Serve a saved model to OpenAI's clients. SIGTERM and Ctrl+C answer the accepted requests, then end it.
 
     If the environment variable ST_REBA_API_KEY is set, clients must send one of its keys (separated by commas).
+    OMP_NUM_THREADS is the number of torch's threads; without it, all processors but one.
 
     Args:
         model: Folder or Hub id.
@@ -66,8 +37,7 @@ def serve(
         host: Address; ``"0.0.0.0"`` serves to everybody who reaches this machine.
         port: Port; 0 takes a free one.
         name: Name of the model for clients; None: the name of its folder, or its Hub id.
-        threads: Threads of torch; None: OMP_NUM_THREADS, or all processors but one, which reads and answers.
-        settings: Batches and limits.
+        limits: ``batch_size``, ``max_body``, ``max_tokens`` and ``queue``, as for :class:`.app.EmbeddingServer`.
         **options: ``device``, ``dtype`` and ``trust_remote_code``, as for :func:`st_reba.load`.
 
     Raises:
@@ -91,27 +61,23 @@ def serve(
         from .app import EmbeddingServer
 
         # torch's threads wait actively: one for each processor slows down the thread that reads and answers.
-        if threads is not None or "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) - 1))
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
         loaded = load(os.fspath(model), **options)
         opened = None if index is None else Index.open(index, loaded)
         hosts = _LOOPBACK if local and not keys else ()
         if name is None:
             name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
-        app = EmbeddingServer(loaded, name, index=opened, settings=settings, keys=keys, hosts=hosts)
+        app = EmbeddingServer(loaded, name, index=opened, keys=keys, hosts=hosts, **(limits or {}))
         run(app, taken, path="/v1")
 
 
 def bound(host: str, port: int) -> socket.socket:
     """Take an address before a model is loaded; an OSError names the remedy."""
-    taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((host, port))
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        taken.close()
         raise OSError(f"host={host!r}, port={port} cannot be served ({error}). Give another port.") from None
-    return taken
 
 
 def run(app: Any, taken: socket.socket, path: str = "") -> None:

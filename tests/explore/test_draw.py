@@ -7,14 +7,13 @@ import string
 
 import numpy as np
 import pytest
-import yaml
 
 from st_reba.evaluation.attention import LayerMap, Maps, sink_table
 from st_reba.explore import draw
-from st_reba.explore.compute import Hit, Inside
+from st_reba.explore.compute import Inside
+from st_reba.explore.draw import WORDS
 from st_reba.explore.serve import LANGUAGES
 
-WORDS = yaml.safe_load(draw.WORDS.read_text(encoding="utf-8"))
 ROWS = np.array([[0.0, 0.5, 0.25, 0.1], [0.0, 0.0, 0.01, 0.02]])
 
 
@@ -56,16 +55,12 @@ def test_texts_stay_texts() -> None:
     evil = "<img src=x onerror=alert(1)> ${1+1} {{x}}"
     answers = [
         draw.comparison({evil: np.eye(2)}, [evil, evil], WORDS["en"]),
-        draw.results({evil: [Hit(0.5, evil)]}, "onerror", evil),
+        draw.results({evil: [(0.5, evil)]}, "onerror", evil),
         draw.problem(evil, evil),
         draw.inside_text(inside(*[evil] * 4), ROWS[0], [0], 0, WORDS["en"]),
     ]
     assert not any("<img" in html for html in answers) and all("&lt;img" in html for html in answers)
-
-
-def test_shared_words_are_marked() -> None:
-    html = draw.results({"reba": [Hit(0.5, "The Cat & I")]}, "a cat", "")
-    assert "<b>0.500</b><span>The <mark>Cat</mark> &amp; I</span>" in html
+    assert "<mark>onerror</mark>" in answers[1]
 
 
 def test_both_languages_say_the_same() -> None:

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 import st_reba
 from st_reba.explore import DEFAULT, compute
-from st_reba.explore.page import words
+from st_reba.explore.draw import WORDS
 
 pytestmark = pytest.mark.slow
 expect.set_options(timeout=30_000)
@@ -107,7 +107,7 @@ def test_compare(opened: Any, models: dict[str, Any]) -> None:
     expect(answer.locator("figcaption")).to_have_text(MODELS[1:])
     fill(page, "sentences", "短\n" + "长" * 301)
     page.locator("#compare-run").click()
-    said = words()["zh"]["too_long"].format(number=2, count=301, most=300)
+    said = WORDS["zh"]["too_long"].format(number=2, count=301, most=300)
     expect(answer.get_by_role("alert")).to_contain_text(said)
 
 
@@ -125,11 +125,11 @@ def test_look_inside(opened: Any, models: dict[str, Any]) -> None:
     page.locator("#inside-repeats input[type=number]").fill("3")
     expect(answer.locator(".line")).to_have_count(4)
     page.locator("#inside-layer input[type=number]").fill("4")
-    expect(answer.locator("h3").last).to_have_text(words()["zh"]["layer_title"].format(layer=4))
+    expect(answer.locator("h3").last).to_have_text(WORDS["zh"]["layer_title"].format(layer=4))
     inside = compute.look(models[name], text, 3)
     chosen = compute.tokens_of(models[name], text, "取了")
     for weighting, marked in {"last": [len(inside.rows) - 1], "word": chosen, "mean": []}.items():
-        page.locator("#inside-weighting").get_by_label(words()["zh"][weighting], exact=True).check()
+        page.locator("#inside-weighting").get_by_label(WORDS["zh"][weighting], exact=True).check()
         # One more row is that of the layer.
         expect(answer.locator("tr.chosen")).to_have_count(len(marked) + 1)
         chips = [chip.split("\n") for chip in answer.locator(".chip").all_inner_texts()]
@@ -146,12 +146,12 @@ def test_search_and_languages(opened: Any, models: dict[str, Any]) -> None:
     page.locator("#search-run").click()
     expect(answer.locator("mark").first).to_have_text("The")
     found = compute.ranked(models[MODELS[0]], "where is the Cat", ["船在海上航行。", "The cat sleeps."])
-    expect(answer.locator("figure").first.locator("b")).to_have_text([f"{hit.score:.3f}" for hit in found])
-    page.locator("#search-where").get_by_label(words()["en"]["index"]).check()
-    expect(answer.locator("figcaption").first).to_have_text(words()["en"]["index_column"])
+    expect(answer.locator("figure").first.locator("b")).to_have_text([f"{score:.3f}" for score, _ in found])
+    page.locator("#search-where").get_by_label(WORDS["en"]["index"]).check()
+    expect(answer.locator("figcaption").first).to_have_text(WORDS["en"]["index_column"])
     page.locator("#language a").click()
-    expect(page.locator("#title h1")).to_have_text(words()["zh"]["title"])
-    expect(page.get_by_role("tab")).to_have_text([words()["zh"][name] for name in TABS])
+    expect(page.locator("#title h1")).to_have_text(WORDS["zh"]["title"])
+    expect(page.get_by_role("tab")).to_have_text([WORDS["zh"][name] for name in TABS])
 
 
 def test_a_phone_and_the_figures(opened: Any, server: str, tmp_path: Path) -> None:
