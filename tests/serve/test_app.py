@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.serve import ServeSettings
 from st_reba.serve.app import EmbeddingServer
 
 PATH = "/v1/embeddings"
@@ -60,22 +59,21 @@ def test_dimensions(ask: Any, model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "kind"),
+    ("given", "status", "param"),
     [
-        ({"input": 1}, 400, "invalid_request_error"),
-        ({"input": "a", "dimensions": 193}, 400, "invalid_request_error"),
-        ({"input": ["a"] * 9}, 422, "invalid_request_error"),
-        ({"input": "a " * 90}, 422, "invalid_request_error"),
-        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, "invalid_request_error"),
-        (b"", 400, "invalid_request_error"),
+        ({"input": 1}, 400, "input"),
+        ({"input": "a", "dimensions": 193}, 400, "dimensions"),
+        ({"input": "a " * 90}, 422, "input"),
+        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None),
+        (b"", 400, None),
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_refusals(ask: Any, given: Any, status: int, kind: str) -> None:
-    (answer,) = ask((PATH, given), settings=ServeSettings(max_texts=8, max_tokens=100, max_body=1))
+def test_refusals(ask: Any, given: Any, status: int, param: str | None) -> None:
+    (answer,) = ask((PATH, given), max_tokens=100, max_body=1)
     error = answer.json()["error"]
-    assert (answer.status_code, error["type"], set(error)) == (status, kind, {"message", "type", "param", "code"})
-    assert (answer.headers.get("connection") == "close") == (status == 413)
+    assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", param)
+    assert error["message"] and (answer.headers.get("connection") == "close") == (status == 413)
 
 
 def test_paths_and_content_types(ask: Any) -> None:
@@ -97,11 +95,8 @@ def test_keys_and_hosts(ask: Any) -> None:
 
 
 def test_models_and_health(ask: Any) -> None:
-    models, there, unknown, health = ask(
-        ("/v1/models", None), ("/v1/models/m:query", None), ("/v1/models/other", None), ("/health", None)
-    )
+    models, health = ask(("/v1/models", None), ("/health", None))
     assert [one["id"] for one in models.json()["data"]] == ["m", "m:query", "m:document"]
-    assert there.json()["dimensions"] == 192 and unknown.json()["error"]["code"] == "model_not_found"
     assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
 
 
@@ -109,17 +104,14 @@ def test_metrics_of_each_application(ask: Any, model: Any) -> None:
     app, other = EmbeddingServer(model, "m"), EmbeddingServer(model, "other")
     ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
     (page,) = ask(("/metrics", None), app=app)
-    lines = page.text.splitlines()
     assert {
-        "st_reba_texts_total 2.0",
         "st_reba_waiting_texts 0.0",
         f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}",
         "st_reba_batch_texts_sum 2.0",
-        f'st_reba_requests_total{{path="{PATH}",status="200"}} 1.0',
-        f'st_reba_requests_total{{path="{PATH}",status="400"}} 1.0',
-        f'st_reba_request_seconds_count{{path="{PATH}"}} 2.0',
-    } <= set(lines)
-    assert "st_reba_texts_total 0.0" in ask(("/metrics", None), app=other)[0].text.splitlines()
+        f'st_reba_request_seconds_count{{path="{PATH}",status="200"}} 1.0',
+        f'st_reba_request_seconds_count{{path="{PATH}",status="400"}} 1.0',
+    } <= set(page.text.splitlines())
+    assert "st_reba_tokens_total 0.0" in ask(("/metrics", None), app=other)[0].text.splitlines()
 
 
 def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
@@ -142,8 +134,8 @@ def test_search(ask: Any, model: Any, tmp_path: Path) -> None:
         # Another model's index takes its place.
         st_reba.Index.build(st_reba.build("mini", "reba"), documents, tmp_path / "index", overwrite=True).close()
         (other,) = ask(("/v1/search", {"query": "a cat"}), index=index)
-    assert (condition.status_code, condition.json()["error"]["param"]) == (400, "where")
-    assert (count.status_code, other.status_code) == (400, 409)
+    assert [one.status_code for one in (condition, count, other)] == [400, 400, 400]
+    assert "model" in other.json()["error"]["message"]
 
 
 def shown(found: Any) -> list[dict[str, Any]]:
@@ -177,7 +169,7 @@ def test_bodies_together_are_bounded(model: Any, client: Any) -> None:
         yield b"no JSON"
 
     async def run() -> list[int]:
-        async with client(EmbeddingServer(model, "m", settings=ServeSettings(max_body=1))) as to:
+        async with client(EmbeddingServer(model, "m", max_body=1)) as to:
             go, headers = asyncio.Event(), {"Content-Type": "application/json"}
             sent = [asyncio.create_task(to.post(PATH, content=held(go), headers=headers)) for _ in range(66)]
             await asyncio.wait(sent, timeout=9, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.serve import ServeSettings, joining
+from st_reba.serve import joining
 from st_reba.serve.app import EmbeddingServer
 
 PATH = "/v1/embeddings"
@@ -50,21 +50,24 @@ def rows(answer: Any) -> Any:
     return [one["embedding"] for one in answer.json()["data"]]
 
 
-def test_requests_are_joined(ask: Any, plain: Any, passes: Passes) -> None:
+def test_requests_are_joined(ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
     """With those of other tasks and lengths, and a long list takes turns."""
     texts = [f"{number} cats " * (1 + number % 5) for number in range(36)]
     requests = [(PATH, {"input": text, "input_type": ("query", "document")[len(text) % 2]}) for text in texts]
-    app = EmbeddingServer(plain, "m", settings=ServeSettings(batch_size=16, delay=200))
-    *single, whole = ask(*requests, (PATH, {"input": texts}), app=app)
+    monkeypatch.setattr(joining, "DELAY", 200)
+    *single, whole = ask(*requests, (PATH, {"input": texts}), app=EmbeddingServer(plain, "m", batch_size=16))
     expected = plain.encode(texts)
     np.testing.assert_allclose([rows(one)[0] for one in single], expected, atol=1e-6, rtol=0)
     np.testing.assert_allclose(rows(whole), expected, atol=1e-6, rtol=0)
     assert sum(passes.sizes) == 2 * len(texts) and max(passes.sizes) <= 16 and len(passes.sizes) < 16
 
 
-def test_a_failing_text_fails_its_own_request_alone(ask: Any, plain: Any, passes: Passes) -> None:
+def test_a_failing_text_fails_its_own_request_alone(
+    ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "DELAY", 500)
     requests = [(PATH, {"input": text}) for text in ("cat", "bad", "dog")]
-    first, failed, last = ask(*requests, app=EmbeddingServer(plain, "m", settings=ServeSettings(delay=500)))
+    first, failed, last = ask(*requests, app=EmbeddingServer(plain, "m"))
     assert passes.sizes[0] == 3, "they were not joined"
     assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
     np.testing.assert_allclose([*rows(first), *rows(last)], plain.encode(["cat", "dog"]), atol=1e-6, rtol=0)
@@ -72,7 +75,7 @@ def test_a_failing_text_fails_its_own_request_alone(ask: Any, plain: Any, passes
 
 def test_too_many_wait(plain: Any, client: Any, passes: Passes) -> None:
     """What does not fit is refused at once; what was accepted is answered; then there is room again."""
-    app = EmbeddingServer(plain, "m", settings=ServeSettings(queue=10))
+    app = EmbeddingServer(plain, "m", queue=10)
     passes.go.clear()
 
     async def run() -> None:
@@ -93,7 +96,7 @@ def test_too_many_wait(plain: Any, client: Any, passes: Passes) -> None:
 
 def test_a_client_that_hangs_up(plain: Any, passes: Passes) -> None:
     """The rest of its texts is dropped."""
-    app = EmbeddingServer(plain, "m", settings=ServeSettings(batch_size=4))
+    app = EmbeddingServer(plain, "m", batch_size=4)
     body = b'{"input": [' + b",".join([b'"cat"'] * 400) + b"]}"
     messages = iter([{"type": "http.request", "body": body}])
     sent: list[Any] = []

@@ -16,7 +16,7 @@ from st_reba.serve.requests import EmbeddingRequest, Refusal, SearchRequest
         ({"model": "m"}, None),
         ({"model": "m:query"}, "query"),
         ({"input_type": "query"}, "query"),
-        ({"model": "m:document", "input_type": "passage"}, "document"),
+        ({"model": "m:document", "input_type": "document"}, "document"),
     ],
     ids=str,
 )
@@ -25,62 +25,37 @@ def test_task(asked: dict[str, str], task: str | None) -> None:
     assert (request.input, request.task("m")) == (["a"], task)
 
 
-def refused(kind: Any, body: Any) -> tuple[int, str | None]:
-    with pytest.raises(Refusal) as error:
-        kind.parse(body if isinstance(body, bytes) else json.dumps(body).encode()).task("m")
-    return error.value.status, error.value.param
-
-
-@pytest.mark.parametrize("body", [b'{"inp', b"[" * 100_000, b"[1]", b"\xff"])
-def test_bodies_that_are_no_object(body: bytes) -> None:
-    assert refused(EmbeddingRequest, body) == (400, None)
-
-
 @pytest.mark.parametrize(
     ("given", "status", "param"),
     [
+        (b'{"inp', 400, None),
+        (b"[" * 100_000, 400, None),
         (b'{"input": "\\ud800"}', 400, None),
         ({"model": "m"}, 400, "input"),
         ({"input": []}, 400, "input"),
-        ({"input": [1, 2]}, 400, "input"),
-        ({"input": [[1, 2]]}, 400, "input"),
+        ({"input": ["a"] * 2049}, 400, "input"),
         ({"input": ["a", 1]}, 400, "input"),
         ({"input": "a", "model": "other"}, 404, "model"),
-        ({"input": "a", "model": ["m"]}, 400, "model"),
         ({"input": "a", "model": "m:query", "input_type": "document"}, 400, "input_type"),
-        ({"input": "a", "input_type": "question"}, 400, "input_type"),
-        ({"input": "a", "dimensions": 0}, 400, "dimensions"),
         ({"input": "a", "dimensions": True}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
-        ({"input": "a", "user": 1}, 400, "user"),
         ({"input": "a", "prompt": "x"}, 400, "prompt"),
+        ({"query": " "}, 400, "query"),
+        ({"query": ["a", ""]}, 400, "query"),
+        ({"query": "a", "k": 1001}, 400, "k"),
+        ({"query": "a", "where": []}, 400, "where"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
-def test_refused_embeddings(given: Any, status: int, param: str | None) -> None:
-    assert refused(EmbeddingRequest, given) == (status, param)
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({}, "query"),
-        ({"query": " "}, "query"),
-        ({"query": ["a", ""]}, "query"),
-        ({"query": []}, "query"),
-        ({"query": "a", "k": 0}, "k"),
-        ({"query": "a", "k": 1001}, "k"),
-        ({"query": "a", "k": True}, "k"),
-        ({"query": "a", "where": []}, "where"),
-        ({"query": "a", "top": 1}, "top"),
-    ],
-    ids=str,
-)
-def test_refused_searches(given: Any, param: str) -> None:
-    assert refused(SearchRequest, given) == (400, param)
+def test_refused(given: Any, status: int, param: str | None) -> None:
+    kind: Any = SearchRequest if "query" in given else EmbeddingRequest
+    with pytest.raises(Refusal) as error:
+        kind.parse(given if isinstance(given, bytes) else json.dumps(given).encode()).task("m")
+    assert (error.value.status_code, error.value.param) == (status, param)
 
 
 def test_token_ids_name_the_remedy() -> None:
     """LangChain sends them by default."""
-    with pytest.raises(Refusal, match="check_embedding_ctx_length=False"):
+    with pytest.raises(Refusal) as error:
         EmbeddingRequest.parse(b'{"input": [[1, 2]]}')
+    assert "check_embedding_ctx_length=False" in error.value.detail
