@@ -73,7 +73,7 @@ _QWEN_VISION: dict[str, Any] = {
 _CLIP = {**_VISION, "model_type": "clip_vision_model"}
 _QWEN = (_QWEN_TEXT, _QWEN_VISION, {}, "Qwen2VLImageProcessor")
 # Text tower, vision tower, the rest of the configuration, image processor.
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "gemma3": (
         {**_TEXT, **_ALTERNATING, "query_pre_attn_scalar": 8},
         _VISION,
@@ -82,8 +82,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], s
     ),
     "llava": ({**_TEXT, "model_type": "llama"}, _CLIP, {}, "CLIPImageProcessor"),
     "qwen2_5_vl": _QWEN,
-}
-OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {
+    # It does not run on text alone.
     "blip-2": (
         {
             "model_type": "opt",
@@ -97,36 +96,18 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], s
         {"qformer_config": {"hidden_size": 32, "num_hidden_layers": DEPTH, "num_attention_heads": 4}},
         "BlipImageProcessor",
     ),
-    # A decoder that calls no attention interface, beside a vision tower that does.
-    "llava_falcon": (
-        {
-            "model_type": "falcon",
-            "hidden_size": 32,
-            "num_hidden_layers": DEPTH,
-            "num_attention_heads": 4,
-            "vocab_size": 544,
-            "multi_query": False,
-            "new_decoder_architecture": False,
-            "alibi": False,
-            **_NO_IDS,
-        },
-        _CLIP,
-        {},
-        "CLIPImageProcessor",
-    ),
 }
 # Further tokens that a processor asks its tokenizer for.
 _TOKENS = {"gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}}
 _TAIL = [("image", "video", "audio"), ("token_id", "token_index")]
+RUN = ("gemma3", "llava", "qwen2_5_vl")
 PLAN: dict[str, Any] = {"setting": "mask0&bidir", "k": 2, "k0": 1}
 Base = Callable[[str], str]
 
 
 def _config(name: str) -> Any:
-    text, vision, rest, _ = {**MODELS, **OTHERS}[name]
-    config = AutoConfig.for_model(
-        name.removesuffix("_falcon"), text_config=dict(text), vision_config=dict(vision or {}), **rest
-    )
+    text, vision, rest, _ = MODELS[name]
+    config = AutoConfig.for_model(name, text_config=dict(text), vision_config=dict(vision), **rest)
     # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
     for place, (kind, end) in enumerate((kind, end) for kind in _TAIL[0] for end in _TAIL[1]):
         if getattr(config, f"{kind}_{end}", None) is not None:
@@ -144,12 +125,11 @@ def save(name: str, folder: Path) -> str:
     tokens = _TOKENS.get(name, {})
     tokenizer.add_tokens([*tokens.values(), "<image>"], special_tokens=True)
     tokenizer.save_pretrained(folder)
-    processor = PROCESSOR_MAPPING_NAMES[name.removesuffix("_falcon")]
+    processor = PROCESSOR_MAPPING_NAMES[name]
     # Without the library that an image processor needs, the tokenizer is all that can be loaded.
-    needs = {"qwen2_5_vl"}
-    if name in needs and find_spec("torchvision") is None:
+    if name == "qwen2_5_vl" and find_spec("torchvision") is None:
         processor = "PreTrainedTokenizerFast"
-    image = {"image_processor_type": {**MODELS, **OTHERS}[name][3], "processor_class": processor}
+    image = {"image_processor_type": MODELS[name][3], "processor_class": processor}
     (folder / "preprocessor_config.json").write_text(json.dumps({**image, "image_seq_length": 4}))
     written = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**written, "extra_special_tokens": tokens, **tokens}))
@@ -161,7 +141,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     made: dict[str, str] = {}
 
     def get(name: str) -> str:
-        if name.removesuffix("_falcon") not in CONFIG_MAPPING:
+        if name not in CONFIG_MAPPING:
             pytest.skip(f"transformers {transformers.__version__} has no {name}")
         if name not in made:
             made[name] = save(name, tmp_path_factory.mktemp(name))
@@ -187,7 +167,7 @@ def run(path: str, text: str, *pieces: str | None) -> tuple[Layout, Tensor, Tens
     return placed, *reference.hidden_and_attention(tower(path), placed.ids)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "llava_falcon"])
+@pytest.mark.parametrize("name", RUN)
 def test_methods(base: Base, name: str, tmp_path: Path) -> None:
     path = base(name)
     echo, reba = build(path, "echo", pooling="mean"), build(path)
@@ -202,7 +182,7 @@ def test_methods(base: Base, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["mask0&bidir", "inter-bidir", "extra-bidir", "extend-bidir"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", RUN)
 def test_settings(base: Base, name: str, setting: str) -> None:
     """Masks in place, and second runs of the text tower's layers, not the vision tower's."""
     path = base(name)
@@ -220,15 +200,9 @@ def test_settings(base: Base, name: str, setting: str) -> None:
 
 
 def test_what_is_refused(base: Base) -> None:
-    """A model that cannot run on text alone; masks of a decoder without the interface."""
-    with pytest.raises(ValueError, match="attention interface"):
-        build(base("llava_falcon"), "nosink", **PLAN)
-    for method, options in (("classical", {}), ("reba", {}), ("nosink", PLAN)):
-        with pytest.raises(ValueError, match="needs 'pixel_values'"):
-            build(base("blip-2"), method, **options)
-
-
-def test_layers_of_a_model_with_towers_are_not_cut(base: Base) -> None:
+    """A model that cannot run on text alone; fewer layers of a model with towers."""
+    with pytest.raises(ValueError, match="needs 'pixel_values'"):
+        build(base("blip-2"), "classical")
     with pytest.raises(ValueError, match="towers beside its decoder"):
         build(base("llava"), layer=1)
 

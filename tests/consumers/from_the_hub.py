@@ -27,10 +27,7 @@ def publish(job: dict[str, Any]) -> dict[str, Any]:
         place = Path(job["folder"]) / name
         save(model, place / "torch")
         export(model, place / "onnx")
-        commits = [
-            push(place / kind, f"org/{name}{end}", say=lambda line: None).commit
-            for kind, end in (("torch", ""), ("onnx", "-onnx"))
-        ]
+        commits = [push(place / kind, f"org/{name}{end}").commit for kind, end in (("torch", ""), ("onnx", "-onnx"))]
         result[name] = {"vectors": vectors, "commits": commits}
     return result
 
