@@ -36,11 +36,11 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     model = folder / "model"
     run("encode", model, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
     assert np.load(tmp_path / "v.npy").shape == (2, 192)
-    assert len(json.loads(run("encode", model, "--json", input="你好\n"))["vector"]) == 192
-    word = json.loads(run("encode", model, "-", "--json", "--word", "银行", input="他在银行取钱\n"))
+    assert len(json.loads(run("encode", model, input="你好\n"))["vector"]) == 192
+    word = json.loads(run("encode", model, "--word", "银行", input="他在银行取钱\n"))
     assert (word["start"], word["end"]) == (2, 4)
     assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
-    for options in (["--out", tmp_path / "v.npy"], [], ["--json", "--workers", 2]):
+    for options in (["--out", tmp_path / "v.npy"], ["--workers", 2], ["--out", tmp_path / "w", "--task", "query"]):
         with pytest.raises((ValueError, FileExistsError)):
             run("encode", model, "-", *options, input="a\n")
 
