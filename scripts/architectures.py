@@ -11,7 +11,6 @@ The record holds the newest and the oldest supported release of transformers: ru
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
@@ -54,18 +53,14 @@ def write(found: dict[str, Record]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; none: all")
-    options = parser.parse_args()
-    for name in options.types:
-        if name not in CAUSAL_LMS:
-            parser.error(f"{name!r} is no model type that transformers {transformers.__version__} lists")
+    if unknown := set(sys.argv[1:]) - set(CAUSAL_LMS):
+        raise SystemExit(f"{unknown}: no model types that transformers {transformers.__version__} lists")
     logging.disable(logging.WARNING)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    found = find(options.types or sorted(CAUSAL_LMS))
-    if options.types:
+    found = find(sys.argv[1:] or sorted(CAUSAL_LMS))
+    if sys.argv[1:]:
         print(json.dumps(found, indent=1))
     else:
         write(found)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
-    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5] [--json]
+    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5]
 
 MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words
 N, texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
@@ -11,7 +11,6 @@ once, in turn, so that all see the same machine. Printed are medians of the roun
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -109,8 +108,6 @@ def main() -> None:
     options.add_argument("--beside", type=Path, help="checkout of another version, whose package is timed too")
     options.add_argument("--words", type=int, help="join the texts to 64 of so many words")
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--only", action="append", help="a case; may be given several times")
-    options.add_argument("--json", action="store_true")
     options.add_argument("--case", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     texts = [line.strip() for line in Path(arguments.texts).read_text(encoding="utf-8").splitlines() if line.strip()][
@@ -123,35 +120,24 @@ def main() -> None:
         worker(arguments.model, arguments.case, texts)
         return
     here = Path(__file__).resolve().parent.parent
-    chosen = [name for name in CASES if not arguments.only or name in arguments.only]
-    running = {(name, ""): Case(name, here, arguments) for name in chosen}
+    running = {(name, ""): Case(name, here, arguments) for name in CASES}
     if arguments.beside:
-        old = [name for name in chosen if name != "stock" and "plain" not in name]
+        old = [name for name in CASES if name != "stock" and "plain" not in name]
         running |= {(name, "before"): Case(name, arguments.beside, arguments) for name in old}
     for _ in range(arguments.rounds):
         for case in running.values():
             case.encode()
-    rows = []
     for (name, version), case in running.items():
-        beside = running.get((CASES[name][0], version), running.get((CASES[name][0], "")))
-        before = running.get((name, "before"))
-        row: dict[str, Any] = {"case": name, "version": version or "now", "seconds": statistics.median(case.seconds)}
-        row["peak GiB"] = case.peak
-        row[f"x {CASES[name][0]}"] = _ratio(case, beside)
-        if before is not None and not version:
-            row["x before"] = _ratio(case, before)
-        rows.append(row)
-    for row in rows:
-        shown = {
-            key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items() if value != ""
-        }
-        print(json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in shown.items()))
+        line = [f"{name} {version}".ljust(24), f"{statistics.median(case.seconds):.3f} s", f"{case.peak:.2f} GiB"]
+        others = {CASES[name][0]: running.get((CASES[name][0], version)) or running[CASES[name][0], ""]}
+        if not version:
+            others["before"] = running.get((name, "before"))
+        line += [f"{_ratio(case, other):.3f} x {each}" for each, other in others.items() if other is not None]
+        print("  ".join(line))
 
 
-def _ratio(case: Case, other: Case | None) -> float | str:
+def _ratio(case: Case, other: Case) -> float:
     """Median of the rounds' ratios."""
-    if other is None:
-        return ""
     return statistics.median(mine / its for mine, its in zip(case.seconds, other.seconds, strict=True))
 
 

@@ -1,9 +1,8 @@
-"""``st-reba serve`` beside other servers of the same model and ``encode`` itself, in turns, on the loopback.
+"""``st-reba serve`` beside LitServe with the same model and ``encode`` itself, in turns, on the loopback.
 
-    python scripts/benchmark_serve.py MODEL [--rival litserve-budget=PYTHON] [--checkout FOLDER] …
+    python scripts/benchmark_serve.py MODEL [--rival litserve-budget=PYTHON]
 
-PYTHON is an interpreter of an environment that has the rival and this package; FOLDER another version of this package,
-which must be able to read MODEL (or FOLDER=MODEL says its own). 1, 8 and 32 clients send short and long
+PYTHON is an interpreter of an environment that has LitServe and this package. 1, 8 and 32 clients send short and long
 texts, three in ten requests a list of two to six. Of each: texts a second, texts a second of the server's processor
 time (which a busy machine changes little), the median and the 99th percentile of the seconds an answer took, and the
 largest difference from ``encode``. All run in turns; the figures are medians over the rounds.
@@ -21,9 +20,10 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 RIVALS = ROOT / "scripts" / "serving" / "rivals.py"
 CLIENTS = (1, 8, 32)
-Row = tuple[float, float, float, float, float]
+OURS = [sys.executable, "-m", "st_reba.cli", "serve", "MODEL", "--name", "model", "--port", "PORT"]
 
 
 def texts() -> list[str]:
@@ -43,108 +43,75 @@ def texts() -> list[str]:
     return random.Random(0).sample([*short, *long], len(short) + len(long))
 
 
-class Server:
-    """A process that serves, in a session of its own, so that its processor time can be told."""
+def ask(connection: http.client.HTTPConnection, given: list[str]) -> list[list[float]]:
+    """Vectors; a lone text is sent as a string."""
+    body = json.dumps({"model": "model", "input": given[0] if len(given) == 1 else given})
+    connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"{answer.status}: {content[:200]!r}")
+    return [one["embedding"] for one in json.loads(content)["data"]]
 
-    def __init__(self, name: str, command: list[str], log: Path, root: Path = ROOT) -> None:
-        self.name = name
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        command = [part.replace("PORT", str(self.port)) for part in command]
-        settings = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
-        with log.open("w", encoding="utf-8") as stream:
-            self.process = subprocess.Popen(command, env=settings, stdout=stream, stderr=stream, start_new_session=True)
-        self.log = log
 
-    def wait(self) -> None:
-        """Until it answers."""
-        stop = time.monotonic() + 180
-        while True:
+@contextmanager
+def server(command: list[str], model: str) -> Iterator[tuple[int, int]]:
+    """Port and process of a server that answers, in a session of its own, so that its processor time can be told."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [{"PORT": str(port), "MODEL": model}.get(part, part) for part in command]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        for _ in range(360):
             try:
-                Client(self.port).ask(["a"])
-                return
+                ask(http.client.HTTPConnection("127.0.0.1", port, timeout=120), ["a"])
+                break
             except OSError:
-                if self.process.poll() is not None or time.monotonic() > stop:
-                    raise SystemExit(f"{self.name} does not answer:\n{self.log.read_text()[-2000:]}") from None
                 time.sleep(0.5)
-
-    def seconds(self) -> float:
-        """Processor time of all its processes."""
-        ticks = 0
-        for entry in Path("/proc").iterdir():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split() if entry.name.isdigit() else []
-            except OSError:
-                continue
-            if fields and int(fields[3]) == self.process.pid:
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def stop(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        yield port, process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-class Client:
-    """One connection that is kept."""
-
-    def __init__(self, port: int) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-
-    def ask(self, given: list[str]) -> list[list[float]]:
-        """Vectors; a lone text is sent as a string."""
-        body = {"model": "model", "input": given[0] if len(given) == 1 else given}
-        self.connection.request(
-            "POST", "/v1/embeddings", json.dumps(body), {"Content-Type": "application/json", "Connection": "keep-alive"}
-        )
-        answer = self.connection.getresponse()
-        content = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status}: {content[:200]!r}")
-        return [one["embedding"] for one in json.loads(content)["data"]]
+def processor_seconds(session: int) -> float:
+    """Processor time of all processes of a session."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def load(server: Server, clients: int, seconds: float, expected: dict[str, Any]) -> Row:
+def load(at: tuple[int, int], clients: int, seconds: float, expected: dict[str, Any]) -> tuple[float, ...]:
     """Ask for so long, and hold what comes against ``encode``."""
-    names, lock = list(expected), threading.Lock()
-    taken: list[float] = []
-    found: list[tuple[list[str], list[list[float]]]] = []
-    failed: list[str] = []
-    stop = time.monotonic() + seconds
+    stop, names = time.monotonic() + seconds, list(expected)
 
-    def work(number: int) -> None:
-        client, chance = Client(server.port), random.Random(number)
+    def work(number: int) -> list[tuple[float, list[str], list[list[float]]]]:
+        connection, chance = http.client.HTTPConnection("127.0.0.1", at[0], timeout=120), random.Random(number)
+        answers = []
         while time.monotonic() < stop:
             given = chance.sample(names, 1 if chance.random() < 0.7 else chance.randint(2, 6))
             begun = time.monotonic()
-            try:
-                vectors = client.ask(given)
-            except Exception as error:
-                failed.append(f"{type(error).__name__}: {error}")
-                return
-            with lock:
-                taken.append(time.monotonic() - begun)
-                found.append((given, vectors))
+            vectors = ask(connection, given)
+            answers.append((time.monotonic() - begun, given, vectors))
+        return answers
 
-    used, begun = server.seconds(), time.monotonic()
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    passed, used = time.monotonic() - begun, server.seconds() - used
-    if failed:
-        raise SystemExit(f"{server.name}, {clients} clients: {len(failed)} failed, as {failed[0]}")
-    count = sum(len(given) for given, _ in found)
-    worst = max(
-        float(np.abs(np.asarray(vector) - expected[text]).max())
-        for given, vectors in found
-        for text, vector in zip(given, vectors, strict=True)
-    )
-    taken.sort()
-    return count / passed, count / used, statistics.median(taken), taken[int(len(taken) * 0.99)], worst
+    used, begun = processor_seconds(at[1]), time.monotonic()
+    with ThreadPoolExecutor(clients) as threads:
+        found = [answer for some in threads.map(work, range(clients)) for answer in some]
+    passed, used = time.monotonic() - begun, processor_seconds(at[1]) - used
+    pairs = [pair for _, given, vectors in found for pair in zip(given, vectors, strict=True)]
+    worst = max(float(np.abs(np.asarray(vector) - expected[text]).max()) for text, vector in pairs)
+    taken = sorted(each for each, _, _ in found)
+    middle, high = statistics.median(taken), taken[int(len(taken) * 0.99)]
+    return len(pairs) / passed, len(pairs) / used, middle, high, worst
 
 
 def encode(model: Any, given: list[str], seconds: float) -> tuple[float, float]:
@@ -158,63 +125,41 @@ def encode(model: Any, given: list[str], seconds: float) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model")
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--checkout", action="append", default=[], metavar="FOLDER[=MODEL]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
-    parser.add_argument("--logs", type=Path, default=Path("."), help="where the servers' output goes")
     options = parser.parse_args()
-    # So that the servers are stopped.
-    signal.signal(signal.SIGTERM, lambda *given: sys.exit(1))
     import torch
-    from sentence_transformers import SentenceTransformer
 
-    import st_reba  # noqa: F401
+    import st_reba
 
     torch.set_num_threads(1)
-    folder = str(options.model.resolve())
-    model, given = SentenceTransformer(folder, device="cpu"), texts()
+    folder, given = os.path.realpath(options.model), texts()
+    model = st_reba.load(folder, device="cpu")
     expected = dict(zip(given, model.encode(given, batch_size=32), strict=True))
-    ours = [sys.executable, "-m", "st_reba.cli", "serve", folder, "--name", "model", "--port", "PORT"]
-    servers = [Server("st-reba serve", ours, options.logs / "serve.log")]
-    rows: dict[tuple[str, int], list[Row]] = {}
+    commands = {"st-reba serve": OURS}
+    for name, python in (each.split("=") for each in options.rival):
+        commands[name] = [python, str(RIVALS), name, "MODEL", "PORT"]
+    rows: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     alone: list[tuple[float, float]] = []
-    around: list[float] = []
-    try:
-        for rival in options.rival:
-            name, _, python = rival.partition("=")
-            command = [python, str(RIVALS), name, folder, "PORT"]
-            servers.append(Server(name, command, options.logs / f"{name}.log"))
-        for checkout in options.checkout:
-            root, _, other = checkout.partition("=")
-            command = [part.replace(folder, other or folder) for part in ours]
-            servers.append(Server(Path(root).name, command, options.logs / "checkout.log", Path(root)))
-        for server in servers:
-            server.wait()
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(server(command, folder)) for name, command in commands.items()}
         for _ in range(options.rounds):
             for clients in CLIENTS:
                 alone.append(encode(model, given, options.seconds / 2))
-                for server in servers:
-                    around.append(os.getloadavg()[0])
-                    row = load(server, clients, options.seconds, expected)
-                    rows.setdefault((server.name, clients), []).append(row)
-                    print(f"{server.name}, {clients} clients: {row[0]:.0f} texts/s", file=sys.stderr, flush=True)
-    finally:
-        for server in servers:
-            server.stop()
-    print(f"{os.cpu_count()} processors, load {min(around):.1f} to {max(around):.1f}; {options.rounds} rounds\n")
+                for name, at in running.items():
+                    row = load(at, clients, options.seconds, expected)
+                    rows.setdefault((name, clients), []).append(row)
+                    print(f"{name}, {clients} clients: {row[0]:.0f} texts/s", file=sys.stderr, flush=True)
     print("| server | clients | texts/s | a CPU second | p50, ms | p99, ms | largest difference |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     rate, cost = (statistics.median(column) for column in zip(*alone, strict=True))
     print(f"| `encode`, batches of 32 | | {rate:.0f} | {cost:.0f} | | | |")
-    for clients in CLIENTS:
-        for server in servers:
-            found = rows[server.name, clients]
-            rate, cost, middle, high = (statistics.median(column) for column in list(zip(*found, strict=True))[:4])
-            worst = max(row[4] for row in found)
-            shown = f"{rate:.0f} | {cost:.0f} | {middle * 1e3:.0f} | {high * 1e3:.0f} | {worst:.0e}"
-            print(f"| {server.name} | {clients} | {shown} |")
+    for (name, clients), found in rows.items():
+        rate, cost, middle, high, _ = (statistics.median(column) for column in zip(*found, strict=True))
+        shown = f"{rate:.0f} | {cost:.0f} | {middle * 1e3:.0f} | {high * 1e3:.0f} | {max(row[4] for row in found):.0e}"
+        print(f"| {name} | {clients} | {shown} |")
 
 
 if __name__ == "__main__":

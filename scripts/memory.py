@@ -1,19 +1,22 @@
 """Memory that embedding with a base takes, counted from its shape; and measured on a CPU.
 
-    python scripts/memory.py                         the table of docs/how-to/large-models.md
-    python scripts/memory.py FOLDER --measure        a base that is here: counted, and as a process holds it
+    python scripts/memory.py                              the table of docs/how-to/large-models.md
+    python scripts/memory.py FOLDER METHOD NUMBER         a base that is here: counted, and as a process holds it
 
-Counted are the weights, and what is alive at once inside a layer: per position 2 vectors of the hidden size (the state
-and its norm) and 3 of the MLP's size (gate, up, their product). A GPU needs about 1 GB more, for its context.
+NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is alive at once inside a layer: per
+position 2 vectors of the hidden size (the state and its norm) and 3 of the MLP's size (gate, up, their product). A GPU
+needs about 1 GB more, for its context.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -35,92 +38,66 @@ SHAPES = {
 FIELDS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 # Bytes of a weight of a linear layer. nf4: 4 bits, and a scale of float32 for 64 weights. Others stay in 16 bits.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
-
-
-def config_of(name: str) -> Any:
-    from transformers import AutoConfig
-
-    if name not in SHAPES:
-        return AutoConfig.from_pretrained(name)
-    kind, *numbers, head, vocabulary = SHAPES[name]
-    return AutoConfig.for_model(
-        kind, **dict(zip(FIELDS, numbers, strict=True)), head_dim=head, vocab_size=vocabulary, use_sliding_window=False
-    )
+POSITIONS, BATCH = 4096, 8
 
 
 def weights(config: Any, number: str) -> float:
-    """Bytes of the weights of a base without its head."""
-    import torch
-    from transformers import AutoModel
-
+    """GB of the weights of a base without its head."""
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     linear = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
     rest = sum(each.numel() for each in model.parameters()) - linear
-    return linear * BYTES[number] + rest * (4 if number == "float32" else 2)
+    return (linear * BYTES[number] + rest * (4 if number == "float32" else 2)) / 1e9
 
 
 def activations(config: Any, positions: int, number: str = "bfloat16") -> float:
-    """Bytes that a pass of so many positions holds beside the weights."""
+    """GB that a pass of so many positions holds beside the weights."""
     text = config.get_text_config()
-    size = 4 if number == "float32" else 2
-    return size * positions * (2 * text.hidden_size + 3 * text.intermediate_size)
+    return (4 if number == "float32" else 2) * positions * (2 * text.hidden_size + 3 * text.intermediate_size) / 1e9
 
 
-def held(field: str) -> int:
-    """Bytes that this process holds (VmRSS), or held at most since the last reset (VmHWM)."""
+def held(field: str) -> float:
+    """GB that this process holds (VmRSS), or held at most since the last reset (VmHWM)."""
     line = next(each for each in Path("/proc/self/status").read_text("utf-8").splitlines() if each.startswith(field))
-    return int(line.split()[1]) * 1024
+    return int(line.split()[1]) * 1024 / 1e9
 
 
-def measured(base: str, number: str, method: str, batch: int) -> dict[str, float]:
-    """Bytes of the tensors of the built model, and the peak of a pass of ``batch`` texts over what was held before."""
+def measure(base: str, method: str, number: str) -> None:
+    """Print the tensors of the built model, and the peak of a pass of eight texts over what was held before."""
     import st_reba
 
     how: dict[str, Any] = {"quantization": number} if number in ("int8", "nf4") else {"dtype": number}
     model = st_reba.build(base, method, device="cpu", max_seq_length=1024, check=False, **how)
-    texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * batch
+    texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * BATCH
     positions = int(model.preprocess(texts)["input_ids"].numel())
     model.encode(texts[:1])
     before = held("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", "utf-8")
-    model.encode(texts, batch_size=batch)
-    tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values())
-    return {"weights": tensors, "pass": held("VmHWM") - before, "positions": positions}
+    model.encode(texts, batch_size=BATCH)
+    peak, config = held("VmHWM") - before, AutoConfig.from_pretrained(base)
+    tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
+    print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held |")
+    print("|---|---|---|--:|--:|--:|--:|--:|")
+    counted = (
+        f"{weights(config, number):.2f} | {tensors:.2f} | {positions:,} | {activations(config, positions, number):.2f}"
+    )
+    print(f"| {Path(base).name} | {method} | {number} | {counted} | {peak:.2f} |")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bases", nargs="*", metavar="BASE", help="a folder, or a name of the table")
-    parser.add_argument("--positions", type=int, default=4096, help="of a pass, all copies of all its texts")
-    parser.add_argument("--measure", action="store_true", help="build the folders and encode with them")
-    parser.add_argument("--number", choices=BYTES, default="bfloat16", help="with --measure")
-    parser.add_argument("--method", default="echo:pooling=mean", help="with --measure")
-    parser.add_argument("--batch", type=int, default=16, help="texts of 1,024 positions, with --measure")
-    given = parser.parse_args()
-    if given.measure:
+def main() -> None:
+    if len(sys.argv) == 4:
         if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
             os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
-        print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held |")
-        print("|---|---|---|--:|--:|--:|--:|--:|")
-    else:
-        print(f"| base | bfloat16 | int8 | nf4 | a pass of {given.positions:,} positions |")
-        print("|---|--:|--:|--:|--:|")
-    for name in given.bases or SHAPES:
-        config, title = config_of(name), Path(name).name
-        if given.measure:
-            found = measured(name, given.number, given.method, given.batch)
-            counted = weights(config, given.number), activations(config, int(found["positions"]), given.number)
-            pairs = counted[0], found["weights"], found["positions"], counted[1], found["pass"]
-            cells = [f"{each / 1e9:.2f}" for each in (*pairs[:2], *pairs[3:])]
-            cells.insert(2, f"{int(found['positions']):,}")
-            print(f"| {title} | {given.method} | {given.number} | {' | '.join(cells)} |", flush=True)
-        else:
-            sizes = [weights(config, number) / 1e9 for number in ("bfloat16", "int8", "nf4")]
-            cells = [*(f"{each:.1f}" for each in sizes), f"{activations(config, given.positions) / 1e9:.1f}"]
-            print(f"| {title} | {' | '.join(cells)} |", flush=True)
-    return 0
+        return measure(*sys.argv[1:])
+    print(f"| base | bfloat16 | int8 | nf4 | a pass of {POSITIONS:,} positions |\n|---|--:|--:|--:|--:|")
+    for name, (kind, *numbers, head, vocabulary) in SHAPES.items():
+        sizes = dict(zip(FIELDS, numbers, strict=True))
+        config = AutoConfig.for_model(kind, **sizes, head_dim=head, vocab_size=vocabulary, use_sliding_window=False)
+        cells = [weights(config, number) for number in ("bfloat16", "int8", "nf4")]
+        print(
+            f"| {name} | {' | '.join(f'{each:.1f}' for each in (*cells, activations(config, POSITIONS)))} |", flush=True
+        )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

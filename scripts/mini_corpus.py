@@ -120,9 +120,9 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path, seed: int) -> None:
+def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
-    shuffle = random.Random(seed)
+    shuffle = random.Random(0)
     chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
     tokenizer = train_tokenizer(
         [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]

@@ -1,18 +1,15 @@
 """Write model_cards/: a table of the zoo, and the cards of models that are built here.
 
     python scripts/zoo_cards.py
-    python scripts/zoo_cards.py --check                                writes nothing; status 1 if a file is stale
-    python scripts/zoo_cards.py --local smollm2-135m-prompteol=FILE    the card of a base that is here as well
+    python scripts/zoo_cards.py smollm2-135m-prompteol=FILE    the card of a base that is here as well
 
 A card of a base that is not given stays as it is. ``FILE`` is a folder or a GGUF file; a card names no path.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ BUILT = ("mini-reba", "mini-echo", "mini-nosink")
 PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
 
-Written by `python scripts/zoo_cards.py` from `st_reba/zoo.yaml`. `st-reba zoo NAME` prints a recipe, and
+Written by `python scripts/zoo_cards.py` from `st_reba/zoo.yaml`. `st-reba info zoo:NAME` prints a recipe, and
 `st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here: those with
 a link. Any other card is written when its model is saved. The papers' scores were not measured with these models.
 
@@ -47,7 +44,7 @@ a link. Any other card is written when its model is saved. The papers' scores we
 """
 
 
-def row(found: Recipe, files: Mapping[str, str]) -> str:
+def row(found: Recipe) -> str:
     """A model's line of the table."""
     about, score = found.about, "-"
     if about.get("scores"):
@@ -55,18 +52,13 @@ def row(found: Recipe, files: Mapping[str, str]) -> str:
         score = f"{first['value']} ({first['task']}, {first['table']} of {PAPERS[about['paper']]})"
     elif about.get("paper"):
         score = f"- ({PAPERS[about['paper']]})"
-    name = f"[{found.name}]({found.name}.md)" if f"{found.name}.md" in files else found.name
+    name = f"[{found.name}]({found.name}.md)" if (FOLDER / f"{found.name}.md").is_file() else found.name
     method = ",".join(f"{key}={value}" for key, value in found.method.items() if key != "name")
     method = f"`{found.method['name']}{':' if method else ''}{method}`"
-    languages, parameters = " ".join(about.get("language", ())), about.get("parameters")
-    cells = (name, found.base, method, parameters, gigabytes(parameters), languages, about.get("licence"), score)
-    cells = (*cells, found.status)
+    languages, parameters = " ".join(about.get("language", ())), about["parameters"]  # as 7B or 135M
+    size = f"{2 * float(parameters[:-1]) / (1 if parameters.endswith('B') else 1000):.2g}"
+    cells = (name, found.base, method, parameters, size, languages, about.get("licence"), score, found.status)
     return f"| {' | '.join(map(str, cells))} |\n"
-
-
-def gigabytes(parameters: str) -> str:
-    """Size of weights in 16 bits, of a number of parameters as 7B or 135M."""
-    return f"{2 * float(parameters[:-1]) / (1 if parameters.endswith('B') else 1000):.2g}"
 
 
 def card(name: str, local: str | None = None) -> str:
@@ -81,33 +73,12 @@ def card(name: str, local: str | None = None) -> str:
         return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def wanted(local: Mapping[str, str]) -> dict[str, str]:
-    """The files of the folder, by name."""
-    files = {f"{name}.md": card(name, local.get(name)) for name in (*BUILT, *local)}
-    kept = [path for path in FOLDER.glob("*.md") if path.stem in zoo() and path.name not in files]
-    files |= {path.name: path.read_text(encoding="utf-8") for path in kept}
-    return {"README.md": HEAD + "".join(row(recipe(name), files) for name in zoo()), **files}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, name what is stale")
-    parser.add_argument("--local", nargs="+", default=[], metavar="NAME=FILE", help="bases that are here")
-    given = parser.parse_args(arguments)
-    check, local = given.check, dict(each.split("=", 1) for each in given.local)
-    if unknown := sorted(set(local) - set(zoo())):
-        parser.error(f"no recipes of the zoo: {', '.join(unknown)}")
-    files = wanted(local)
-    found = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
-    stale = sorted({name for name in {*files, *found} if found.get(name) != files.get(name)})
-    for name in stale:
-        print(f"{'stale' if check else 'renewed'}: {FOLDER.name}/{name}")
-        if not check and name in files:
-            (FOLDER / name).write_text(files[name], encoding="utf-8")
-        elif not check:
-            (FOLDER / name).unlink()
-    return int(check and bool(stale))
+def main() -> None:
+    given = dict(each.split("=", 1) for each in sys.argv[1:])
+    for name in (*BUILT, *given):
+        (FOLDER / f"{name}.md").write_text(card(name, given.get(name)), encoding="utf-8")
+    (FOLDER / "README.md").write_text(HEAD + "".join(row(recipe(name)) for name in zoo()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
