@@ -98,7 +98,7 @@ def info(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model, a recipe or an index is: base, method, layers, masks, sizes, files."""
+    """Show what a model, a recipe or an index is: base, method, layers, masks, sizes."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
         from ..recipe import read_recipe
         from ..zoo import recipe
@@ -163,7 +163,6 @@ def push(
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
     options |= {"dry_run": dry_run, "with_endpoint": with_endpoint, "trust_remote_code": trust_remote_code}
     push_model(folder, repo_id, **options)
-    print("Verified: the model gives its golden vectors.")
 
 
 @app.command()
@@ -220,9 +219,6 @@ def _told(place: str, model: Any) -> dict[str, Any]:
         told["tokens a text"] = first.budget(task="document", **fields)
     told |= {"dimensions": model.get_embedding_dimension(), "modules": [type(module).__name__ for module in model]}
     told |= {"parameters": sum(each.numel() for each in model.parameters()), "prompts": model.prompts}
-    folder = Path(place)
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-    told["files"] = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     return told
 
 

@@ -182,10 +182,9 @@ def search(
 ) -> None:
     """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
     from ..index import Index
-    from ..index.where import conditions, parse_where
+    from ..index.where import parse_where
 
     chosen = parse_where(where) if where else None
-    conditions(chosen or {})
     quiet()
     opened = Index.open(folder, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     one = None

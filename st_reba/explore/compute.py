@@ -19,7 +19,6 @@ from ..methods import Method, method_of
 from ..modules import RepeatTransformer
 from ..modules.capture import Capture
 from ..safety import load
-from ..words import words_of
 
 Weighting = Literal["last", "mean", "word"]
 Hit = tuple[float, str]
@@ -164,20 +163,3 @@ def ranked(model: SentenceTransformer, query: str, texts: Sequence[str], k: int 
     documents = model.encode_document([text[:MAX_READ] for text in texts], **options)
     scores = cos_sim(model.encode_query([query], **options), documents)[0].tolist()
     return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:k]
-
-
-def shared_words(query: str, text: str) -> list[tuple[str, bool]]:
-    """A text in pieces, each with whether it is a word of the query, ignoring case.
-
-    Example:
-        >>> shared_words("a big Cat", "The cat is big.")
-        [('The ', False), ('cat', True), (' is ', False), ('big', True), ('.', False)]
-    """
-    known = {query[start:end].casefold() for _, (start, end) in words_of(query)}
-    pieces: list[tuple[str, bool]] = []
-    place = 0
-    for _, (start, end) in words_of(text):
-        if text[start:end].casefold() in known:
-            pieces += [(text[place:start], False), (text[start:end], True)]
-            place = end
-    return [piece for piece in [*pieces, (text[place:], False)] if piece[0]]

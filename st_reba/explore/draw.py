@@ -14,7 +14,8 @@ import yaml
 from numpy.typing import NDArray
 
 from ..evaluation.attention import FAINTEST
-from .compute import Hit, Inside, shared_words
+from ..words import words_of
+from .compute import Hit, Inside
 
 Numbers = NDArray[np.floating[Any]]
 Words = Mapping[str, str]
@@ -76,8 +77,14 @@ def results(found: Mapping[str, Sequence[Hit]], query: str, about: str) -> str:
 
 
 def _marked(query: str, text: str) -> str:
-    pieces = shared_words(query, text)
-    return "".join(f"<mark>{escape(piece)}</mark>" if shared else escape(piece) for piece, shared in pieces)
+    """A text whose words that are also the query's, ignoring case, are marked."""
+    known = {query[start:end].casefold() for _, (start, end) in words_of(query)}
+    html, place = "", 0
+    for _, (start, end) in words_of(text):
+        if text[start:end].casefold() in known:
+            html += f"{escape(text[place:start])}<mark>{escape(text[start:end])}</mark>"
+            place = end
+    return html + escape(text[place:])
 
 
 def _section(title: str, about: str, body: str) -> str:

@@ -72,7 +72,7 @@ def test_openai(found: dict[str, Any], check: Callable[[Any, str], None]) -> Non
     for given, error in (
         ({"input": [1, 2], "model": "my_model"}, openai.BadRequestError),
         ({"input": "a", "model": "other"}, openai.NotFoundError),
-        ({"input": ["a"] * 3000, "model": "my_model"}, openai.UnprocessableEntityError),
+        ({"input": ["a"] * 3000, "model": "my_model"}, openai.BadRequestError),
     ):
         with pytest.raises(error):
             client.embeddings.create(**given)

@@ -105,9 +105,3 @@ def test_bounds() -> None:
         assert refused.value.key == key
     with pytest.raises(Refused, match="no_word"):
         tokens_of(model, TEXT, "狗")
-
-
-def test_shared_words() -> None:
-    found = compute.shared_words("猫在哪里", "小猫在睡觉")
-    assert found == [("小", False), ("猫", True), ("在", True), ("睡觉", False)]
-    assert compute.shared_words("art", "a party") == [("a party", False)]

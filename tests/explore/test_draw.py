@@ -63,6 +63,15 @@ def test_texts_stay_texts() -> None:
     assert "<mark>onerror</mark>" in answers[1]
 
 
+def test_shared_words_are_marked() -> None:
+    for query, text, shown in (
+        ("a cat", "The Cat & I", "The <mark>Cat</mark> &amp; I"),
+        ("猫在哪里", "小猫在睡觉", "小<mark>猫</mark><mark>在</mark>睡觉"),
+        ("art", "a party", "a party"),
+    ):
+        assert f"<b>0.500</b><span>{shown}</span>" in draw.results({"reba": [(0.5, text)]}, query, "")
+
+
 def test_both_languages_say_the_same() -> None:
     assert set(WORDS) == set(LANGUAGES) and set(WORDS["en"]) == set(WORDS["zh"])
     for key, english in WORDS["en"].items():
