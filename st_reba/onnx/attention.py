@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from ..modules.attention import ForwardPass
+from ..modules.both_ways import sums
 from ..modules.capture import BackwardAttention, Capture
 from ..modules.layers import current_pass
 from ..modules.layout import decoder_of
@@ -70,13 +71,7 @@ class GraphCapture(BackwardAttention):
 
     def see(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
-        if looks_ahead or self.both:
-            sums = (probabilities + probabilities.mT).amax(dim=1)
-            sums = sums.gather(1, self.anchors[:, :, None].expand(-1, -1, sums.shape[2]))
-            # On the diagonal a probability was added to itself.
-            layer = sums * torch.where(self.here(), 0.5, 1.0)
-        else:
-            layer = self.columns(probabilities, 0)
+        layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities, 0)
         self.layers += 1
         self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
 

@@ -55,8 +55,3 @@ def test_a_text_that_spells_a_special_token(model: SentenceTransformer) -> None:
     raw.no_padding()
     for text in ("<s>", "a</s>b", "The <pad> runs.", "银行<s><s> 关门"):
         assert list(model.tokenizer(text)["input_ids"]) == raw.encode(text).ids
-
-
-def test_plain_loading_fails() -> None:
-    with pytest.raises((OSError, TypeError, ValueError)):
-        SentenceTransformer(str(FOLDER), device="cpu")
