@@ -174,7 +174,7 @@ def zoo(as_json: AsJson = False) -> None:
     found = [recipe(each) for each in names()]
     if as_json:
         return print(dumped([{"name": each.name, **each.to_dict()} for each in found], indent=1))
-    rows = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
+    rows: list[tuple[str, ...]] = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
     for each in found:
         method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
         facts = (str(each.about.get(name, "-")) for name in ("parameters", "licence"))

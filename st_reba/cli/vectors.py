@@ -75,7 +75,7 @@ def encode(
     source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    if in_parts:
+    if out is not None and in_parts:
         running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
         corpus = encode_corpus(loaded, source, out, settings=settings, **running)
         totals = corpus.header()["totals"]

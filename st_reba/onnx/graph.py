@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -54,7 +54,8 @@ class EmbeddingGraph(nn.Module):
     def __init__(self, model: SentenceTransformer, task: Task | None = None) -> None:
         super().__init__()
         _check(model, task)
-        first, self.pooling, *rest = model
+        first: Any = model[0]
+        _, self.pooling, *rest = model
         self.__dict__["first"] = first  # not one more submodule
         self.capture = getattr(self.pooling, "capture", None)  # of ReBA the rows of A^new that are needed
         self.task, self.prompt = task, saved_prompt(model, task)
@@ -182,7 +183,7 @@ def _check(model: SentenceTransformer, task: Task | None = None) -> None:
     pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
     if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
         raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
-    base, tasks = first.model, (None, "query", "document")
+    base, tasks = first.model, (None, *get_args(Task))
     rope = str(getattr(first.config.get_text_config(), "rope_parameters", None))
     reasons = {
         "runs several templates for a text, and a graph holds one. Give one template": first.rows > 1,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from batched.aio import AsyncBatchProcessor
+from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ..encode import Task, encode_texts, in_order, planned_batches

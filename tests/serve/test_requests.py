@@ -48,7 +48,7 @@ def test_task(asked: dict[str, str], task: str | None) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_refused(given: Any, status: int, param: str | None) -> None:
-    kind: Any = SearchRequest if "query" in given else EmbeddingRequest
+    kind: Any = SearchRequest if isinstance(given, dict) and "query" in given else EmbeddingRequest
     with pytest.raises(Refusal) as error:
         kind.parse(given if isinstance(given, bytes) else json.dumps(given).encode()).task("m")
     assert (error.value.status_code, error.value.param) == (status, param)
