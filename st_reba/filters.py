@@ -20,14 +20,14 @@ from .encode import encode_texts
 from .files import whole_file
 from .probe import Probe, check, probe
 
-Kind = Literal["center", "abtt", "standardize", "whiten"]
+Kind = Literal["center", "abtt", "whiten"]
 Array = NDArray[np.float64]
 # How much longer a filter may make a difference of two vectors, in parts of their length: rounding stays below 1e-5.
 MOST_GAIN = 200.0
-# Texts of a sample: a mean of fewer is a chance one; each kept dimension needs a variance and a direction of its own.
-_FEWEST, _TEXTS_A_DIMENSION = 100, {"abtt": 1, "whiten": 4}
-# A smaller standard deviation, in parts of the largest or of the vectors' length, is mostly rounding of float32.
-_OF_LARGEST, _OF_LENGTH = 1e-4, 1e-5
+# Texts of a sample: a mean of fewer is a chance one.
+_FEWEST = 100
+# A smaller standard deviation, in parts of the vectors' length, is mostly rounding of float32.
+_LEAST = 1e-5
 _FORMAT = "st_reba.filter"
 
 
@@ -37,8 +37,7 @@ class Filter:
 
     Args:
         kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away the sample's ``r`` principal directions.
-            ``"standardize"``: W divides each dimension by its standard deviation. ``"whiten"``: W gives the coordinates
-            along d' principal directions behind the first r, each divided by its standard deviation to a power.
+            ``"whiten"``: W gives the coordinates along d' principal directions, each divided by its standard deviation.
         mean: The sample's, [d].
         weight: W, [d', d]; of abtt the directions that it takes away, [r, d]; None: 1.
         about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
@@ -69,7 +68,6 @@ class Filter:
         *,
         r: int | None = None,
         dimensions: int | None = None,
-        power: float = 1.0,
         model: SentenceTransformer | None = None,
     ) -> Filter:
         """Fit a filter on vectors, in float64.
@@ -79,40 +77,34 @@ class Filter:
         Args:
             vectors: [N, d], as the model gives them without a filter.
             kind: See the class.
-            r: Principal directions that abtt (None: 3) or whiten (None: none) takes away.
-            dimensions: d' of whiten; None: all that are left.
-            power: Of whiten, above 0 and at most 1; less than 1 depends less on the sample.
+            r: Principal directions that abtt takes away; None: 3.
+            dimensions: d' of whiten; None: all.
             model: The model that gave the vectors, so that the filter knows it again.
         """
         if getattr(vectors, "ndim", None) != 2 or not np.issubdtype(vectors.dtype, np.floating):
             raise ValueError(f"vectors: {type(vectors).__name__} must be an array [N, d] of floating point.")
         count, width = vectors.shape
-        r = _checked(kind, r, dimensions, power, count, width)
+        kept = _checked(kind, r, dimensions, count, width)
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
-        given = {"r": r, "dimensions": dimensions, "power": None if power == 1 else power}
-        about = ",".join(f"{name}={value}" for name, value in {**given, "texts": count}.items() if value)
+        given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
+        about = ",".join(f"{name}={value}" for name, value in given.items() if value)
         known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_whole(model))}
         mean = vectors.mean(axis=0, dtype=np.float64)
+        if kind == "center":
+            return cls(kind, mean, **known)
         # Rows whose float64 copies exist at a time.
         parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
         covariance = np.asarray(sum(part.T @ part for part in parts) / count)
-        variance, total = covariance.diagonal(), float(covariance.trace())
-        if kind == "center":
-            return cls(kind, mean, **known)
-        every, columns = (variance, np.eye(width)) if kind == "standardize" else np.linalg.eigh(covariance)
-        squared_length = total + float(mean @ mean)
-        least = max(_OF_LARGEST**2 * float(every.max()), _OF_LENGTH**2 * squared_length)
-        kept = {"standardize": width, "abtt": r}.get(kind, r + (dimensions or width - r))
-        values, rows = (every, columns) if kind == "standardize" else (every[::-1][:kept], columns.T[::-1][:kept])
-        if values.min() <= least:
-            rank = int((every > least).sum())
-            raise ValueError(f"{kind}: the vectors vary in {rank} of {width} directions only; {kept} were asked for.")
+        squared_length = float(covariance.trace()) + float(mean @ mean)
+        variances, directions = np.linalg.eigh(covariance)
+        values, rows = variances[::-1][:kept], directions.T[::-1][:kept]
+        if values.min() <= _LEAST**2 * squared_length:
+            raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
         # Either sign is an eigenvector's; the same one has to come out on every machine.
         rows = rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None]
-        if kind != "abtt":
-            scale = np.maximum(values[r:], squared_length / MOST_GAIN**2) ** (power / 2)
-            rows = rows[r:] / scale[:, None]
+        if kind == "whiten":
+            rows = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
         return cls(kind, mean, np.ascontiguousarray(rows), **known)
 
     def matrix(self) -> Array:
@@ -123,31 +115,26 @@ class Filter:
 
     def apply(self, vectors: NDArray[Any]) -> Array:
         """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
-        given = np.asarray(vectors, dtype=np.float64)
-        if given.ndim not in (1, 2) or given.shape[-1] != self.mean.size:
-            raise ValueError(f"vectors of shape {given.shape}: this filter takes {self.mean.size} dimensions.")
-        return np.asarray((given - self.mean) @ self.matrix().T)
+        return np.asarray((np.asarray(vectors, np.float64) - self.mean) @ self.matrix().T)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
         """The filter as sentence-transformers' own ``Dense``, W x − W·mean."""
         weight = torch.from_numpy(self.matrix()).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
-        sizes = (weight.shape[1], weight.shape[0])
-        activation = torch.nn.Identity()
-        return Dense(*sizes, activation_function=activation, init_weight=weight, init_bias=bias).eval()
+        options: dict[str, Any] = {"init_weight": weight, "init_bias": bias}
+        return Dense(weight.shape[1], weight.shape[0], activation_function=torch.nn.Identity(), **options).eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
-        target = Path(path)
-        if target.suffix != ".safetensors" or not target.parent.is_dir():
-            raise ValueError(f"{str(target)!r} must end in .safetensors, in a folder that exists.")
+        if Path(path).suffix != ".safetensors":
+            raise ValueError(f"{str(path)!r} must end in .safetensors.")
         arrays = {"mean": self.mean} if self.weight is None else {"mean": self.mean, "weight": self.weight}
         mark = None if self.probe is None else self.probe.to_json()
         about = json.dumps({"kind": self.kind, "about": self.about, "probe": mark}, ensure_ascii=False)
-        with whole_file(target) as stream:
+        with whole_file(path) as stream:
             stream.write(save(arrays, metadata={_FORMAT: about}))
 
     @classmethod
@@ -155,45 +142,35 @@ class Filter:
         """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
         from safetensors import SafetensorError, safe_open
 
-        file = os.fspath(path)
-        if not os.path.isfile(file):
-            raise FileNotFoundError(
-                f"filter={file!r}: there is no such file. Fit one: st_reba.fit_filter(model, texts)."
-            )
         try:
-            with safe_open(file, framework="numpy") as stored:
+            with safe_open(path, framework="numpy") as stored:
                 about = json.loads((stored.metadata() or {})[_FORMAT])
-                mean, weight = stored.get_tensor("mean"), None
-                if about["kind"] != "center":
-                    weight = stored.get_tensor("weight")
-            arrays = [mean[None]] if weight is None else [mean[None], weight]
-            sound = all(each.ndim == 2 and each.dtype == np.float64 and np.isfinite(each).all() for each in arrays)
-            if about["kind"] not in get_args(Kind) or not sound or len({each.shape[1] for each in arrays}) > 1:
-                raise ValueError("its numbers do not fit together")
+                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
             mark = None if about["probe"] is None else Probe.from_json(about["probe"])
-            return cls(about["kind"], mean, weight, str(about["about"]), mark)
-        except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"filter={file!r} is no filter, or damaged: {error}. Fit it again.") from error
+            found = cls(about["kind"], arrays["mean"], arrays.get("weight"), str(about["about"]), mark)
+            known = found.kind in get_args(Kind) and (found.weight is None) == (found.kind == "center")
+            if not known or not np.isfinite(found.apply(np.zeros_like(found.mean))).all():
+                raise ValueError("its numbers do not fit together")
+            return found
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"filter={str(path)!r} is no filter, or damaged: {error}. Fit it again.") from error
 
 
-def _checked(kind: Any, r: Any, dimensions: Any, power: Any, count: int, width: int) -> int:
-    """Refuse options that do not fit vectors [count, width]; how many principal directions are taken away."""
+def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
+    """Refuse options that do not fit vectors [count, width]; how many principal directions are used."""
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-    away = (3 if kind == "abtt" else 0) if r is None else r
-    for name, value, kinds in (("r", r, ("abtt", "whiten")), ("dimensions", dimensions, ("whiten",))):
-        most = width - 1 if name == "r" else width - away if type(away) is int else 0
-        least = 0 if (name, kind) == ("r", "whiten") else 1
-        if value is not None and kind not in kinds:
-            raise ValueError(f"{name}={value!r} belongs to {' and '.join(kinds)}, not to {kind}. Drop it.")
-        if value is not None and (type(value) is not int or not least <= value <= most):
-            raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
-    if type(power) not in (int, float) or not 0 < power <= 1 or (power != 1 and kind != "whiten"):
-        raise ValueError(f"power={power!r} of whiten must be above 0 and at most 1; others have none.")
-    needed = max(_FEWEST, _TEXTS_A_DIMENSION.get(kind, 0) * (dimensions or width))
+    kept = {"center": 0, "abtt": 3 if r is None else r, "whiten": width if dimensions is None else dimensions}[kind]
+    for name, value, of in (("r", r, "abtt"), ("dimensions", dimensions, "whiten")):
+        if value is not None and kind != of:
+            raise ValueError(f"{name}={value!r} belongs to {of}, not to {kind}. Drop it.")
+        most = width - (kind == "abtt")
+        if kind == of and (type(kept) is not int or not 1 <= kept <= most):
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
+    needed = max(_FEWEST, {"center": 0, "abtt": width, "whiten": 4 * kept}[kind])
     if count < needed:
         raise ValueError(f"{kind}: {count} different texts are too few for {width} dimensions. Give {needed} or more.")
-    return int(away)
+    return kept
 
 
 def fit_filter(
@@ -203,7 +180,6 @@ def fit_filter(
     *,
     r: int | None = None,
     dimensions: int | None = None,
-    power: float = 1.0,
     **encoding: Any,
 ) -> SentenceTransformer:
     """Fit a linear filter on unlabelled texts, and append it to a model.
@@ -213,7 +189,7 @@ def fit_filter(
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
         texts: Texts like those to be embedded, without labels. Blank and repeated ones are left out.
-        kind, r, dimensions, power: See :class:`Filter`.
+        kind, r, dimensions: See :class:`Filter`.
         **encoding: As for :func:`st_reba.encode.encode_texts`: ``task``, ``prompt``, ``batch_tokens``.
 
     Returns:
@@ -238,9 +214,9 @@ def fit_filter(
         raise TypeError("texts is one str; give a list or another iterable of them")
     whole, sample = _whole(model), [text for text in dict.fromkeys(texts) if text.strip()]
     if (width := whole.get_embedding_dimension()) is not None:
-        _checked(kind, r, dimensions, power, len(sample), width)  # before the work of encoding
+        _checked(kind, r, dimensions, len(sample), width)  # before the work of encoding
     vectors = encode_texts(whole, sample, **encoding)
-    return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions, power=power))
+    return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
 
 
 def with_filter(model: SentenceTransformer, filter: Filter | str | os.PathLike[str]) -> SentenceTransformer:
@@ -255,17 +231,13 @@ def with_filter(model: SentenceTransformer, filter: Filter | str | os.PathLike[s
     first.recipe = {**(first.recipe or {}), "filter": fitted.about}
     # sentence-transformers gives all modules the first one's dtype.
     modules = [first, *list(whole)[1:], fitted.dense(model.dtype or torch.float32).to(model.device)]
-    whole._modules = {
-        str(number): module
-        for number, module in enumerate([*modules, Normalize()] if isinstance(modules[-2], Normalize) else modules)
-    }
+    modules += [Normalize()] if isinstance(modules[-2], Normalize) else []
+    whole._modules = {str(number): module for number, module in enumerate(modules)}
     whole.truncate_dim, whole.prompts = model.truncate_dim, dict(model.prompts)
     whole.model_card_data = copy.copy(model.model_card_data)
     whole.model_card_data.register_model(whole)
-    for module in whole:
-        if isinstance(module, Module):
-            # The pooling asks the new model's input module for attention.
-            module.on_model_ready(whole)
+    for module in (one for one in whole if isinstance(one, Module)):
+        module.on_model_ready(whole)  # the pooling asks the new model's input module for attention
     return whole  # type: ignore[no-any-return]
 
 

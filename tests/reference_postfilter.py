@@ -24,13 +24,6 @@ def center(sample: list[Row], x: list[Row]) -> list[Row]:
     return [[row[i] - mean[i] for i in range(len(mean))] for row in x]
 
 
-def standardize(sample: list[Row], x: list[Row]) -> list[Row]:
-    """Each dimension less its mean, divided by the root of its mean squared distance from that."""
-    about = center(sample, sample)
-    scale = [math.sqrt(sum(row[i] ** 2 for row in about) / len(about)) for i in range(len(about[0]))]
-    return [[row[i] / scale[i] for i in range(len(scale))] for row in center(sample, x)]
-
-
 def principal(sample: list[Row]) -> list[tuple[float, Row]]:
     """Variance and direction of each principal component, the largest first, by Jacobi's rotations.
 
@@ -75,8 +68,7 @@ def all_but_the_top(sample: list[Row], x: list[Row], r: int) -> list[Row]:
     return result
 
 
-def whiten(sample: list[Row], x: list[Row], dimensions: int, r: int = 0, power: float = 1.0) -> list[Row]:
-    """Coordinates along principal directions but the first r, each divided by a power of its standard deviation."""
-    kept = principal(sample)[r : r + dimensions]
-    scaled = [(math.sqrt(variance) ** power, direction) for variance, direction in kept]
-    return [[_dot(row, direction) / scale for scale, direction in scaled] for row in center(sample, x)]
+def whiten(sample: list[Row], x: list[Row], dimensions: int) -> list[Row]:
+    """Coordinates along principal directions, each divided by its standard deviation."""
+    kept = principal(sample)[:dimensions]
+    return [[_dot(row, direction) / math.sqrt(variance) for variance, direction in kept] for row in center(sample, x)]

@@ -27,7 +27,7 @@ THINGS = ("rice", "two boats", "苹果", "the rain", "a letter", "电影", "old 
 # 256 different texts.
 TEXTS = [" ".join(words) for words in itertools.product(NAMES, DEEDS, THINGS)]
 ASKED = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "长" * 60, "Ann sells rice"]
-OPTIONS: dict[str, dict[str, Any]] = {"center": {}, "abtt": {"r": 4}, "standardize": {}, "whiten": {"dimensions": 48}}
+OPTIONS: dict[str, dict[str, Any]] = {"center": {}, "abtt": {"r": 4}, "whiten": {"dimensions": 48}}
 # One layer tells as much as six.
 LOW: dict[str, Any] = {"layer": 1, "device": "cpu", "check": False}
 
@@ -49,17 +49,13 @@ def model() -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
-def vectors(model: SentenceTransformer) -> Any:
-    return model.encode(TEXTS)
-
-
-@pytest.fixture(scope="module")
 def asked(model: SentenceTransformer) -> Any:
     return model.encode(ASKED)
 
 
 @pytest.fixture(scope="module")
-def fitted(model: SentenceTransformer, vectors: Any) -> dict[str, Filter]:
+def fitted(model: SentenceTransformer) -> dict[str, Filter]:
+    vectors = model.encode(TEXTS)
     return {kind: Filter.fit(vectors, cast(Any, kind), model=model, **OPTIONS[kind]) for kind in OPTIONS}
 
 
@@ -68,27 +64,18 @@ def fitted(model: SentenceTransformer, vectors: Any) -> dict[str, Filter]:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("center", {}),
-        ("abtt", {"r": 2}),
-        ("standardize", {}),
-        ("whiten", {"dimensions": 4}),
-        ("whiten", {"power": 0.5}),
-        ("whiten", {"dimensions": 2, "r": 3, "power": 0.75}),
-    ],
+    [("center", {}), ("abtt", {"r": 2}), ("abtt", {}), ("whiten", {"dimensions": 4}), ("whiten", {})],
 )
 def test_against_plain_loops(kind: str, options: dict[str, Any]) -> None:
     sample, x = drawn(120, 6), drawn(5, 6, seed=1)
     rows, few = sample.tolist(), x.tolist()
     wanted = {
         "center": lambda: reference.center(rows, few),
-        "abtt": lambda: reference.all_but_the_top(rows, few, 2),
-        "standardize": lambda: reference.standardize(rows, few),
+        "abtt": lambda: reference.all_but_the_top(rows, few, **{"r": 3, **options}),
         "whiten": lambda: reference.whiten(rows, few, **{"dimensions": 6, **options}),
     }[kind]()
     found = Filter.fit(sample, cast(Any, kind), **options)
     np.testing.assert_allclose(found.apply(x), wanted, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose((x - found.mean) @ found.matrix().T, wanted, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found.apply(x[0]), wanted[0], rtol=1e-10, atol=1e-10)
     # Neither the order of the sample nor an eigenvector's sign matters.
     again = Filter.fit(sample[::-1].copy(), cast(Any, kind), **options)
@@ -100,11 +87,8 @@ def test_the_gain_is_bounded() -> None:
     sample = drawn(900, 6) * 1e-3 + np.array([5, 0, 0, 0, 0, 0])
     length = float(np.sqrt((sample**2).sum(axis=1).mean()))
     for scale in (1.0, 1e-6, 1e6):
-        for kind in ("whiten", "standardize"):
-            matrix = Filter.fit(sample * scale, cast(Any, kind)).matrix()
-            assert np.linalg.svd(matrix, compute_uv=False)[0] * length * scale == pytest.approx(MOST_GAIN)
-        half = Filter.fit(sample * scale, "whiten", power=0.5).matrix()
-        assert np.linalg.svd(half, compute_uv=False)[0] == pytest.approx((MOST_GAIN / length / scale) ** 0.5)
+        matrix = Filter.fit(sample * scale, "whiten").matrix()
+        assert np.linalg.svd(matrix, compute_uv=False)[0] * length * scale == pytest.approx(MOST_GAIN)
     wide = drawn(900, 6)
     gains = np.linalg.svd(Filter.fit(wide, "whiten").matrix(), compute_uv=False)
     np.testing.assert_allclose(gains**-2, np.linalg.eigvalsh(np.cov(wide.T, bias=True)))
@@ -112,7 +96,7 @@ def test_the_gain_is_bounded() -> None:
 
 def test_more_rows_than_are_copied_at_a_time() -> None:
     sample = drawn(5000, 6).astype(np.float32)
-    np.testing.assert_allclose(Filter.fit(sample, "standardize").apply(sample).std(axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose(Filter.fit(sample, "whiten").apply(sample).std(axis=0), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -164,7 +148,7 @@ def test_the_rest_is_carried_over() -> None:
     model = st_reba.build("mini", "reba", pooling="mean", prompts=prompts, normalize=False, **LOW)
     model.similarity_fn_name, model.truncate_dim, model.default_prompt_name = "dot", 20, "document"
     model.max_seq_length = 90
-    found = st_reba.fit_filter(model, TEXTS[:100], "standardize")
+    found = st_reba.fit_filter(model, TEXTS, "abtt")
     assert [type(module).__name__ for module in found] == ["RepeatTransformer", "ReBAPooling", "Dense"]
     carried = (found.prompts, found.truncate_dim, found.similarity_fn_name, found.default_prompt_name)
     assert carried == (prompts, 20, "dot", "document") and found.max_seq_length == 90
@@ -172,18 +156,17 @@ def test_the_rest_is_carried_over() -> None:
     assert model.prompts == prompts
     # The filter is fitted on whole vectors, with the default prompt, and cut behind it.
     model.truncate_dim = None
-    wanted = Filter.fit(model.encode(TEXTS[:100]), "standardize").apply(model.encode_document(ASKED))
+    wanted = Filter.fit(model.encode(TEXTS), "abtt").apply(model.encode_document(ASKED))
     given = found.encode_document(ASKED)
     assert given.shape == (5, 20) and np.abs(given - wanted[:, :20]).max() < 1e-3 * np.abs(wanted).max()
 
 
 def test_half_precision(fitted: dict[str, Filter], asked: Any) -> None:
     half = st_reba.build("mini", "echo", pooling="mean", dtype="bfloat16", **LOW)
-    for kind in ("abtt", "whiten"):
-        found = with_filter(half, fitted[kind])
-        assert cast(Any, found[3]).linear.weight.dtype == torch.bfloat16
-        cosines = (unit(found.encode(ASKED).astype(np.float64)) * unit(fitted[kind].apply(asked))).sum(axis=1)
-        assert cosines.min() > 0.998
+    found = with_filter(half, fitted["whiten"])
+    assert cast(Any, found[3]).linear.weight.dtype == torch.bfloat16
+    cosines = (unit(found.encode(ASKED).astype(np.float64)) * unit(fitted["whiten"].apply(asked))).sum(axis=1)
+    assert cosines.min() > 0.998
 
 
 def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: dict[str, Filter]) -> None:
@@ -223,15 +206,11 @@ def test_save_and_load(model: SentenceTransformer, fitted: dict[str, Filter], tm
         (TEXTS, {"kind": "zca"}),
         (TEXTS, {"kind": "center", "r": 4}),
         (TEXTS, {"kind": "abtt", "dimensions": 4}),
-        (TEXTS, {"kind": "abtt", "power": 0.5}),
         (TEXTS, {"kind": "abtt", "r": 0}),
         (TEXTS, {"kind": "abtt", "r": True}),
         (TEXTS, {"kind": "abtt", "r": 192}),
-        (TEXTS * 9, {"kind": "whiten", "dimensions": 193}),
+        (TEXTS, {"kind": "whiten", "dimensions": 193}),
         (TEXTS, {"kind": "whiten", "dimensions": 2.0}),
-        (TEXTS, {"kind": "whiten", "dimensions": 20, "r": 180}),
-        (TEXTS, {"kind": "whiten", "dimensions": 20, "power": 0}),
-        (TEXTS, {"kind": "whiten", "dimensions": 20, "power": 1.5}),
     ],
 )
 def test_refused(model: SentenceTransformer, texts: Any, options: dict[str, Any]) -> None:
@@ -241,19 +220,12 @@ def test_refused(model: SentenceTransformer, texts: Any, options: dict[str, Any]
 
 def test_no_division_by_nothing() -> None:
     sample = drawn(200, 6)
-    flat = sample.copy()
-    flat[:, 2] = 7.0
     low = sample @ np.diag([1, 1, 1, 0, 0, 0]) @ np.linalg.qr(drawn(6, 6))[0]
     bad: list[tuple[Any, str, dict[str, Any]]] = [
-        (flat, "standardize", {}),
-        (flat, "whiten", {}),
-        (low, "abtt", {"r": 4}),
-        (np.ones((200, 6)), "abtt", {}),
-        (np.where(sample > 5, np.nan, sample), "center", {}),
-        (sample[0], "center", {}),
+        (low, "whiten", {}), (low, "abtt", {"r": 4}), (np.ones((200, 6)), "abtt", {}),
+        (np.where(sample > 5, np.nan, sample), "center", {}), (sample[0], "center", {}),
         (sample.astype(int), "center", {}),
-        (sample.tolist(), "center", {}),
-    ]
+    ]  # fmt: skip
     for vectors, kind, options in bad:
         with pytest.raises(ValueError):
             Filter.fit(vectors, cast(Any, kind), **options)
@@ -286,32 +258,24 @@ def test_file(model: SentenceTransformer, fitted: dict[str, Filter], kind: str, 
     built = st_reba.build("mini", "echo", pooling="mean", filter=str(file), dtype="float32", **LOW)
     assert np.array_equal(built.encode(ASKED), with_filter(model, fitted[kind]).encode(ASKED))
     assert [each.name for each in tmp_path.iterdir()] == ["filter.safetensors"]
-    for place in (tmp_path / "filter.npz", tmp_path / "none" / "filter.safetensors"):
-        with pytest.raises(ValueError):
-            again.save(place)
+    with pytest.raises(ValueError):
+        again.save(tmp_path / "filter.npz")
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"method": "reba", "pooling": "mean"},
-        {"method": "echo", "pooling": "last"},
-        {"method": "echo", "pooling": "mean", "repeats": 3},
         {"method": "echo", "pooling": "mean", "layer": 2},
-        {"method": "echo", "pooling": "mean", "setting": "mask0-bidir", "k": 1},
         {"method": "echo", "pooling": "mean", "normalize": False},
     ],
     ids=str,
 )
 def test_filter_of_another_model(fitted: dict[str, Filter], options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        with_filter(st_reba.build("mini", **{"method": "reba", **LOW, **options}), fitted["abtt"])
-
-
-def test_filter_of_another_width(model: SentenceTransformer) -> None:
-    for filter in (Filter.fit(drawn(200, 6), "center"), "none.safetensors"):
-        with pytest.raises((ValueError, FileNotFoundError)):
-            with_filter(model, filter)
+    other = st_reba.build("mini", **{**LOW, **options})
+    for filter in (fitted["abtt"], Filter.fit(drawn(200, 6), "center")):
+        with pytest.raises(ValueError):
+            with_filter(other, filter)
 
 
 def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
@@ -319,8 +283,7 @@ def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
 
     file = tmp_path / "filter.safetensors"
     fitted["whiten"].save(file)
-    whole = file.read_bytes()
-    arrays = load_file(file)
+    whole, arrays = file.read_bytes(), load_file(file)
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     stored = json.loads(header["__metadata__"]["st_reba.filter"])
 
@@ -329,20 +292,18 @@ def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
         save_file(kept, file, metadata={"st_reba.filter": json.dumps({**stored, **facts})})
 
     for damage in (
-        lambda: file.write_bytes(b"no tensors"),
         lambda: file.write_bytes(whole[:-100]),
         lambda: save_file(arrays, file),
-        lambda: save_file(arrays, file, metadata={"st_reba.filter": "[" * 10**5}),
         lambda: write({"kind": "zca"}),
         lambda: write({"probe": {"vectors": "!"}}),
         lambda: write({}, mean=arrays["mean"][1:]),
-        lambda: write({}, mean=None),
         lambda: write({}, weight=None),
         lambda: write({}, weight=arrays["weight"] * np.nan),
-        lambda: write({}, weight=arrays["weight"].astype(np.float32)),
     ):
         damage()
         with pytest.raises(ValueError):
             Filter.load(file)
     write({})
     Filter.load(file)
+    with pytest.raises(FileNotFoundError):
+        Filter.load(tmp_path / "none.safetensors")
