@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-import re
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped, unused-ignore]
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -17,22 +16,23 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .encode import copied_positions, saved_prompt, sized_batches
+from .encode import copied_positions, saved_prompt, token_batches
 from .modules.pooling import ReBAPooling
 from .modules.transformer import RepeatTransformer
 
-# A text and a word in it: its characters from start to end (not included), or the word itself.
-Item = tuple[str, tuple[int, int] | str]
-# Han and kana, which are written without spaces.
-_ALONE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+# Han and kana, which are written without spaces; other letters and digits; either with the marks on it.
+_ALONE = r"(?=[\p{L}\p{N}])[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_LETTER = rf"(?!{_ALONE})[\p{{L}}\p{{N}}]"
+_WORD = regex.compile(rf"{_ALONE}\p{{M}}*|(?:{_LETTER}\p{{M}}*)+(?:['’-](?:{_LETTER}\p{{M}}*)+)*")
+# Where a word of letters does not go on.
+_EDGE = rf"(?:(?<!{_LETTER}|\p{{M}})|(?!{_LETTER}|\p{{M}}))"
 
 
 def encode_words(
     model: SentenceTransformer,
-    items: Sequence[Item],
+    items: Sequence[tuple[str, tuple[int, int] | str]],
     *,
     normalize: bool = False,
-    batch_size: int | None = None,
     batch_tokens: int | None = None,
     prompt: str | None = None,
     task: str | None = None,
@@ -49,7 +49,6 @@ def encode_words(
         items: (text, word) each: a word that stands in its text once; or (text, (start, end)), in characters, end
             excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
-        batch_size: Texts a forward pass. Excludes ``batch_tokens``.
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
         prompt: As for ``encode``; None: the model's default prompt, if it has one.
         task: As for ``encode``: which of a model's two templates.
@@ -77,26 +76,22 @@ def encode_words(
     places: dict[str, list[int]] = {}
     for index, (text, _) in enumerate(placed):
         places.setdefault(text, []).append(index)
-    texts = list(places)
-    layout = {"prompt": saved_prompt(model) if prompt is None else prompt, "task": task, **fields}
+    layout = {"prompt": prompt, "task": task, **fields}
     vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
-    with tqdm(total=len(items), desc="Words", unit=" words", disable=not show_progress_bar) as bar:
-        for batch, output in _outputs(model, texts, layout, batch_size, batch_tokens):
-            counts = [span.length for span in output["spans"]]
-            mine = [places[texts[row]] for row in batch]
-            tokens = _tokens(first, {index: placed[index] for each in mine for index in each}, batch, texts, counts)
-            # One word of each text at a time.
-            for turn in zip_longest(*mine):
-                spans = torch.zeros(len(batch), max(counts), dtype=torch.bool)
-                for row, index in enumerate(turn):
-                    spans[row, tokens.get(index, ())] = True
-                if pooling is None:
-                    found = _means(output, spans, first.copies)
-                else:
-                    found = pooling.span_embeddings(output, spans, normalize=normalize)
-                rows = [row for row, index in enumerate(turn) if index is not None]
-                vectors[[turn[row] for row in rows]] = found[rows].float().cpu().numpy()
-            bar.update(len(tokens))
+    for texts, output in _outputs(model, list(places), layout, batch_tokens, show_progress_bar):
+        offsets = first.content(texts, offsets=True)["offset_mapping"]
+        counts = [span.length for span in output["spans"]]
+        # One word of each text at a time.
+        for turn in zip_longest(*(places[text] for text in texts)):
+            rows = [row for row, index in enumerate(turn) if index is not None]
+            spans = torch.zeros(len(texts), max(counts), dtype=torch.bool)
+            for row in rows:
+                spans[row, _tokens(turn[row], *placed[turn[row]], offsets[row], counts[row])] = True
+            if pooling is None:
+                found = _means(output, spans, first.copies)
+            else:
+                found = pooling.span_embeddings(output, spans, normalize=normalize)
+            vectors[[turn[row] for row in rows]] = found[rows].float().cpu().numpy()
     return vectors
 
 
@@ -105,7 +100,6 @@ def encode_tokens(
     texts: Sequence[str],
     *,
     normalize: bool = False,
-    batch_size: int | None = None,
     batch_tokens: int | None = None,
     prompt: str | None = None,
     task: str | None = None,
@@ -117,7 +111,7 @@ def encode_tokens(
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.
         texts: The texts.
-        normalize, batch_size, batch_tokens, prompt, task, show_progress_bar, fields: As for :func:`encode_words`.
+        normalize, batch_tokens, prompt, task, show_progress_bar, fields: As for :func:`encode_words`.
 
     Returns:
         [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of
@@ -132,17 +126,15 @@ def encode_tokens(
         [(2, 192), (5, 192)]
     """
     first, pooling = _parts(model)
-    layout = {"prompt": saved_prompt(model) if prompt is None else prompt, "task": task, **fields}
-    found: dict[int, NDArray[np.float32]] = {}
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show_progress_bar) as bar:
-        for batch, output in _outputs(model, texts, layout, batch_size, batch_tokens):
-            vectors = _last_copy(output, first.copies)
-            if pooling is not None:
-                vectors = pooling.token_vectors(output, normalize)
-            for place, span, each in zip(batch, output["spans"], vectors.float().cpu().numpy(), strict=True):
-                found[place] = each[: span.length]
-            bar.update(len(batch))
-    return [found[place] for place in range(len(texts))]
+    layout = {"prompt": prompt, "task": task, **fields}
+    found: dict[str, NDArray[np.float32]] = {}
+    for batch, output in _outputs(model, list(dict.fromkeys(texts)), layout, batch_tokens, show_progress_bar):
+        vectors = _last_copy(output, first.copies)
+        if pooling is not None:
+            vectors = pooling.token_vectors(output, normalize)
+        for text, span, each in zip(batch, output["spans"], vectors.float().cpu().numpy(), strict=True):
+            found[text] = each[: span.length]
+    return [found[text] for text in texts]
 
 
 def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling | None]:
@@ -157,66 +149,50 @@ def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling |
 
 
 def _outputs(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    layout: Mapping[str, Any],
-    batch_size: int | None,
-    batch_tokens: int | None,
-) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Run the texts by batches of similar length; the places of each batch, and what the input module gives."""
+    model: SentenceTransformer, texts: list[str], layout: dict[str, Any], batch_tokens: int | None, show: bool
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Run the texts by batches of similar length; the texts of each batch, and what the input module gives."""
     first, pooling = _parts(model)
     capture = None if pooling is None else pooling.token_capture
+    if layout["prompt"] is None:
+        layout["prompt"] = saved_prompt(model)
     model.eval()
-    for batch in sized_batches(copied_positions(first, texts, layout), batch_size, batch_tokens):
-        features = batch_to_device(first.preprocess([texts[place] for place in batch], **layout), model.device)
-        with torch.inference_mode():
-            yield batch, first(features, capture=capture)
+    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show) as bar:
+        for places in token_batches(copied_positions(first, texts, layout), batch_tokens):
+            batch = [texts[place] for place in places]
+            features = batch_to_device(first.preprocess(batch, **layout), model.device)
+            with torch.inference_mode():
+                yield batch, first(features, capture=capture)
+            bar.update(len(batch))
 
 
 def _placed(index: int, item: Any) -> tuple[str, tuple[int, int]]:
     """An item's text and its word's characters."""
     try:
         text, word = item
-        start, end = (0, 0) if isinstance(word, str) else map(operator.index, word)
-    except (TypeError, ValueError):
-        text = None
-    if not isinstance(text, str):
-        raise ValueError(f"Item {index} is {item!r:.80}: give (text, word) or (text, (start, end)), in characters.")
-    if isinstance(word, str):
-        start, end = text.find(word), text.find(word) + len(word)
-        if not word or start < 0:
-            raise ValueError(f"Item {index}: the word {word!r:.60} is not in its text {text!r:.60}.")
-        if text.find(word, start + 1) >= 0:
-            raise ValueError(f"Item {index}: the word {word!r:.60} is in its text twice. Give ({start}, {end}).")
-    if not 0 <= start < end <= len(text):
-        raise ValueError(f"Item {index}: the span ({start}, {end}) is empty or outside its text {text!r:.60}.")
+        if not isinstance(text, str):
+            raise TypeError(f"the text is a {type(text).__name__}")
+        if isinstance(word, str):
+            word = text.index(word), text.index(word) + len(word)
+            if text.find(item[1], word[0] + 1) >= 0:
+                raise ValueError("the word is in its text twice")
+        start, end = map(operator.index, word)
+        if not 0 <= start < end <= len(text):
+            raise ValueError(f"the span ({start}, {end}) is empty or outside the text")
+    except (TypeError, ValueError) as error:
+        place = "(text, word), or (text, (start, end)) in characters"
+        raise ValueError(f"Item {index} is {item!r:.80}: {error}. Give {place}.") from None
     return text, (start, end)
 
 
-def _tokens(
-    transformer: RepeatTransformer,
-    words: Mapping[int, tuple[str, tuple[int, int]]],
-    batch: Sequence[int],
-    texts: Sequence[str],
-    counts: Sequence[int],
-) -> dict[int | None, list[int]]:
-    """The content tokens that share a character with each word."""
-    mine = [texts[row] for row in batch]
-    offsets = dict(zip(mine, transformer.content(mine, offsets=True)["offset_mapping"], strict=True))
-    kept = dict(zip(mine, counts, strict=True))
-    found: dict[int | None, list[int]] = {}
-    for index, (text, (start, end)) in words.items():
-        tokens = [token for token, (a, b) in enumerate(offsets[text]) if a < end and b > start and b > a]
-        word = f"Item {index}: the word {text[start:end]!r:.60} at ({start}, {end})"
-        if not tokens:
-            raise ValueError(f"{word} falls on no token of the text {text!r:.60}.")
-        if tokens[-1] >= kept[text]:
-            raise ValueError(
-                f"{word} lies past the cut: {kept[text]} of the text's {len(offsets[text])} tokens fit a copy. Shorten "
-                "the text, or raise model.max_seq_length."
-            )
-        found[index] = tokens
-    return found
+def _tokens(index: int, text: str, span: tuple[int, int], offsets: Sequence[tuple[int, int]], kept: int) -> list[int]:
+    """The content tokens that share a character with a word; ``kept``: how many of the text's tokens a copy holds."""
+    tokens = [token for token, (start, end) in enumerate(offsets) if start < span[1] and end > span[0] and end > start]
+    if not tokens or tokens[-1] >= kept:
+        cut = f"lies past the cut: {kept} of {len(offsets)} tokens fit a copy; raise model.max_seq_length, or shorten"
+        where = cut if tokens else "falls on no token of"
+        raise ValueError(f"Item {index}: the word {text[slice(*span)]!r:.60} at {span} {where} the text {text!r:.60}.")
+    return tokens
 
 
 def _last_copy(features: dict[str, Any], copies: int) -> Tensor:
@@ -251,19 +227,8 @@ def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, i
         >>> words_of("他的银行在河岸，银行很大", "银行"), words_of("a party of art", "art")[0][1]
         ([('他的银行在河岸，银行很大', (2, 4)), ('他的银行在河岸，银行很大', (8, 10))], (11, 14))
     """
-    shape = "".join(map(_shape, text))
     if word is None:
-        return [(text, match.span()) for match in re.finditer("HM*|L[LM]*(?:-L[LM]*)*", shape)]
+        return [(text, match.span()) for match in _WORD.finditer(text)]
     if not word:
         raise ValueError("word='': give a word, or None for all words.")
-    cuts = {match.start() + 1 for match in re.finditer("[LM](?=[LM])", shape)}
-    spans = [match.span() for match in re.finditer(re.escape(word), text)]
-    return [(text, span) for span in spans if not cuts & {*span}]
-
-
-def _shape(letter: str) -> str:
-    """H: a word by itself; L: a letter or digit; M: a mark on what is before it; -: joins two letters."""
-    kind = unicodedata.category(letter)[0]
-    if kind in "LN":
-        return "H" if _ALONE.match(letter) else "L"
-    return "M" if kind == "M" else "-" if letter in "'’-" else " "
+    return [(text, match.span()) for match in regex.finditer(_EDGE + regex.escape(word) + _EDGE, text)]
