@@ -100,7 +100,7 @@ class StReba(Tool):  # this state or an older one
         else:
             from st_reba.corpus import Settings
 
-            options = {"settings": Settings(batch_size=1024), "factory": "Flat"}
+            options = {"settings": Settings(batch_tokens=2**16), "factory": "Flat"}
         self.module.Index.build(self.model, self.documents(range(size)), self.folder / "index", **options).close()
 
     def open(self) -> None:

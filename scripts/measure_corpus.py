@@ -34,9 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--model", default="mini", help="a saved model's folder, or a base (default: mini by ReBA mean)"
     )
-    parser.add_argument("--factory", default="Flat", help="of the index (default: %(default)s)")
     parser.add_argument("--long", type=int, help="repeat each text to so many characters, in metadata")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
@@ -46,9 +44,6 @@ def main() -> None:
     for size in options.sizes:
         command = [sys.executable, __file__, *sys.argv[1:], "--one", str(size)]
         rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
     print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
     for row in rows:
         print(f"| {' | '.join(f'{value:,}' for value in row.values())} |")
@@ -57,6 +52,7 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Encode and index so many texts; seconds and MiB."""
     import st_reba
+    from st_reba import encode as texts
     from st_reba.corpus import Document, encode, encode_corpus
     from st_reba.safety import load
 
@@ -80,17 +76,15 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 repeated = (line * (options.long // len(line) + 1))[: options.long] if options.long else ""
                 yield Document(line, metadata={"more": repeated} if repeated else {})
 
-    encode.encode_batch = timed("model", encode.encode_batch)
-    encode.planned_batches = timed("plan", encode.planned_batches)
+    model.encode_document = timed("model", model.encode_document)
+    texts.planned_batches = timed("plan", texts.planned_batches)
     encode.gather = timed("gather", encode.gather)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
         encode_corpus(model, documents(), f"{scratch}/corpus", show_progress_bar=False)
         encoding, peak = time.perf_counter() - began, held()
         began = time.perf_counter()
-        st_reba.Index.build(
-            model, f"{scratch}/corpus", f"{scratch}/index", factory=options.factory, show_progress_bar=False
-        ).close()
+        st_reba.Index.build(model, f"{scratch}/corpus", f"{scratch}/index", show_progress_bar=False).close()
         indexing = time.perf_counter() - began
     return {
         "texts": options.one,

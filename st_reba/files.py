@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 LOCK_FILE = ".lock"
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
-    errno.EFBIG: "allow larger files (ulimit -f, or another file system)",
-    errno.EIO: "check the disk",
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it readable and writable, or give another path"),
-}
 
 
 @contextmanager
@@ -47,6 +43,15 @@ def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_npy(path: str | PathLike[str], array: NDArray[Any]) -> None:
+    """Write an array as ``.npy``, whole or not at all."""
+    with whole_file(path) as stream:
+        # np.save would not tell of a full disk.
+        described = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(stream, described)
+        stream.write(np.ascontiguousarray(array).data)
 
 
 def remove_leftovers(folder: str | PathLike[str]) -> None:
@@ -89,25 +94,19 @@ def writers_lock(folder: str | PathLike[str]) -> Iterator[None]:
 
     lock = FileLock(Path(folder) / LOCK_FILE, timeout=0)
     try:
-        lock.acquire()
+        with lock:
+            yield
     except Timeout:
-        raise BlockingIOError(
-            f"{folder}: another process is writing here, and there may be only one; wait until it ends, or give "
-            "another path"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+        raise BlockingIOError(f"{folder}: another process is writing here; wait, or give another path") from None
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise errors of the disk with the file and the remedy."""
+    """Name the folder in an error of the disk that names no file, such as that it is full."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _REMEDIES or "; what is finished" in str(error):
+        if error.errno is None or error.filename is not None:
             raise
-        said = f"{error.strerror}: {_REMEDIES[error.errno]}, then run the same again; what is finished stays"
-        raise type(error)(error.errno, said, os.fspath(error.filename or folder)) from error
+        said = f"{error.strerror}; make room, then run the same again: what is finished stays"
+        raise type(error)(error.errno, said, str(folder)) from error

@@ -1,11 +1,9 @@
-"""Encoding streams and files: order, equality with model.encode, and files that are written whole or not at all."""
+"""Encoding by token budget: order, equality with model.encode, and batches of bounded size."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +19,8 @@ from st_reba.encode import (
     DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
     MAX_PADDING,
-    encode_file,
-    encode_stream,
     encode_texts,
     planned_batches,
-    sized_batches,
     token_batches,
 )
 
@@ -47,43 +42,6 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def path(base: Callable[..., str]) -> str:
     return base("llama", "bos_eos")
-
-
-@pytest.fixture(scope="module")
-def model(path: str) -> SentenceTransformer:
-    return st_reba.build(path, "reba", prompts={"query": "Query: ", "document": "Text: "})
-
-
-@pytest.fixture(scope="module")
-def wanted(model: SentenceTransformer) -> Any:
-    return model.encode(TEXTS, batch_size=1)
-
-
-@pytest.mark.parametrize(
-    ("chunk_size", "options"),
-    [(1, {"batch_tokens": 300}), (29, {"batch_size": 3}), (29, {"batch_tokens": 300}), (1000, {})],
-    ids=str,
-)
-def test_order(model: SentenceTransformer, wanted: Any, chunk_size: int, options: dict[str, int]) -> None:
-    chunks = list(encode_stream(model, iter(TEXTS), chunk_size=chunk_size, **options))
-    assert [text for texts, _ in chunks for text in texts] == TEXTS
-    assert [len(texts) for texts, _ in chunks[:-1]] == [chunk_size] * (len(chunks) - 1)
-    vectors = np.concatenate([vectors for _, vectors in chunks])
-    assert vectors.dtype == np.float32 and np.allclose(vectors, wanted, atol=1e-5)
-
-
-def test_stream_reads_no_further_than_it_must(model: SentenceTransformer) -> None:
-    read = []
-
-    def texts() -> Iterator[str]:
-        for text in TEXTS:
-            read.append(text)
-            yield text
-
-    stream = encode_stream(model, texts(), chunk_size=3)
-    assert read == []
-    next(stream)
-    assert read == TEXTS[:3]
 
 
 def forward_shapes(model: SentenceTransformer) -> list[tuple[int, int, int]]:
@@ -146,14 +104,11 @@ def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> No
     "options",
     [
         {},
-        {"task": "query"},
         {"task": "document"},
         {"task": "query", "prompt": "Other: "},
         {"prompt": ""},
-        {"prompt_name": "query"},
         {"task": "document", "prompt_name": "query"},
         {"normalize_embeddings": True},
-        {"convert_to_tensor": True},
         {"convert_to_numpy": False, "truncate_dim": 20},
     ],
     ids=str,
@@ -188,40 +143,32 @@ def test_fields_in_token_batches(path: str) -> None:
         encode_texts(model, TEXTS, task="query")
 
 
-def test_half_precision_in_any_form(path: str) -> None:
+def test_half_precision(path: str) -> None:
     half = st_reba.build(path, "reba", dtype="bfloat16")
     wanted = half.encode(SOME, convert_to_tensor=True).float().numpy()
-    for options in ({}, {"convert_to_tensor": True}, {"convert_to_numpy": False}):
-        for sizes in ({}, {"batch_size": 4}):
-            vectors = encode_texts(half, SOME, **sizes, **options)
-            assert vectors.dtype == np.float32
-            np.testing.assert_allclose(vectors, wanted, atol=0.02)
+    vectors = encode_texts(half, SOME)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, wanted, atol=0.02)
 
 
 @pytest.mark.parametrize(
-    ("texts", "options"),
+    "options",
     [
-        ("one text", {}),
-        (SOME, {"task": "querry"}),
-        (SOME, {"chunk_size": 0}),
-        (SOME, {"batch_size": 0}),
-        (SOME, {"batch_tokens": True}),
-        (SOME, {"batch_size": 8, "batch_tokens": 512}),
-        (SOME, {"prompt_name": "qeury"}),
-        (SOME, {"output_value": "token_embeddings"}),
-        (SOME, {"colour": "red"}),
-        (SOME, {"precision": "int8"}),
-        (SOME, {"processing_kwargs": {"text": {"max_length": 9}}}),
-        (SOME, {"device": ["cpu", "cpu"]}),
-        (SOME, {"pool": {}}),
+        {"task": "querry"},
+        {"batch_tokens": 0},
+        {"batch_tokens": True},
+        {"prompt_name": "qeury"},
+        {"output_value": "token_embeddings"},
+        {"colour": "red"},
+        {"precision": "int8"},
+        {"processing_kwargs": {"text": {"max_length": 9}}},
+        {"pool": {}},
     ],
+    ids=str,
 )
-def test_bad_arguments(model: SentenceTransformer, texts: Any, options: dict[str, Any]) -> None:
+def test_bad_arguments(path: str, options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        list(encode_stream(model, texts, **options))
-
-
-# Batches
+        encode_texts(st_reba.build(path, "reba", check=False), SOME, **options)
 
 
 @given(st.lists(st.integers(0, 500), max_size=60), st.integers(1, 1500))
@@ -242,8 +189,7 @@ def test_batches_are_no_smaller_than_they_must() -> None:
     assert token_batches([10] * 100, 100) == [list(range(start, start + 10)) for start in range(0, 100, 10)]
     assert [len(batch) for batch in token_batches([100] * 19 + [40], 2000)] == [20]
     assert [len(batch) for batch in token_batches([100] * 19 + [0], 2000)] == [20]
-    assert [len(batch) for batch in token_batches([100] * 10 + [30], 2000)] == [10, 1]
-    assert sized_batches([5, 40, 6], 2, None) == [[1, 2], [0]] and sized_batches([], None, None) == []
+    assert [len(batch) for batch in token_batches([100] * 10 + [30], 2000)] == [10, 1] and token_batches([]) == []
 
 
 def test_counted_positions(path: str) -> None:
@@ -258,56 +204,3 @@ def test_counted_positions(path: str) -> None:
             mask = model.preprocess([text], prompt="Query: ")["attention_mask"]
             assert count == mask.numel(), text
     assert planned_batches(made("bag of words", path), TEXTS)[1] is None
-
-
-# Files
-
-
-def test_file(model: SentenceTransformer, wanted: Any, tmp_path: Path) -> None:
-    out = tmp_path / "vectors.npy"
-    out.write_text("old")
-    assert encode_file(model, iter(TEXTS), out, chunk_size=29, batch_tokens=300) == (len(TEXTS), 32)
-    vectors = np.load(out)
-    assert vectors.dtype == np.float32 and np.allclose(vectors, wanted, atol=1e-5)
-    assert encode_file(model, TEXTS[:1], str(out), task="query") == (1, 32)
-    assert np.allclose(np.load(out), model.encode_query(TEXTS[:1]), atol=1e-5)
-    assert os.listdir(tmp_path) == ["vectors.npy"]
-
-
-def _unread() -> Iterator[str]:
-    raise AssertionError("the texts were read although there is nowhere to write to")
-    yield ""
-
-
-def test_nowhere_to_write(model: SentenceTransformer, tmp_path: Path) -> None:
-    """Told before any text is encoded, with the name that was given."""
-    (tmp_path / "folder").mkdir()
-    for texts, out in ((_unread(), "nowhere/vectors.npy"), (_unread(), "folder"), ([], "vectors.npy")):
-        with pytest.raises(ValueError):
-            encode_file(model, texts, tmp_path / out)
-    assert os.listdir(tmp_path) == ["folder"]
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_failure_leaves_the_folder_as_it_was(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    out = tmp_path / "vectors.npy"
-    if there:
-        out.write_text("old")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def fails_on_disk(stream: Any, vectors: Any) -> None:
-        stream.write(b"half")
-        raise OSError("disk full")
-
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(ValueError):
-        encode_file(model, cast(Any, [*SOME, SOME[0], None]), out, chunk_size=6)
-    for place, name, fail in ((np.lib.format, "write_array_header_1_0", fails_on_disk), (os, "replace", interrupted)):
-        with monkeypatch.context() as patch, pytest.raises((OSError, KeyboardInterrupt)):
-            patch.setattr(place, name, fail)
-            encode_file(model, SOME, out)
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from st_reba.files import make_folder, remove_leftovers, whole_file, whole_path
+from st_reba.files import make_folder, remove_leftovers, whole_file, write_npy
 
 
 def names(folder: Path) -> list[str]:
@@ -33,12 +34,13 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path, there: bool) -> None:
     assert names(tmp_path) == ["numbers"] and path.read_bytes() == b"all"
 
 
-def test_a_path_that_was_not_written(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), whole_path(tmp_path / "index"):
-        pass
-    with pytest.raises(KeyError), whole_path(tmp_path / "index"):
-        raise KeyError
-    assert names(tmp_path) == []
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_array(tmp_path: Path, dtype: str) -> None:
+    for shape in ((3, 4), (0, 4)):
+        array = np.arange(np.prod(shape)).reshape(shape[::-1]).T.astype(dtype)  # not in the order of its memory
+        write_npy(tmp_path / "a.npy", array)
+        found = np.load(tmp_path / "a.npy")
+        assert found.dtype == dtype and np.array_equal(found, array) and names(tmp_path) == ["a.npy"]
 
 
 def test_leftovers_of_the_killed_alone_are_removed(tmp_path: Path) -> None:

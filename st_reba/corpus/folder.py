@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -23,17 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
+from pyarrow import parquet
 
-from ..files import whole_file, whole_path
+from ..files import whole_file, whole_path, write_npy
+from .passages import Cut
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
 REJECTS_FILE = "rejects.jsonl"
 DTYPES = ("float32", "float16")
 
-_NOT_FINITE = "no vector: it is NaN or infinite; load the model in another dtype, or leave the text out"
-_ZERO = "no vector: it is zero, so nothing is nearer to it than anything else; leave the text out"
-_BEYOND = "no vector: it has values that float16 cannot hold; store float32"
 _TYPES = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.list_(pyarrow.int32()))
 
 
@@ -76,6 +74,12 @@ class Part:
         """Number of vectors."""
         return sum(row.vectors for row in self.rows)
 
+    def cut(self, cut: Cut) -> Part:
+        """Give the rows the spans of their passages."""
+        spans = cut([row.text for row in self.rows])
+        self.rows = [row._replace(spans=one) for row, one in zip(self.rows, spans, strict=True)]
+        return self
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the records, once they are complete."""
@@ -104,19 +108,22 @@ class Corpus:
         """The content of corpus.json."""
         path = self.path / HEADER_FILE
         try:
-            value = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            raise FileNotFoundError(f"{path}: no such file, so {self.path} is not an encoded corpus") from None
-        except (ValueError, RecursionError, IsADirectoryError) as error:
-            raise ValueError(f"{path}: not JSON ({error}); encode the corpus again") from None
-        if not isinstance(value, dict) or not {"model", "settings"} <= set(value):
-            raise ValueError(f"{path}: no header of a corpus; encode the corpus again")
-        return value
+            value: dict[str, Any] = json.loads(path.read_bytes())
+            value["model"]["vectors"], value["settings"]["part_size"]
+            return value
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again") from None
 
     def write_header(self, value: dict[str, Any]) -> None:
         """Write or replace corpus.json."""
         with whole_file(self.path / HEADER_FILE) as stream:
             stream.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+    def reopen(self) -> None:
+        """Take totals and digests out of the header of a complete corpus, before a part of it changes."""
+        header = self.header()
+        if "totals" in header:
+            self.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
 
     def documents_path(self, number: int) -> Path:
         """File of a part's documents."""
@@ -135,66 +142,46 @@ class Corpus:
 
     def pending(self) -> list[int]:
         """The parts without vectors."""
-        return [number for number in range(self.parts()) if not self.is_encoded(number)]
-
-    def is_encoded(self, number: int) -> bool:
-        """True if a part has its vectors."""
-        try:
-            return bool(self.vectors(number).shape[0] == self.counts(number)[1])
-        except (OSError, ValueError):
-            return False
-
-    def counts(self, number: int) -> tuple[int, int]:
-        """Numbers of documents and of vectors of a part; its texts are not read."""
-        with self._opened(number) as (_, about):
-            return int(about["documents"]), int(about["vectors"])
+        found = []
+        for number in range(self.parts()):
+            try:
+                done = len(self.vectors(number)) == self.about(number)["vectors"]
+            except (OSError, ValueError):
+                done = False
+            found += [] if done else [number]
+        return found
 
     def digest(self, number: int) -> str | None:
         """`Part.digest` of a part that was written; None: there is none, or it is damaged."""
         try:
-            with self._opened(number) as (_, about):
-                return str(about["digest"])
-        except (FileNotFoundError, ValueError):
+            return str(self.about(number)["digest"])
+        except ValueError:
             return None
+
+    def about(self, number: int) -> dict[str, Any]:
+        """What is known of a part's documents without reading them, as numbers of "documents" and "vectors"."""
+        path = self.documents_path(number)
+        try:
+            return dict(json.loads(parquet.read_schema(path).metadata[b"st_reba"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
 
     def part(self, number: int) -> Part:
         """The documents of a part."""
-        with self._opened(number) as (file, about):
-            columns = file.read(use_threads=False).to_pydict()
-            columns["spans"] = [tuple(spans or ()) for spans in columns["spans"]]
-            rows = [Row(*values) for values in zip(*columns.values(), strict=True)]
-            return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
+        about = self.about(number)
+        with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
+            rows = [Row(**{**row, "spans": tuple(row["spans"])}) for row in file.read(use_threads=False).to_pylist()]
+        return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
-        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
-
-        about: dict[str, Any] = {
-            "start": part.start,
-            "stop": part.stop,
-            "documents": len(part.rows),
-            "vectors": part.vectors,
-        }
+        about = {"start": part.start, "stop": part.stop, "documents": len(part.rows), "vectors": part.vectors}
         about |= {"digest": part.digest, "rejects": [asdict(reject) for reject in part.rejects]}
-        columns = list(zip(*(row[:4] + (row.spans or None,) for row in part.rows), strict=True)) or [()] * 5
-        arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, _TYPES, strict=True)]
-        schema = pyarrow.schema(list(zip(Row._fields, _TYPES, strict=True)), {"st_reba": json.dumps(about)})
+        schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
+        table = pyarrow.Table.from_pylist([row._asdict() for row in part.rows], schema)
         self.vectors_path(number).unlink(missing_ok=True)
         with whole_path(self.documents_path(number)) as temporary:
-            parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
-
-    @contextmanager
-    def _opened(self, number: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        from pyarrow import parquet  # type: ignore[import-untyped, unused-ignore]
-
-        path = self.documents_path(number)
-        try:
-            with parquet.ParquetFile(path, pre_buffer=False) as file:
-                yield file, dict(json.loads(file.schema_arrow.metadata[b"st_reba"]))
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{path}: no such file; encode the corpus again") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: not the documents of a part, or damaged ({error}); encode again") from None
+            parquet.write_table(table, temporary, compression="zstd")
 
     def vectors(self, number: int) -> NDArray[Any]:
         """The vectors of a part [vectors, d], mapped from the file."""
@@ -211,11 +198,7 @@ class Corpus:
         """Write the vectors of a part."""
         with np.errstate(over="ignore", under="ignore"):
             rows = vectors.astype(dtype)
-        with whole_file(self.vectors_path(number)) as stream:
-            # np.save would not tell of a full disk.
-            header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": rows.shape}
-            np.lib.format.write_array_header_1_0(stream, header)
-            stream.write(np.ascontiguousarray(rows).data)
+        write_npy(self.vectors_path(number), rows)
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
         """Each document of a part with its vectors [passages, d]."""
@@ -259,17 +242,15 @@ def is_corpus(folder: str | PathLike[str]) -> bool:
 
 def unusable(part: Part, vectors: NDArray[Any]) -> dict[int, Reject]:
     """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
-    finite: NDArray[np.bool_] = np.isfinite(vectors).all(axis=1)
-    bad = np.flatnonzero(~finite | ~vectors.any(axis=1))
-    starts = np.cumsum([0, *(row.vectors for row in part.rows)]) if len(bad) else bad
+    bad: NDArray[np.bool_] = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
     found: dict[int, Reject] = {}
-    for vector in bad.tolist():
-        row = int(np.searchsorted(starts, vector, side="right")) - 1
-        beyond = vectors.dtype == np.float16 and not np.isnan(vectors[vector]).any()
-        reason = _ZERO if finite[vector] else _BEYOND if beyond else _NOT_FINITE
-        one = part.rows[row]
-        identity = str(one.record) if one.id is None else one.id
-        found.setdefault(row, Reject(f"record {one.record}", reason, identity, one.text[:80]))
+    start = 0
+    for number, row in enumerate(part.rows if bad.any() else ()):
+        mine, start = slice(start, start + row.vectors), start + row.vectors
+        if bad[mine].any():
+            what = "zero" if np.isfinite(vectors[mine]).all() else f"NaN or infinite in {vectors.dtype}"
+            reason = f"no vector: it is {what}; leave the text out, or use another dtype"
+            found[number] = Reject(f"record {row.record}", reason, row.document().id, row.text[:80])
     return found
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+Cut = Callable[[list[str]], list[tuple[int, ...]]]
+"""Finds the bounds of texts' passages in characters (start, stop, start, stop, …), () of a text that is not cut."""
+
 
 def parse_passages(passages: str | None) -> tuple[int, int] | None:
     """Tokens of a passage and of the overlap, from ``"256:32"``.
@@ -21,21 +24,16 @@ def parse_passages(passages: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages)
     size, overlap = (int(found[1]), int(found[2] or 0)) if found else (0, 0)
-    if size < 1 or overlap >= size:
-        raise ValueError(
-            f"passages={passages!r}: give the tokens of a passage and of the overlap, which must be fewer, as '256:32'"
-        )
+    if overlap >= size:
+        raise ValueError(f"passages={passages!r}: give the tokens of a passage and fewer of the overlap, as '256:32'")
     return size, overlap
 
 
-def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[str]], list[tuple[int, ...]]]:
+def cutter(model: SentenceTransformer, passages: str | None) -> Cut:
     """A function that finds the passages of texts.
 
     A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
     the one before; the last is moved forward, so that it is as long as the others.
-
-    Returns:
-        A function of texts to their bounds in characters (start, stop, start, stop, …), () for a text that is not cut.
 
     Example:
         >>> import st_reba
@@ -43,19 +41,15 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
         [(), (0, 9, 6, 15)]
     """
     sizes = parse_passages(passages)
-    if sizes is None:
-        return lambda texts: [()] * len(texts)
     tokenizer: Any = getattr(model, "tokenizer", None)
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"passages={passages!r} needs a tokenizer with offsets (a fast one of transformers), and this model's is "
-            f"a {type(tokenizer).__name__}; cut the texts before, or leave it out"
-        )
+    if sizes and not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"passages={passages!r} needs a fast tokenizer; this model's is a {type(tokenizer).__name__}")
 
     def cut(texts: list[str]) -> list[tuple[int, ...]]:
-        offsets = tokenizer(
-            texts, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
-        )["offset_mapping"]
+        if sizes is None or not texts:
+            return [()] * len(texts)
+        options = {"return_offsets_mapping": True, "truncation": False, "verbose": False}
+        offsets = tokenizer(texts, add_special_tokens=False, **options)["offset_mapping"]
         return [_bounds(places, len(text), *sizes) for places, text in zip(offsets, texts, strict=True)]
 
     return cut
@@ -63,10 +57,8 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Callable[[list[s
 
 def _bounds(places: list[tuple[int, int]], length: int, size: int, overlap: int) -> tuple[int, ...]:
     count = len(places)
-    if count <= size:
-        return ()
-    bounds = []
-    for first in [*range(0, count - size, size - overlap), count - size]:
+    bounds: list[int] = []
+    for first in [*range(0, count - size, size - overlap), count - size] if count > size else ():
         # Characters between tokens belong to the token before, so that none is lost.
         start = places[first][0] if first else 0
         stop = length if first + size == count else places[first + size][0]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..probe import Probe, check
 from .encode import encode_part
-from .folder import Corpus, is_corpus
+from .folder import Corpus
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -30,114 +28,81 @@ def encode_on_ray(
     is replaced, and its part encoded again.
     """
     try:
-        import ray  # type: ignore[import-not-found, unused-ignore]
         import ray.data  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ImportError(f"workers={workers} needs Ray ({error}); run: pip install 'st-reba[ray]'") from error
-    with _joined(ray, workers):
-        resources = ray.cluster_resources()
-        gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-        if workers > (gpus or cores):
-            have = f"{gpus} GPUs" if gpus else f"{cores} cores"
-            raise ValueError(f"workers={workers}: Ray has {have}, and each worker needs one; give fewer")
-        device, threads = model.device, 1 if gpus else max(1, cores // workers)
-        try:
-            sent = ray.put(model.to("cpu"))  # a tensor on a GPU could be read only where there is one
-        finally:
-            model.to(device)
-        encoded = ray.data.from_items([{"part": number} for number in parts], override_num_blocks=len(parts))
-        encoded = encoded.map_batches(
-            _Encoder,
-            fn_constructor_args=(sent, os.path.abspath(corpus.path), "cuda" if gpus else "cpu", threads),
-            batch_size=1,
-            num_cpus=threads,
-            num_gpus=1 if gpus else 0,
-            compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
-        )
-        try:
-            for row in encoded.iter_rows():
-                if row["error"]:
-                    raise pickle.loads(row["error"])
-                progress(int(row["texts"]))
-        except ray.exceptions.RayError as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise RuntimeError(f"Ray failed: {said}; run the same again to go on, finished parts stay") from error
+    started = not ray.is_initialized()
+    if started:
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        own = {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False} if address == "local" else {}
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        for texts in _encoded(ray, model, corpus, parts, workers).iter_rows():
+            progress(int(texts["texts"]))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise RuntimeError(
+            f"Ray failed: {said}; run the same again to go on, finished parts stay. If workers died, memory may have "
+            "run out: use fewer, or fewer batch_tokens with overwrite=True"
+        ) from error
+    finally:
+        logger.setLevel(level)
+        if started:
+            ray.shutdown()
     for left in (corpus.path / "vectors").glob(".*"):
         left.unlink(missing_ok=True)
 
 
+def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int) -> Any:
+    """The data set of one stage that encodes parts; its rows tell how many texts each had."""
+    resources = ray.cluster_resources()
+    gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    if workers > (gpus or cores):
+        have = f"{gpus} GPUs" if gpus else f"{cores} cores"
+        raise ValueError(f"workers={workers}: Ray has {have}, and each worker needs one; give fewer")
+    device, threads = model.device, 1 if gpus else max(1, cores // workers)
+    try:
+        sent = ray.put(model.to("cpu"))  # a tensor on a GPU could be read only where there is one
+    finally:
+        model.to(device)
+    numbers = ray.data.from_items([{"part": number} for number in parts], override_num_blocks=len(parts))
+    encoded = numbers.map_batches(
+        _Encoder,
+        fn_constructor_args=(sent, os.path.abspath(corpus.path), "cuda" if gpus else "cpu", threads),
+        batch_size=1,
+        num_cpus=threads,
+        num_gpus=1 if gpus else 0,
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
+        max_task_retries=ATTEMPTS - 1,
+    )
+    encoded.context.enable_progress_bars = encoded.context.print_on_execution_start = False
+    encoded.context.raise_original_map_exception = True
+    return encoded
+
+
 class _Encoder:
-    """An actor of the pool. It takes the model with its first part, so that an error is reported as all others are."""
+    """An actor of the pool."""
 
     def __init__(self, sent: Any, path: str, device: str, threads: int) -> None:
         import torch
 
-        self._sent, self._path, self._device = sent, path, device
-        self._model: Any = None
+        self._sent, self._corpus, self._device = sent, Corpus(path), device
         torch.set_num_threads(threads)
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        texts, error = 0, b""
-        try:
-            texts = self._encode(int(batch["part"][0]))
-        except Exception as raised:  # sent as a result, for Ray would wrap it in errors of its own
-            try:
-                error = pickle.dumps(raised)
-                pickle.loads(error)
-            except Exception:
-                error = pickle.dumps(RuntimeError(f"{type(raised).__name__}: {raised}"))
-        return {"texts": [texts], "error": [error]}
+    @cached_property
+    def _model(self) -> SentenceTransformer:
+        """Taken with the first part, so that an error is reported as all others are."""
+        import ray
 
-    def _encode(self, number: int) -> int:
-        if not is_corpus(self._path):
-            raise ValueError(
-                f"{self._path}: not there on the node {socket.gethostname()!r}; put the corpus on storage that every "
-                "node of the cluster has at the same path"
-            )
-        corpus = Corpus(self._path)
-        # Ray begins a part again for ever, and one that is too much for every worker would never end.
-        tries = corpus.path / "vectors" / f".{number:05d}.tries.tmp"
-        with tries.open("ab") as stream:
-            stream.write(b".")
-        if tries.stat().st_size > ATTEMPTS:
-            tries.unlink()
-            raise RuntimeError(
-                f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out; run the same again "
-                "with fewer workers, or with overwrite=True and fewer batch_tokens"
-            )
-        if self._model is None:
-            import ray
+        model = ray.get(self._sent).to(self._device)
+        check(Probe.from_json(self._corpus.header()["model"]), model, "the corpus")
+        return model  # type: ignore[no-any-return]
 
-            model = ray.get(self._sent).to(self._device)
-            check(Probe.from_json(corpus.header()["model"]), model, "the corpus")
-            self._model = model
-        done = encode_part(self._model, corpus, number)
-        tries.unlink(missing_ok=True)
-        return done
-
-
-@contextmanager
-def _joined(ray: Any, workers: int) -> Iterator[None]:
-    """Join a cluster, without its bars and messages; one that was started for it is ended."""
-    started = not ray.is_initialized()
-    if started:
-        address = os.environ.get("RAY_ADDRESS") or "local"
-        options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address == "local":
-            options |= {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
-        try:
-            ray.init(**options)
-        except ConnectionError as error:
-            raise RuntimeError(f"no Ray cluster at {address!r} ({error}); start one, or unset RAY_ADDRESS") from error
-    context, logger = ray.data.DataContext.get_current(), logging.getLogger("ray.data")
-    before = (context.enable_progress_bars, context.print_on_execution_start, logger.level)
-    context.enable_progress_bars, context.print_on_execution_start = False, False
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars, context.print_on_execution_start = before[:2]
-        logger.setLevel(before[2])
-        if started:
-            ray.shutdown()
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
+        return {"texts": [encode_part(self._model, self._corpus, int(batch["part"][0]))]}

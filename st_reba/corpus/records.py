@@ -1,28 +1,25 @@
-"""Documents, the records that are set aside, and how a row of a table becomes a document."""
+"""Documents, and records that are set aside."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from decimal import Decimal
-from numbers import Integral
 from typing import Any
 
 # Longer than any text that a model reads whole; a record beyond it is a file that went wrong.
 MAX_CHARS = 1_000_000
-# Usual names of the text and of the id, the most usual first.
-TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "contents")
-ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # SQLite's functions end a text at NUL.
 _NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")
 _SHOWN = 80
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+"""JSON on one line, letters of every script as they are."""
 
 
 @dataclass(frozen=True)
@@ -62,55 +59,6 @@ class Reject:
         return self.reason.partition(":")[0]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Columns of a table that hold the text and the id; what else it has is metadata.
-
-    Example:
-        >>> Columns().resolved(["_id", "body", "lang"])
-        Columns(text='body', id='_id')
-    """
-
-    text: str | None = None  # None: the first of TEXT_NAMES that the table has
-    id: str | None = None  # None: the first of ID_NAMES, if there is one; "": none
-
-    def resolved(self, names: Iterable[str]) -> Columns:
-        """The columns of a table, or of a first record, with these names."""
-        there = list(names)
-        text = self.text or next((name for name in TEXT_NAMES if name in there), None)
-        guessed = next((name for name in ID_NAMES if name in there and name != text), None)
-        for option, name in (("text_column", text), ("id_column", self.id or None)):
-            if name not in there and (name is not None or option == "text_column"):
-                shown = ", ".join(repr(beginning(one)) for one in there[:20]) or "none"
-                wanted = f"no column {name!r}" if name else "no column that usually holds the text"
-                raise ValueError(f"{wanted}; there: {shown}; name one with {option}")
-        # Records need not all have the same keys: the first id may stand in a later one.
-        late = None if text == "id" else "id"
-        return replace(self, text=text, id=guessed or late if self.id is None else self.id)
-
-    def document(self, row: Mapping[str, Any], place: str, max_chars: int = MAX_CHARS) -> Document | Reject:
-        """The document of a row, once the columns are `resolved`; empty cells are left out of the metadata.
-
-        Example:
-            >>> Columns("text", "id").document({"text": "a", "id": 7, "lang": "en", "year": None}, "line 1")
-            Document(text='a', id='7', metadata={'lang': 'en'})
-        """
-        if self.text not in row:
-            shown = ", ".join(repr(beginning(name)) for name in list(row)[:20])
-            return Reject(place, f"no text: there is no {self.text!r}, only {shown or 'nothing'}; give it one")
-        identity = row.get(self.id) if self.id else None
-        if isinstance(identity, float) and identity.is_integer():  # pandas, of whole numbers where some are missing
-            identity = int(identity)
-        if isinstance(identity, Integral) and not isinstance(identity, bool):
-            identity = str(int(identity))
-        identity = None if is_missing(identity) or identity == "" else identity
-        metadata = {key: value for key, value in row.items() if key not in (self.text, self.id or self.text)}
-        metadata = {key: value for key, value in metadata.items() if not is_missing(value)}
-        text: Any = row[self.text or ""]
-        text = None if is_missing(text) else text
-        return checked(Document(text, identity, metadata), place, max_chars)
-
-
 def is_missing(value: Any) -> bool:
     """True for None and for what pandas puts into an empty cell: NaN, NaT and NA."""
     return (
@@ -118,7 +66,7 @@ def is_missing(value: Any) -> bool:
     )
 
 
-def checked(document: Document, place: str, max_chars: int = MAX_CHARS) -> Document | Reject:
+def checked(document: Document, place: str) -> Document | Reject:
     """The document, ready to be stored and encoded, lone surrogates replaced; or why it cannot be.
 
     Example:
@@ -126,26 +74,24 @@ def checked(document: Document, place: str, max_chars: int = MAX_CHARS) -> Docum
         'no text: it is empty or blank; leave the record out or give it a text'
     """
 
-    def reject(reason: str) -> Reject:
-        return Reject(place, reason, identity if isinstance(identity, str) else None, beginning(document.text))
-
     text, identity = document.text, document.id
+    valid = isinstance(identity, str) and identity and not _NOT_IN_IDS.search(identity)
+    reason, metadata = None, {}
     if text is None or (isinstance(text, str) and not text.strip()):
-        return reject("no text: it is empty or blank; leave the record out or give it a text")
-    if not isinstance(text, str):
-        return reject(f"wrong type: the text is a {type(text).__name__}; write it as a string")
-    if len(text) > max_chars:
-        return reject(f"too long: the text has {len(text):,} characters, more than max_chars={max_chars:,}; split it")
-    if identity is not None and (not isinstance(identity, str) or not identity or _NOT_IN_IDS.search(identity)):
-        found = "empty or no valid text" if isinstance(identity, str) else f"a {type(identity).__name__}"
-        identity = None
-        return reject(f"wrong type: the id is {found}; write it as a string, or leave it out to get a number")
-    try:
-        metadata = plain(document.metadata) if document.metadata else {}
-        if not isinstance(metadata, dict):
-            raise ValueError(f"it is a {type(metadata).__name__}, not a dict")
-    except (ValueError, RecursionError) as error:
-        return reject(f"wrong type: the metadata cannot be written as JSON ({error}); correct it or leave it out")
+        reason = "no text: it is empty or blank; leave the record out or give it a text"
+    elif not isinstance(text, str):
+        reason = f"wrong type: the text is a {type(text).__name__}; write it as a string"
+    elif len(text) > MAX_CHARS:
+        reason = f"too long: the text has {len(text):,} characters, more than {MAX_CHARS:,}; split it"
+    elif not (identity is None or valid):
+        reason = f"wrong type: the id {beginning(identity)!r} is no valid string; correct it, or leave it out"
+    else:
+        try:
+            metadata = plain(dict(document.metadata or {}))
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = f"wrong type: the metadata cannot be written as JSON ({error}); correct it or leave it out"
+    if reason is not None:
+        return Reject(place, reason, identity if valid else None, beginning(text))
     return Document(clean_text(text), identity, metadata)
 
 
@@ -180,11 +126,6 @@ def plain(value: Any) -> Any:
 def clean_text(text: str) -> str:
     """Replace lone surrogates, which no UTF-8 file and no tokenizer can hold, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
-
-
-def to_json(value: Any) -> str:
-    """JSON on one line, letters of every script as they are."""
-    return _encode(value)
 
 
 def beginning(value: object) -> str | None:

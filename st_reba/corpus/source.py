@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..tables import SUPPORTED, Row, dataset_splits, read_rows, suffix_of, table_rows
+from ..tables import SUPPORTED, Row, is_dataset, read_rows, suffix_of, table_rows
 from .folder import is_corpus
-from .records import MAX_CHARS, Columns, Document, Reject, beginning, checked
+from .records import Document, Reject, beginning, checked, is_missing
 
 logger = logging.getLogger(__name__)
 Input = Any
 """See `open_source`."""
+
+# Usual names of the text and of the id, the most usual first.
+TEXT_NAMES = ("text", "content", "body", "document", "sentence", "passage", "contents")
+ID_NAMES = ("id", "_id", "doc_id", "docid", "document_id", "pid", "uuid")
 
 
 @dataclass(frozen=True)
@@ -43,44 +47,30 @@ def open_source(
     *,
     text_column: str | None = None,
     id_column: str | None = None,
-    ids: Iterable[str] | None = None,
     encoding: str = "utf-8-sig",
-    split: str | None = None,
-    max_chars: int = MAX_CHARS,
 ) -> Source:
     """Open an input and read its first record, so that a wrong path or column is reported at once.
 
     Args:
-        input: A file (.txt, .jsonl, .json, .csv, .tsv, each also with .gz; .parquet); a folder that
-            ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below, by name; a list of Path
-            objects of these; a table of pandas, polars, Arrow or datasets; or an iterable of texts, Documents or dicts.
-            A string is a path.
+        input: A file (.txt, .jsonl, .csv, .tsv, each also with .gz; .parquet); a folder that ``datasets.save_to_disk``
+            wrote; any other folder: all such files in it and below, by name; a table of pandas, polars, Arrow or
+            datasets; or an iterable of texts, Documents or dicts. A string is a path.
         text_column: Column or key of the text; None: "text", or another usual name.
         id_column: Column or key of the id; None: "id", another usual name, or none; "": none.
-        ids: One id for each text of an iterable.
         encoding: Of text files.
-        split: Of a folder of several datasets.
-        max_chars: Longest text; a longer one is set aside.
     """
     if isinstance(input, Source):
         return input
-    columns: dict[str, str | None] = {"text_column": text_column, "id_column": id_column}
-    paths, total = _paths(input), len(input) if isinstance(input, Sized) else None
-    rows = table_rows(input) if paths is None else _file_rows(paths, encoding, split)
-    if rows is not None:
-        if ids is not None:
-            raise ValueError("ids belong to an iterable of texts; in files and tables, id_column names the ids")
-        name = f"the {type(input).__name__}" if paths is None else ", ".join(map(str, paths[:3]))
-        records = _of_rows(rows, columns, max_chars)
-        total = None if paths is not None else total
+    columns = {"text_column": text_column, "id_column": id_column}
+    name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
+    if isinstance(input, (str, PathLike)):
+        name, total, tables = str(input), None, _file_rows(Path(input), encoding)
+    elif isinstance(input, Mapping):  # to iterate over it would give its keys
+        raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
     else:
-        if split is not None:
-            raise ValueError(f"split={split!r} belongs to a folder of several datasets; drop it")
-        _check_iterable(input, ids)
-        name, records = f"the {type(input).__name__}", _of_rows(_item_rows(input), columns, max_chars)
-        records = records if ids is None else _with_ids(records, iter(ids), max_chars)
-    first = next(records, None)
-    if first is None:
+        tables = iter([table_rows(input) or _item_rows(input)])
+    records = chain.from_iterable(_documents(rows, text_column, id_column, columns) for rows in tables)
+    if (first := next(records, None)) is None:
         raise ValueError(f"{name}: no documents: it is empty")
     return Source(name, total, lambda: chain([first], records), columns)
 
@@ -103,86 +93,47 @@ def unique(source: Source, first: int = 0) -> Source:
                     identity = str(first + number) if record.id is None else record.id
                     if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
                         (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
-                        reason = (
-                            f"id used twice: {identity!r} is that of record {owner} too; give every document its own"
-                        )
+                        reason = f"id used twice: {identity!r} is that of record {owner} too; give each its own"
                         record = Reject(f"record {number}", reason, identity, beginning(record.text))
                 yield record
 
     return replace(source, read=read)
 
 
-def _paths(input: Input) -> list[Path] | None:
-    if isinstance(input, (str, PathLike)):
-        return [Path(input)]
-    if isinstance(input, Sequence) and input and all(isinstance(item, PathLike) for item in input):
-        return [Path(os.fspath(item)) for item in input]
-    return None
+def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[Row]]:
+    """The rows of a file, or of each file in a folder."""
+    if not path.is_dir() or is_dataset(path):
+        yield read_rows(path, name=path.name, encoding=encoding)
+        return
+    for file in _files_in(path):
+        name = file.relative_to(path).as_posix()
+        rows = read_rows(file, name=name, encoding=encoding)
+        yield rows if suffix_of(file) != ".txt" else _with_places(rows, name)
 
 
-def _file_rows(paths: list[Path], encoding: str, split: str | None) -> Iterator[Row | None]:
-    """The rows of files; None before each: its columns may have other names."""
-    files: list[tuple[Path, str]] = []
-    for path in paths:
-        if path.is_dir() and dataset_splits(path) is None:
-            files += [(file, file.relative_to(path).as_posix()) for file in _files_in(path)]
-        else:
-            files.append((path, path.name if len(paths) == 1 else str(path)))
-    opened = [(read_rows(path, name=name, encoding=encoding, split=split), path, name) for path, name in files]
-
-    def read() -> Iterator[Row | None]:
-        for rows, path, name in opened:
-            yield None
-            several = len(files) > 1 and suffix_of(path) == ".txt"
-            for place, row in rows:
-                # A search in many files is for the place that a text comes from.
-                if several and isinstance(row, dict):
-                    row |= {"file": name, "line": int(place.rpartition(" ")[2])}
-                yield place, row
-
-    return read()
+def _with_places(rows: Iterator[Row], name: str) -> Iterator[Row]:
+    """Rows with their file and line: a search in many files is for the place that a text comes from."""
+    for place, row in rows:
+        yield place, {**row, "file": name, "line": int(place.rpartition(" ")[2])} if isinstance(row, dict) else row
 
 
 def _files_in(folder: Path) -> list[Path]:
     """The files of a folder that can be read, by name, without hidden ones and encoded corpora."""
-    found, others = [], Counter[str]()
-    for place, folders, files in os.walk(folder):
-        here = Path(place)
-        folders[:] = [name for name in folders if not name.startswith(".") and not is_corpus(here / name)]
-        for name in files:
-            if not name.startswith("."):
-                found += [here / name] if suffix_of(here / name) else []
-                others.update([] if suffix_of(here / name) else [Path(name).suffix or "without a suffix"])
+    found, others = list[Path](), Counter[str]()
+    for file in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if hidden or not file.is_file() or is_corpus(file.parent) or is_corpus(file.parent.parent):
+            continue
+        if suffix_of(file):
+            found.append(file)
+        else:
+            others[file.suffix or "without a suffix"] += 1
     listed = ", ".join(f"{count:,} {suffix}" for suffix, count in others.most_common(8))
-    if not found or is_corpus(folder):
-        there = f" (there are: {listed})" if others else ""
-        raise ValueError(f"{folder}: no folder of texts{there}; give one with files of {SUPPORTED}")
+    if not found:
+        raise ValueError(f"{folder}: no texts (there are: {listed or 'no files'}); give files of {SUPPORTED}")
     if others:
         logger.warning("%s: files of other types are not read: %s", folder, listed)
-    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
-
-
-def _of_rows(
-    rows: Iterable[tuple[str, Any] | None], columns: dict[str, str | None], max_chars: int
-) -> Iterator[Document | Reject]:
-    """Documents of rows, mappings or why there is none; the columns that were found are kept."""
-    asked = Columns(columns["text_column"], columns["id_column"])
-    known: Columns | None = None
-    for item in rows:
-        if item is None:
-            known = None
-            continue
-        place, row = item
-        if isinstance(row, (str, Document)):
-            yield Reject(place, row) if isinstance(row, str) else checked(row, place, max_chars)
-            continue
-        if known is None:
-            try:
-                known = asked.resolved(row)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-            columns.update(text_column=known.text, id_column=known.id if known.id in row else columns["id_column"])
-        yield known.document(row, place, max_chars)
+    return found
 
 
 def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -193,26 +144,50 @@ def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         yield f"record {number}", row
 
 
-def _with_ids(records: Iterator[Document | Reject], ids: Iterator[str], max_chars: int) -> Iterator[Document | Reject]:
-    number = -1
-    for number, record in enumerate(records):
-        if (name := next(ids, None)) is None:
-            raise ValueError(f"there are more texts than the {number} ids; give one id for each text")
-        if isinstance(record, Document):
-            if record.id is not None:
-                raise ValueError(f"record {number} has the id {record.id!r}, and ids gives another; give one of both")
-            record = checked(replace(record, id=name), f"record {number}", max_chars)
-        yield record
-    if next(ids, None) is not None:
-        raise ValueError(f"there are more ids than the {number + 1} texts; give one id for each text")
+def _documents(
+    rows: Iterable[tuple[str, Any]], text: str | None, identity: str | None, columns: dict[str, str | None]
+) -> Iterator[Document | Reject]:
+    """Documents of rows of one table, or why there is none; the names of its columns are kept in ``columns``."""
+    names: tuple[str, str] | None = None
+    for place, row in rows:
+        if isinstance(row, str):
+            yield Reject(place, row)
+        elif isinstance(row, Document):
+            yield checked(row, place)
+        else:
+            if names is None:
+                try:
+                    names = _names(row, text, identity)
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}") from None
+                columns.update(text_column=names[0], id_column=names[1] if names[1] in row else identity)
+            yield _document(row, place, *names)
 
 
-def _check_iterable(input: Any, ids: Iterable[str] | None) -> None:
-    kind = type(input).__name__
-    if isinstance(input, Mapping):
-        keys = ", ".join(repr(beginning(key)) for key in list(input)[:20])
-        raise TypeError(f"the input is one {kind} with the keys {keys}; give one of its values, or a list of mappings")
-    if isinstance(input, (Document, bytes)) or not isinstance(input, Iterable):
-        raise TypeError(f"the input is one {kind}; give a path, or a list or another iterable of texts or Documents")
-    if isinstance(ids, str):
-        raise TypeError("ids is one string; give a list with one id for each text")
+def _names(row: Mapping[str, Any], text: str | None, identity: str | None) -> tuple[str, str]:
+    """Names of the text and of the id in a table, or in the first record; "": no id."""
+    there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
+    text = text or next((name for name in TEXT_NAMES if name in row), None)
+    if text not in row:
+        raise ValueError(f"no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
+    if identity and identity not in row:
+        raise ValueError(f"no column {identity!r}; there: {there}; name one with id_column")
+    if identity is None:
+        # Records need not all have the same keys: the first id may stand in a later one.
+        late = "" if text == "id" else "id"
+        identity = next((name for name in ID_NAMES if name in row and name != text), late)
+    return text, identity
+
+
+def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> Document | Reject:
+    """The document of a row; empty cells are left out of the metadata."""
+    if text not in row:
+        return Reject(place, f"no text: there is no {text!r}; give it one")
+    given = {key: None if is_missing(value) else value for key, value in row.items()}
+    content, name = given.pop(text), given.pop(identity, None) if identity else None
+    if isinstance(name, float) and name.is_integer():  # pandas, of whole numbers where some are missing
+        name = int(name)
+    if isinstance(name, Integral) and not isinstance(name, bool):
+        name = str(int(name))
+    metadata = {key: value for key, value in given.items() if value is not None}
+    return checked(Document(content, None if name == "" else name, metadata), place)

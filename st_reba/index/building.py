@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..corpus.encode import Settings, encode_source
+from ..corpus.encode import Settings, encode_corpus
 from ..corpus.folder import Corpus
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source, unique
@@ -146,7 +146,7 @@ def build_into(
 
     Args:
         source_of: The model as the caller named it.
-        **running: workers and show, for ``encode_source``.
+        **running: workers and show_progress_bar, for ``encode_corpus``.
     """
     mark, metric = probe(model), model.similarity_fn_name
     if metric not in METRICS:
@@ -170,8 +170,8 @@ def build_into(
             state.passages = corpus.header()["settings"]["passages"]
         else:
             settings = replace(settings, strict=strict)
-            corpus = encode_source(
-                model, source, building, settings, passages, source_of=source_of, overwrite=True, **running
+            corpus = encode_corpus(
+                model, source, building, passages=passages, settings=settings, overwrite=True, **running
             )
             state.columns = source.columns
         strict = strict and not isinstance(source, Corpus)
@@ -194,8 +194,8 @@ def add_into(
         with store.reading() as tx:
             state = read_state(tx, store.path)
         new = New(unique(source, state.next_number), store, upsert=kind == "upsert", strict=strict)
-        running |= {"overwrite": True, "may_be_empty": True}
-        corpus = encode_source(model, new.source, building, settings, state.passages, **running)
+        running |= {"overwrite": True, "passages": state.passages}
+        corpus = encode_corpus(model, new.source, building, settings=settings, **running)
         change = take_in(store, corpus, kind, strict=strict) if corpus.parts() else Change(kind, state.count)
     return replace(change, unchanged=change.unchanged + new.unchanged)
 

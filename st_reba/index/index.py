@@ -72,7 +72,6 @@ class Index:
         *,
         factory: str = "auto",
         parameters: str | None = None,
-        ids: Iterable[str] | None = None,
         text_column: str | None = None,
         id_column: str | None = None,
         passages: str | None = None,
@@ -94,7 +93,6 @@ class Index:
             factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat"; or a FAISS factory
                 string, as "HNSW32" or "IVF4096,PQ48,RFlat".
             parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists, efSearch 64.
-            ids: One id for each text of an iterable.
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
@@ -116,10 +114,11 @@ class Index:
             source: Any = Corpus(input)
         else:
             columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
-            source = unique(open_source(input, ids=ids, **columns, **settings.reading))
+            source = unique(open_source(input, **columns, encoding=settings.encoding))
         check_target(folder, overwrite=overwrite)
         loaded = loaded_model(model, loading)
-        running: dict[str, Any] = {"source_of": model, "strict": strict, "workers": workers, "show": show_progress_bar}
+        running: dict[str, Any] = {"source_of": model, "strict": strict, "workers": workers}
+        running["show_progress_bar"] = show_progress_bar
         build_into(folder, loaded, source, settings, passages, factory, parameters, **running)
         return cls(folder, loaded, {})
 
@@ -281,7 +280,7 @@ class Index:
 
         Args:
             input: As for `build`.
-            **options: ids, text_column, id_column, strict, workers, settings, show_progress_bar, as for `build`;
+            **options: text_column, id_column, strict, workers, settings, show_progress_bar, as for `build`;
                 columns and passages are those of the build.
 
         Raises:
@@ -298,7 +297,6 @@ class Index:
         kind: Literal["add", "upsert"],
         input: Input,
         *,
-        ids: Iterable[str] | None = None,
         text_column: str | None = None,
         id_column: str | None = None,
         strict: bool = True,
@@ -309,8 +307,9 @@ class Index:
         state, settings = self._state(), settings or Settings()
         columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
         columns = {**state.columns, **{name: one for name, one in columns.items() if one is not None}}
-        source = open_source(input, ids=ids, **columns, **settings.reading)
-        running: dict[str, Any] = {"strict": strict, "workers": workers, "show": show_progress_bar}
+        source = open_source(input, **columns, encoding=settings.encoding)
+        running: dict[str, Any] = {"strict": strict, "workers": workers}
+        running["show_progress_bar"] = show_progress_bar
         return add_into(self._store, self._its_model(), source, settings, kind, **running)
 
     def delete(self, ids: Iterable[str], *, missing: Literal["error", "ignore"] = "error") -> Change:

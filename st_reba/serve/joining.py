@@ -41,7 +41,7 @@ class Joining:
             raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
         self.waiting += len(texts)
         try:
-            _, counts = await asyncio.to_thread(planned_batches, self.model, texts, task=task, batch_size=len(texts))
+            _, counts = await asyncio.to_thread(planned_batches, self.model, texts, task=task)
             # A model without padding has no counts: characters measure the work.
             counts = counts or [len(text) for text in texts]
             if (total := sum(counts)) > self.max_tokens:

@@ -25,13 +25,13 @@ PARTS = Settings(part_size=6)
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are encoded."""
     found: list[str] = []
-    real = encoding.encode_batch
+    real = encoding.encode_texts
 
     def encode(model: Any, texts: list[str], **options: Any) -> Any:
         found.extend(texts)
         return real(model, texts, **options)
 
-    monkeypatch.setattr(encoding, "encode_batch", encode)
+    monkeypatch.setattr(encoding, "encode_texts", encode)
     return found
 
 
@@ -51,9 +51,7 @@ def test_vectors_are_the_models(tmp_path: Path) -> None:
     assert [(row.text, row.document().id) for row, _ in rows] == [(text, str(n)) for n, text in enumerate(TEXTS)]
     wanted = MODEL.encode_document(TEXTS, show_progress_bar=False)
     assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
-    assert corpus.header()["totals"] == {
-        "parts": 4, "records": 20, "documents": 20, "vectors": 20, "rejected": 0, "unusable": 0,
-    }  # fmt: skip
+    assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "rejected": 0}
     corpus.verify()
     half = encode(tmp_path / "half", settings=Settings(dtype="float16"))
     assert half.vectors(0).dtype == np.float16 and half.parts() == 1
@@ -130,15 +128,14 @@ def test_what_is_set_aside(tmp_path: Path) -> None:
     ]  # fmt: skip
     lines = (corpus.path / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["place"] for line in lines] == [place for place, *_ in kinds]
-    assert corpus.header()["totals"]["rejected"] == 4 and corpus.header()["totals"]["unusable"] == 1
+    assert corpus.header()["totals"]["rejected"] == 5
     with pytest.raises(ValueError, match="record 1"):
         encode(tmp_path / "strict", input, Settings(strict=True))
     assert not (tmp_path / "strict").exists()
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype", "reason"),
-    [(np.nan, "float32", "NaN"), (1e6, "float16", "float16 cannot"), (0, "float32", "zero")],
+    ("value", "dtype", "reason"), [(np.nan, "float32", "NaN"), (1e6, "float16", "infinite"), (0, "float32", "zero")]
 )
 def test_vectors_that_cannot_be_used(tmp_path: Path, value: float, dtype: Any, reason: str) -> None:
     model = tiny_model()
@@ -158,7 +155,6 @@ def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.Monke
     ("options", "error"),
     [
         ({"input": []}, ValueError),
-        ({"input": ["", " "]}, ValueError),
         ({"input": "missing.txt"}, FileNotFoundError),
         ({"workers": 0}, ValueError),
         ({"passages": "0"}, ValueError),
@@ -171,13 +167,7 @@ def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]
     assert not (tmp_path / "corpus").exists()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "int8"}, {"part_size": 0}, {"batch_size": 1.5}, {"batch_tokens": True}, {"max_chars": -1},
-        {"batch_size": 1, "batch_tokens": 1},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"part_size": 0}, {"batch_tokens": True}])
 def test_settings_that_are_refused(options: Any) -> None:
     with pytest.raises(ValueError):
         Settings(**options)

@@ -70,7 +70,7 @@ def test_too_few_vectors_for_a_factory(tmp_path: Path, monkeypatch: pytest.Monke
     """The vectors stay for a build with another."""
     with pytest.raises(ValueError, match="cannot be trained on 20"):
         build(tmp_path / "index", texts(20), factory=factory)
-    monkeypatch.setattr("st_reba.corpus.encode.encode_batch", None)
+    monkeypatch.setattr("st_reba.corpus.encode.encode_texts", None)
     assert len(build(tmp_path / "index", texts(20))) == 20
     with pytest.raises(ValueError, match="cannot be trained on 20"):
         Index.open(tmp_path / "index").compact(factory=factory)
