@@ -46,10 +46,7 @@ def encode_on_ray(
         raise error.cause from None
     except ray.exceptions.RayError as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise RuntimeError(
-            f"Ray failed: {said}; run the same again to go on, finished parts stay. If workers died, memory may have "
-            "run out: use fewer, or fewer batch_tokens with overwrite=True"
-        ) from error
+        raise RuntimeError(f"Ray failed: {said}; run the same again to go on, finished parts stay") from error
     finally:
         logger.setLevel(level)
         if started:
@@ -78,7 +75,6 @@ def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[i
         num_cpus=threads,
         num_gpus=1 if gpus else 0,
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
-        max_task_retries=ATTEMPTS - 1,
     )
     encoded.context.enable_progress_bars = encoded.context.print_on_execution_start = False
     encoded.context.raise_original_map_exception = True
@@ -105,4 +101,17 @@ class _Encoder:
         return model  # type: ignore[no-any-return]
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        return {"texts": [encode_part(self._model, self._corpus, int(batch["part"][0]))]}
+        number = int(batch["part"][0])
+        # Ray begins a part again for ever, and one that is too much for every worker would never end.
+        tries = self._corpus.path / "vectors" / f".{number:05d}.tries.tmp"
+        with tries.open("ab") as stream:
+            stream.write(b".")
+        if tries.stat().st_size > ATTEMPTS:
+            tries.unlink()
+            raise RuntimeError(
+                f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out; run the same again "
+                "with fewer workers, or with overwrite=True and fewer batch_tokens"
+            )
+        texts = encode_part(self._model, self._corpus, number)
+        tries.unlink(missing_ok=True)
+        return {"texts": [texts]}
