@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from typer import Argument, Option
 
 from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet, tell_rejects
 
-_FILES = ".txt (a text a line), .jsonl, .json, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
+_FILES = ".txt (a text a line), .jsonl, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
 Folder = Annotated[Path, Argument(metavar="INDEX", help="Index: a folder.")]
 TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
@@ -65,38 +66,47 @@ def encode(
             raise ValueError(f"{option} {value} does not go with {kind}")
     if out is not None and not in_parts and out.exists() and not overwrite:
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
+    if out is not None and not in_parts and not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such folder")
     from ..corpus import Settings, encode_corpus
-    from ..corpus.source import open_source
-    from ..encode import encode_file, encode_stream
+    from ..corpus.source import open_source, unique
+    from ..encode import encode_texts
+    from ..files import write_npy
     from ..safety import load
 
     store: Any = "float16" if float16 else "float32"
     settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, strict=strict)
-    source = open_source(_lines(input), text_column=text_column, id_column=id_column, **settings.reading)
+    source = open_source(_lines(input), text_column=text_column, id_column=id_column, encoding=encoding)
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is not None and in_parts:
         running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
-        corpus = encode_corpus(loaded, source, out, settings=settings, **running)
+        corpus = encode_corpus(loaded, unique(source), out, settings=settings, **running)
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
     options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
     if out is not None:
-        count, dimension = encode_file(loaded, _texts(source), out, **options)
-        print(f"{out}: {count:,} vectors of {dimension} dimensions")
+        from tqdm.auto import tqdm
+
+        texts = list(_texts(source))
+        with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as bar:
+            vectors = encode_texts(loaded, texts, progress=bar.update, **options)
+        write_npy(out, vectors)
+        print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
     elif word is not None:
         _encode_word(loaded, _texts(source), word, options)
     else:
-        for chunk, vectors in encode_stream(loaded, _texts(source), **options):
-            for text, vector in zip(chunk, vectors.tolist(), strict=True):
+        stream = _texts(source)
+        while chunk := list(islice(stream, 1024)):
+            for text, vector in zip(chunk, encode_texts(loaded, chunk, **options).tolist(), strict=True):
                 print(dumped({"text": text, "vector": vector}))
 
 
 def _texts(source: Any) -> Iterator[str]:
     """The texts of a source; an error where a record has none."""
     for record in source.read():
-        if not hasattr(record, "text"):
+        if hasattr(record, "reason"):
             raise ValueError(str(record))
         yield record.text
 
