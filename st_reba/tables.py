@@ -149,7 +149,7 @@ def _is_quoted(path: Path, encoding: str) -> bool:
 
 
 def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    header = next(reader, [])
+    header: list[str] = next(reader, [])
     if not header or len({*header}) < len(header):
         raise ValueError("the first line must name the columns, each once")
     row: list[str] | None = header

@@ -168,7 +168,7 @@ def _names(row: Mapping[str, Any], text: str | None, identity: str | None) -> tu
     """Names of the text and of the id in a table, or in the first record; "": no id."""
     there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
     text = text or next((name for name in TEXT_NAMES if name in row), None)
-    if text not in row:
+    if text is None or text not in row:
         raise ValueError(f"no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
     if identity and identity not in row:
         raise ValueError(f"no column {identity!r}; there: {there}; name one with id_column")
@@ -184,7 +184,8 @@ def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> D
     if text not in row:
         return Reject(place, f"no text: there is no {text!r}; give it one")
     given = {key: None if is_missing(value) else value for key, value in row.items()}
-    content, name = given.pop(text), given.pop(identity, None) if identity else None
+    content: Any = given.pop(text)
+    name = given.pop(identity, None) if identity else None
     if isinstance(name, float) and name.is_integer():  # pandas, of whole numbers where some are missing
         name = int(name)
     if isinstance(name, Integral) and not isinstance(name, bool):
