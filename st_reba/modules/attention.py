@@ -146,6 +146,7 @@ def blocked_attention(
     """Attention [B, T, H, D'] by blocks of queries; ``observe`` gets each block's probabilities and its first query."""
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]
+    key, value = key.contiguous(), value.contiguous()  # else every block copies them
     precision = torch.promote_types(query.dtype, torch.float32)
     numbers = 1 << (20 if query.device.type == "cpu" else 24)  # in a block of probabilities
     size = max(16, numbers // (batch * heads * keys))
