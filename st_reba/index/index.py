@@ -318,7 +318,7 @@ class Index:
             if absent and not missing_ok:
                 raise ValueError(
                     f"{len(absent)} ids are not in the index: {', '.join(map(repr, sorted(absent)[:5]))}; nothing was "
-                    "deleted. Leave them out, or ignore what is missing (--missing-ok)"
+                    "deleted. Leave them out (from Python, missing_ok=True passes over them)"
                 )
             for document in found:
                 writer.remove(document)
