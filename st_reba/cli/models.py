@@ -225,5 +225,6 @@ def _told(place: str, model: Any) -> dict[str, Any]:
 
 
 def _print(value: Any, as_json: bool) -> None:
-    text, options = dumped(value, indent=1), {"allow_unicode": True, "sort_keys": False, "width": 1000}
-    typer.echo(text if as_json else yaml.safe_dump(json.loads(text), default_flow_style=None, **options).rstrip())
+    text = dumped(value, indent=1)
+    options: dict[str, Any] = {"allow_unicode": True, "default_flow_style": None, "sort_keys": False, "width": 1000}
+    typer.echo(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
