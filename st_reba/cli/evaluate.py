@@ -88,7 +88,7 @@ def evaluate(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a saved model on tasks, with the papers' numbers beside where they have some.
+    """Score a saved model on tasks.
 
     Examples:
         st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy
@@ -97,7 +97,6 @@ def evaluate(
     import pandas as pd
 
     from ..evaluation import run
-    from ..evaluation.papers import beside
     from ..safety import load
 
     quiet()
@@ -110,10 +109,7 @@ def evaluate(
     rows = []
     for each in results:
         low, high = each.interval or (None, None)
-        papers = "; ".join(f"{one.value} {one.metric} ({one.source})" for one in beside(each))
-        rows.append(
-            {"task": each.task, "metric": each.metric, "score": each.score, "low": low, "high": high, "paper": papers}
-        )
+        rows.append({"task": each.task, "metric": each.metric, "score": each.score, "low": low, "high": high})
     typer.echo(run.markdown(pd.DataFrame(rows).set_index("task")))
 
 
@@ -146,20 +142,17 @@ def tune(
         st-reba tune mini texts.txt tuned
         st-reba tune mini texts.txt tuned --labels pairs.tsv
     """
-    from ..evaluation.tasks import labelled_rows
+    from ..evaluation.tasks import read_task
     from ..evaluation.tune import tune as search
 
-    reading = _reading(kind, column, None, None, None)
-    found = read_texts(texts, reading.get("columns", {}).get("text"))
+    columns = pairs(column, "--column")
+    found = read_texts(texts, columns.pop("text", None))
     options: dict[str, Any] = {"sample": sample, "most_cost": most_cost, "seed": seed}
     options |= given(device=device, dtype=dtype)
     if labels is not None:
-        columns = {role: name for role, name in reading.get("columns", {}).items() if role != "text"}
-        of, rows, _ = labelled_rows(labels, kind, columns, pairs(label, "--label") or None)
-        kinds = {"STS": "pairs", "PairClassification": "pairs", "Classification": "classes", "Reranking": "ranking"}
-        if of not in kinds:
-            raise ValueError(f"--labels {str(labels)!r} holds {of}: give {', '.join(kinds)} (--kind).")
-        options |= {"labels": rows, "kind": kinds[of]}
+        options["labels"] = read_task(labels, **given(kind=kind, columns=columns, labels=pairs(label, "--label")))
+    elif kind or columns or label:
+        raise ValueError("--kind, --label and --column (but text=…) are about the table of --labels.")
     quiet()
     report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))

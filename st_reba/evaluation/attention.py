@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..encode import saved_prompt
 from ..modules.attention import Scores, blocked_attention, show_attention
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
-# More are no longer told apart in a figure, and up to this many are named.
-MAX_DRAWN, MAX_NAMED = 512, 24
-# The lower end of a figure's scale.
-FAINTEST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -36,16 +32,13 @@ class LayerMap:
         mask: The layer's mask, with m where that is not 1: ``"nosink-bidirectional(3)"``.
         matrix: [T, T] float32, mean over heads, row = query, column = key. Rows sum to 1, or to less where the
             architecture lets a part go to no token.
-        run: How often the layer has run by then: 2 and more are further runs of INTER, EXTRA or EXTEND.
+        run: How often the layer has run by then: more than 1 in INTER, EXTRA and EXTEND.
     """
 
     layer: int
     mask: str
     matrix: NDArray[np.float32]
     run: int = 1
-
-    def __str__(self) -> str:
-        return f"layer {self.layer}{f' (run {self.run})' if self.run > 1 else ''}, {self.mask}"
 
 
 class Maps(NamedTuple):
@@ -62,7 +55,7 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
         model: A model from :func:`st_reba.build`, or one loaded.
         text: The text.
         prompt: As for ``encode``; None: the model's default prompt, if it has one.
-        **kwargs: As for ``encode``: ``task``, and values of the template's fields.
+        **kwargs: ``task``, and values of the template's fields.
 
     Returns:
         Tokens as the model reads them (all copies, template and special tokens) and one [T, T] map a run of a layer.
@@ -76,8 +69,8 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
     Example:
         >>> import st_reba
         >>> maps = attention_maps(st_reba.build("mini", "nosink", setting="mask0-bidir", k=2), "天气很好")
-        >>> maps.tokens, str(maps.layers[-1]), maps.layers[-1].matrix[1:, 0].tolist()
-        (('<s>', '天', '气', '很', '好'), 'layer 5, nosink-bidirectional', [0.0, 0.0, 0.0, 0.0])
+        >>> maps.tokens, maps.layers[-1].mask, maps.layers[-1].matrix[1:, 0].tolist()
+        (('<s>', '天', '气', '很', '好'), 'nosink-bidirectional', [0.0, 0.0, 0.0, 0.0])
     """
     from sentence_transformers.util import batch_to_device
 
@@ -86,14 +79,11 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
         raise ValueError(f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}.")
     if transformer.rows > 1:
         raise ValueError(f"Each text stands in {transformer.rows} templates. Build with one.")
-    if prompt is None and model.default_prompt_name is not None:
-        prompt = model.prompts.get(model.default_prompt_name)
+    prompt = saved_prompt(model) if prompt is None else prompt
     features = transformer.preprocess([text], prompt=prompt, **kwargs)
     length = features["spans"][0].total
     if length > MAX_TOKENS:
-        raise ValueError(
-            f"The text takes {length} tokens, copies and template included; {MAX_TOKENS} at most are kept."
-        )
+        raise ValueError(f"The text takes {length} tokens, all copies together; {MAX_TOKENS} at most are kept.")
     recorder = _Recorder()
     model.eval()
     with torch.inference_mode():
@@ -154,14 +144,13 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
 
     Args:
         texts: The maps of each, from :func:`attention_maps`; a generator needs the memory of one text.
-        m: Number of sink tokens. One more than a setting hides tells whether the next token has become the sink: its
-            ``sink`` is then well above ``even``.
+        m: Number of sink tokens. With one more than a setting hides, ``sink`` well above ``even`` shows that the next
+            token has become the sink.
 
     Returns:
         A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``, ``run``; ``sink``,
         the share on the first m tokens; ``even``, what that would be if each query looked evenly at what it sees;
-        ``itself``, the share on the query's own token; ``top_position``, ``top_token`` (empty where the texts differ)
-        and ``top_share`` of the token with the largest share.
+        ``itself``, the share on the query's own token.
 
     Raises:
         ValueError: There is no text, or one of them has no token behind the first ``m``.
@@ -172,76 +161,23 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
     Example:
         >>> matrix = np.array([[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.25, 0.5, 0.25]], dtype=np.float32)
         >>> table = sink_table([Maps(("<s>", "a", "b"), (LayerMap(0, "forward", matrix),))])
-        >>> table[["sink", "even", "top_token"]].round(3).values.tolist()
-        [[0.5, 0.417, '<s>']]
+        >>> table[["sink", "even", "itself"]].round(3).values.tolist()
+        [[0.5, 0.417, 0.25]]
     """
     import pandas as pd
 
     if m < 1:
         raise ValueError(f"m={m} must be 1 at least.")
     rows = []
-    for number, maps in enumerate(texts):
+    for maps in texts:
         if len(maps.tokens) <= m:
             raise ValueError(f"{' '.join(maps.tokens)!r:.60} has no token behind the first {m}. Take a longer text.")
         for place, each in enumerate(maps.layers):
             queries = each.matrix[m:].astype(np.float64)
             even = ((queries[:, :m] > 0).sum(axis=1) / (queries > 0).sum(axis=1).clip(min=1)).mean()
-            row = {"place": place, "layer": each.layer, "mask": each.mask, "run": each.run, "number": number}
-            row |= {"even": even, "itself": np.diagonal(queries, m).mean()}
-            rows.append({**row, "share": queries.mean(axis=0), "tokens": maps.tokens})
+            shares = {"sink": queries[:, :m].sum(axis=1).mean(), "even": even, "itself": np.diagonal(queries, m).mean()}
+            rows.append({"place": place, "layer": each.layer, "mask": each.mask, "run": each.run, **shares})
     if not rows:
         raise ValueError("There is no text to measure.")
-    found = []
-    for _, mine in pd.DataFrame(rows).groupby("place"):
-        longest = max(map(len, mine["tokens"]))
-        received = np.mean([np.pad(each, (0, longest - len(each))) for each in mine["share"]], axis=0)
-        top = int(received.argmax())
-        tokens = {each[top] for each in mine["tokens"] if top < len(each)}
-        row = {name: mine[name].iloc[0] for name in ("layer", "mask", "run")}
-        row |= {"sink": received[:m].sum(), "even": mine["even"].mean(), "itself": mine["itself"].mean()}
-        row |= {"top_position": top, "top_token": tokens.pop() if len(tokens) == 1 else ""}
-        found.append({**row, "top_share": received[top]})
-    return pd.DataFrame(found)
-
-
-def draw_attention(maps: Maps, *, log: bool = True) -> Any:
-    """Draw a heat map of each layer on one colour scale, 0.001 to 1 (or linear); what a query does not see stays white.
-
-    Args:
-        maps: From :func:`attention_maps`.
-        log: A logarithmic scale, which tells faint attention apart.
-
-    Returns:
-        A matplotlib ``Figure``; :func:`st_reba.evaluation.figures.save_figure` writes it.
-
-    Raises:
-        ValueError: More than 512 tokens.
-
-    Source:
-        NoSink, figures 3, 8 and 9.
-    """
-    from matplotlib.colors import LogNorm, Normalize
-
-    from .figures import new_figure
-
-    length, columns = len(maps.tokens), math.ceil(math.sqrt(len(maps.layers)))
-    if length > MAX_DRAWN:
-        raise ValueError(
-            f"The text takes {length} tokens, and {MAX_DRAWN} at most are drawn. Measure it with sink_table."
-        )
-    rows = math.ceil(len(maps.layers) / columns)
-    # In inches. A single token's column must be a pixel wide at least, or the sink itself would vanish.
-    side = max(2.6, (0.16 if length <= MAX_NAMED else 0.01) * length)
-    figure, grid = new_figure(columns * side + 1.5, rows * (side + 0.15) + 0.7, rows, columns)
-    norm = LogNorm(FAINTEST, 1.0, clip=True) if log else Normalize(0.0, 1.0)
-    for axes in grid.flat[len(maps.layers) :]:
-        axes.set_axis_off()
-    image: Any = None
-    for axes, layer in zip(grid.flat, maps.layers, strict=False):
-        image = axes.imshow(np.ma.masked_equal(layer.matrix, 0.0), norm=norm, cmap="viridis", interpolation="nearest")
-        axes.set_title(str(layer), fontsize=9)
-        if length <= MAX_NAMED:
-            axes.set_xticks(range(length), maps.tokens, rotation="vertical", fontsize=7, parse_math=False)
-            axes.set_yticks(range(length), maps.tokens, fontsize=7, parse_math=False)
-    figure.colorbar(image, ax=grid, format="%g").set_label("attention, mean over heads", fontsize=8)
-    return figure
+    named = ["place", "layer", "mask", "run"]
+    return pd.DataFrame(rows).groupby(named, as_index=False).mean().drop(columns="place")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..encode import encode_texts
+from ..encode import copied_positions, encode_texts
 from ..methods import Method
+from ..words import encode_words
 from . import readouts
 from .instructions import Instructions
 from .tasks import Task
-from .words import tokens_of
+from .words import tagged_words
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -34,52 +34,41 @@ def shared_vectors(
     show: bool | None,
 ) -> dict[Method, Vectors]:
     """The vectors of a task's texts by each method, from as few passes as there are inputs and masks."""
-    layers: Any = base[0]
-    # A word's vector is the mean over its tokens, whatever the pooling, and not scaled.
-    as_run = {each: replace(each, pooling="mean", normalize=False) for each in methods if each.name != "prompteol"}
-    as_run = as_run if task.spans else {each: each for each in methods}
-    shareable = [each for each in as_run if task.kind != "NER"]
-    if task.spans:
-        shareable = [each for each in shareable if readouts.readout_of(as_run[each], layers.depth) is not None]
-    found = {
-        each: model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show)
-        for each in methods
-        if each not in shareable
-    }
-    plans: list[tuple[list[Method], list[Any]]] = []
+    transformer: Any = base[0]
+    words, as_run, alone = token_spans(base, task), dict[Method, Method](), dict[Method, Vectors]()
+    for each in methods:
+        # A word's vector is the mean over its tokens, whatever the pooling, and not scaled.
+        pooled = words is not None and each.name != "prompteol"
+        as_run[each] = replace(each, pooling="mean", normalize=False) if pooled else each
+        unread = words is not None and (not pooled or readouts.readout_of(as_run[each], transformer.depth) is None)
+        if task.kind == "NER" or unread:
+            alone[each] = model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show)
+    passes: list[tuple[list[Method], list[str], dict[str, Any]]] = []
     total = 0
-    for first, group in readouts.shared([as_run[each] for each in shareable], layers.depth).items():
+    together = readouts.shared([as_run[each] for each in methods if each not in alone], transformer.depth)
+    for first, group in together.items():
         model: Any = readouts.of_base(base, replace(first, filter=None), check=False)
         named = has_field(model, None)
-        runs = [
-            (list(texts), {"task": role, "prompt": instructions.before(task.name, role, named)})
-            for texts, role in _parts(task)
-        ]
-        single = readouts.readout_of(first, layers.depth) is not None
-        total += sum(sum(readouts.positions(model[0], one, **how)) if single else len(one) for one, how in runs)
-        plans.append((group, runs))
-    made: dict[Method, Vectors] = {}
+        for texts, role in _parts(task):
+            layout = {"task": role, "prompt": instructions.before(task.name, role, named)}
+            passes.append((group, list(texts), layout))
+            total += sum(copied_positions(model[0], texts, layout))
+    found: dict[Method, list[Vectors]] = {}
     with progress_bar(total, show) as bar:
-        options: dict[str, Any] = {"parts": token_spans(base, task), "batch_tokens": batch_tokens}
-        options["progress"] = lambda texts, positions: bar.update(positions)
-        for group, runs in plans:
-            parts = [readouts.vectors(base, group, texts, **how, **options) for texts, how in runs]
-            made |= {each: np.concatenate([one[each] for one in parts]) for each in group}
-    return {each: found[each] if each in found else made[as_run[each]] for each in methods}
+        options: dict[str, Any] = {"parts": words, "batch_tokens": batch_tokens, "progress": bar.update}
+        for group, mine, layout in passes:
+            for method, rows in readouts.vectors(base, group, mine, **layout, **options).items():
+                found.setdefault(method, []).append(rows)
+    return {each: alone[each] if each in alone else np.concatenate(found[as_run[each]]) for each in methods}
 
 
 def model_vectors(
     model: SentenceTransformer, task: Task, instructions: Instructions, batch_tokens: int | None, show: bool | None
 ) -> Vectors:
-    """The vectors of a task's texts by one model: a row a text, a word, or of entities a word of each text."""
-    if task.kind == "NER":
-        from .words import tagged_word_vectors
-
-        return tagged_word_vectors(model, task)
-    if task.spans:
-        from ..words import encode_words
-
-        return np.asarray(encode_words(model, list(zip(task.texts, task.spans, strict=True))), np.float32)
+    """The vectors of a task's texts by one model: a row a text, or a word; of entities, every word of each text."""
+    if task.kind == "NER" or task.spans:
+        items = tagged_words(task) if task.kind == "NER" else list(zip(task.texts, task.spans, strict=True))
+        return encode_words(model, items)
     found = []
     with progress_bar(len(task.texts), show, "texts") as bar:
         for texts, role in _parts(task):
@@ -98,7 +87,8 @@ def token_spans(base: SentenceTransformer, task: Task) -> list[tuple[int, int]] 
     offsets = transformer.content(list(task.texts), offsets=True)["offset_mapping"]
     found = []
     for text, (start, end), each in zip(task.texts, task.spans, offsets, strict=True):
-        if not (tokens := tokens_of(each, start, end)):
+        tokens = [token for token, (first, last) in enumerate(each) if max(first, start) < min(last, end)]
+        if not tokens:
             raise ValueError(f"The word {text[start:end]!r} falls on no token of {text!r:.60}.")
         found.append((tokens[0], tokens[-1] + 1))
     return found
@@ -125,14 +115,12 @@ def has_field(model: SentenceTransformer, role: str | None) -> bool:
     return fields is not None and any("instruction" in fields(each) for each in ([role] if role else [None, "query"]))
 
 
-@contextmanager
-def progress_bar(total: int, show: bool | None, unit: str = "positions") -> Iterator[Any]:
+def progress_bar(total: int, show: bool | None, unit: str = "positions") -> Any:
     """A bar; the time left is by the plain average, as batches differ in length."""
     from tqdm.auto import tqdm
 
     hide = None if show is None else not show
-    with tqdm(total=total, unit=f" {unit}", unit_scale=True, smoothing=0, disable=hide) as bar:
-        yield bar
+    return tqdm(total=total, unit=f" {unit}", unit_scale=True, smoothing=0, disable=hide)
 
 
 def _parts(task: Task) -> list[tuple[Sequence[str], Any]]:

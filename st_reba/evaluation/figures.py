@@ -19,14 +19,12 @@ FONTS = (
 )  # fmt: skip
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A matplotlib ``Figure`` in inches without global state, and its axes, an array of [rows, columns]."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+    """A matplotlib ``Figure`` in inches without global state, and the axes of its panels, side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
@@ -45,8 +43,8 @@ def draw_results(results: Sequence[Result]) -> Any:
     """Bars of the methods' scores with their 95 % intervals, a panel a task."""
     tasks = list(dict.fromkeys(each.task for each in results))
     most = max(sum(each.task == task for each in results) for task in tasks)
-    figure, panels = new_figure(3.2 + 2.8 * len(tasks), 1.0 + 0.32 * most, 1, len(tasks))
-    for axes, task in zip(panels.flat, tasks, strict=True):
+    figure, panels = new_figure(3.2 + 2.8 * len(tasks), 1.0 + 0.32 * most, len(tasks))
+    for axes, task in zip(panels, tasks, strict=True):
         shown = [each for each in results if each.task == task][::-1]
         axes.barh([each.method or each.model for each in shown], [each.score for each in shown], color="#0072B2")
         for row, each in enumerate(shown):
@@ -61,12 +59,6 @@ def draw_results(results: Sequence[Result]) -> Any:
 def draw_curve(frame: pd.DataFrame, name: str, metric: str) -> Any:
     """Lines of scores, a row of the table each, over the values of its columns."""
     figure, panels = new_figure(6.0, 3.6)
-    axes = panels[0, 0]
-    places = range(len(frame.columns))
-    for label, scores in frame.iterrows():
-        axes.plot(places, scores, marker="o", markersize=3, label=str(label))
-    axes.set_xticks(places, [str(value)[:20] for value in frame.columns], fontsize=7)
-    axes.set_xlabel(name, fontsize=8)
-    axes.set_ylabel(metric, fontsize=8)
-    axes.legend(fontsize=7, frameon=False)
+    options = {"xticks": range(len(frame.columns)), "xlabel": name, "ylabel": metric, "fontsize": 7}
+    frame.T.plot(ax=panels[0], marker="o", markersize=3, **options)
     return figure

@@ -25,9 +25,9 @@ class Instructions:
         query, document: How an instruction is written before such a text, unless the template has a field for it.
 
     Example:
-        >>> instructions = Instructions("mine", {"STSB": "Say it.", "ArguAna": {"document": "Answer."}})
-        >>> instructions.of("STSB"), instructions.of("STSB", "document"), instructions.of("BQ")
-        ('Say it.', None, None)
+        >>> instructions = Instructions("mine", {"STSB": "Say it."}, query="Instruct: {instruction}")
+        >>> [instructions.before("STSB", role, has_field=False) for role in (None, "document")]
+        ['Instruct: Say it.', None]
     """
 
     name: str = "none"
@@ -35,19 +35,15 @@ class Instructions:
     query: str = _FIELD
     document: str = _FIELD
 
-    def of(self, task: str, role: str | None = None) -> str | None:
-        """The bare instruction for texts of a role (None: neither query nor document); None: there is none."""
-        value = self.tasks.get(task, self.tasks.get("*"))
-        if value is None or isinstance(value, str):
-            return value if role != "document" else None
-        return value.get(role or "query")
-
     def before(self, task: str, role: str | None, has_field: bool) -> str | None:
         """What stands before a task's texts: the instruction as written, or alone where the template has its field."""
-        found = self.of(task, role)
-        if found is None or has_field:
-            return found
-        return (self.document if role == "document" else self.query).replace(_FIELD, found)
+        found = self.tasks.get(task, self.tasks.get("*"))
+        if isinstance(found, Mapping):
+            found = found.get(role or "query")
+        elif role == "document":
+            found = None
+        written = self.document if role == "document" else self.query
+        return found if found is None or has_field else written.replace(_FIELD, found)
 
 
 def read_instructions(source: Any) -> Instructions:
@@ -63,7 +59,7 @@ def read_instructions(source: Any) -> Instructions:
         ValueError: It does not hold instructions.
 
     Example:
-        >>> read_instructions("nosink").of("SciFact")
+        >>> read_instructions("nosink").tasks["SciFact"]
         'Given a scientific claim, retrieve documents that support or refute the claim.'
     """
     if isinstance(source, Instructions):
@@ -77,11 +73,10 @@ def read_instructions(source: Any) -> Instructions:
             raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
         source = yaml.safe_load(path.read_text(encoding="utf-8"))
     whole = dict(source) if isinstance(source, Mapping) else {}
-    tasks = whole.pop("tasks") if isinstance(whole.get("tasks"), Mapping) else None
-    ways, tasks = ({}, whole) if tasks is None else (whole, tasks)
-    values = [one for each in tasks.values() for one in (each.values() if isinstance(each, Mapping) else [each])]
-    if set(ways) - {"query", "document"} or not all(_FIELD in str(each) for each in ways.values()):
+    ways, tasks = (whole, whole.pop("tasks")) if isinstance(whole.get("tasks"), Mapping) else ({}, whole)
+    if not {*ways} <= {"query", "document"} or not all(_FIELD in str(each) for each in ways.values()):
         raise ValueError(f"prompts={name!r}: beside tasks stand query and document alone, texts with {_FIELD}.")
-    if not values or not all(isinstance(each, str) and each for each in values):
+    texts = [one for each in tasks.values() for one in (each.values() if isinstance(each, Mapping) else [each])]
+    if not texts or not all(isinstance(each, str) and each for each in texts):
         raise ValueError(f"prompts={name!r} must hold tasks and texts, as STSB: Retrieve semantically similar text.")
     return Instructions(name, tasks, **ways)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,42 +14,19 @@ import yaml
 from .encoding import has_field
 from .instructions import Instructions
 
-
-@dataclass(frozen=True)
-class Suite:
-    """A set of mteb's tasks that a paper scores.
-
-    Args:
-        source: The paper, and where it names the tasks.
-        scores: Whose metric the paper's tables hold: ``"mteb"``: its main score; ``"reba"``: ReBA's, by kind.
-        tasks: mteb's names, by kind.
-        prompts: Name of the instructions that the paper puts in front; None: none.
-        splits, subsets: Of tasks for which they are not mteb's default.
-    """
-
-    source: str
-    scores: str
-    tasks: Mapping[str, Sequence[str]]
-    prompts: str | None = None
-    splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    subsets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        """All tasks, kind by kind."""
-        return [name for names in self.tasks.values() for name in names]
+_FILE = Path(__file__).with_name("suites.yaml")
 
 
 @cache
-def suites() -> dict[str, Suite]:
-    """The papers' sets of tasks, by name.
+def suites() -> dict[str, dict[str, Any]]:
+    """The papers' sets of tasks, by name; ``suites.yaml`` says what each holds.
 
     Example:
-        >>> {name: len(suite.names) for name, suite in suites().items()}
+        >>> {name: sum(map(len, suite["tasks"].values())) for name, suite in suites().items()}
         {'C-MTEB': 31, 'MTEB-15': 15, 'MTEB-MINI': 26, 'MTEB-56': 56}
     """
-    values = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8"))
-    return {name: Suite(**suite) for name, suite in values.items()}
+    found: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    return found
 
 
 def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
@@ -62,16 +37,17 @@ def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
 
     Raises:
         ValueError: The name is not known.
-        ImportError: mteb is not installed.
     """
     if not isinstance(word, str):
         return [(word, None)]
     mteb: Any = import_module("mteb")
-    for suite in (each for name, each in suites().items() if name.lower() == word.lower()):
-        options = [
-            {"eval_splits": suite.splits.get(name), "hf_subsets": suite.subsets.get(name)} for name in suite.names
+    if suite := {name.casefold(): each for name, each in suites().items()}.get(word.casefold()):
+        splits, subsets = suite.get("splits", {}), suite.get("subsets", {})
+        return [
+            (mteb.get_task(name, eval_splits=splits.get(name), hf_subsets=subsets.get(name)), suite.get("prompts"))
+            for names in suite["tasks"].values()
+            for name in names
         ]
-        return [(mteb.get_task(name, **how), suite.prompts) for name, how in zip(suite.names, options, strict=True)]
     for find in (lambda: [mteb.get_task(word)], lambda: mteb.get_benchmark(word).tasks):
         try:
             return [(task, None) for task in find()]
@@ -84,7 +60,7 @@ def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
 
 
 def scores_of(
-    model: Any, task: Any, instructions: Instructions | None = None, *, show_progress_bar: bool = False, **options: Any
+    model: Any, task: Any, instructions: Instructions | None = None, *, show_progress_bar: bool = False
 ) -> dict[str, float]:
     """Run one task by ``mteb.evaluate`` and average its metrics over splits and subsets.
 
@@ -93,26 +69,20 @@ def scores_of(
         task: mteb's object.
         instructions: Set as the model's prompts, by mteb's names, while the task runs.
         show_progress_bar: Show mteb's.
-        **options: Of ``mteb.evaluate``.
 
     Raises:
         ValueError: mteb could not score the task.
     """
     import mteb
+    import pandas as pd
 
     with _prompted(model, task, instructions or Instructions()):
-        answer = mteb.evaluate(
-            model, task, cache=None, co2_tracker=False, show_progress_bar=show_progress_bar,
-            encode_kwargs={"show_progress_bar": show_progress_bar}, **options,
-        )  # fmt: skip
+        shown: Any = {"show_progress_bar": show_progress_bar}
+        answer = mteb.evaluate(model, task, cache=None, co2_tracker=False, encode_kwargs=shown, **shown)
     if not answer.task_results:
         raise ValueError("; ".join(each.exception for each in answer.exceptions or ()) or "mteb gave no result.")
-    rows = [row for split in answer.task_results[0].scores.values() for row in split]
-    scores = {}
-    for name in rows[0]:
-        values: list[Any] = [row.get(name) for row in rows]
-        if all(isinstance(each, (int, float)) and math.isfinite(each) for each in values):
-            scores[name] = math.fsum(values) / len(values)
+    rows = pd.DataFrame([row for split in answer.task_results[0].scores.values() for row in split])
+    scores: dict[str, float] = rows.select_dtypes("number").mean(skipna=False).dropna().to_dict()
     if task.metadata.main_score not in scores:
         raise ValueError(f"{task.metadata.name}: its main score {task.metadata.main_score!r} is not finite.")
     return scores
@@ -121,13 +91,8 @@ def scores_of(
 @contextmanager
 def _prompted(model: Any, task: Any, instructions: Instructions) -> Iterator[None]:
     """Make the instructions of the task (and of its parts, where it averages several) the model's prompts."""
-
-    def names(each: Any) -> list[str]:
-        parts = each.metadata.tasks if each.is_aggregate else ()
-        return [one for part in parts for one in names(part)] or [each.metadata.name]
-
     prompts = {}
-    for name in names(task):
+    for name in [each.metadata.name for each in (task, *getattr(task.metadata, "tasks", ()))]:
         for role, ending in ((None, ""), ("query", "-query"), ("document", "-document")):
             found = instructions.before(name, role, has_field(model, role))
             # A document without an instruction must not get that of its query.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..methods import Method
@@ -18,7 +18,6 @@ def choose_k(
     base: Any,
     table: Any,
     *,
-    test: Any = None,
     pooling: str = "mean",
     m: int = 1,
     loading: Mapping[str, Any] | None = None,
@@ -30,15 +29,14 @@ def choose_k(
     with k = k_b and k0 = k_m (LAST) or half of it (MID). Among equals the smaller k counts, then the smaller k0.
 
     Args:
-        base, loading: As for :func:`~st_reba.evaluation.run.compare`.
+        base, loading: As for :func:`~st_reba.evaluation.compare`.
         table: What chooses: a task, or what ``read_task`` reads.
-        test: What the best of each setting is reported on; it does not choose. None: nothing.
         pooling: ``"mean"`` or ``"last"``.
         m: Sink tokens that are hidden.
-        **reading: Arguments of ``read_task``, for both tables.
+        **reading: Arguments of ``read_task``.
 
     Returns:
-        The best method, and a table: a row for each that was tried, with its setting, k, k0, score, and test score.
+        The best method, and a table: a row for each that was tried, with its setting, k, k0 and score.
 
     Source:
         NoSink, section 3.6 and finding 5.
@@ -58,14 +56,15 @@ def choose_k(
     def method(setting: str, k: int, k0: int | None = None) -> Method:
         if k == 0:
             return Method("nosink", pooling=pooling, setting="baseline")
-        hidden = m if setting.startswith("mask0") else 1
-        return Method("nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=hidden)
+        return Method("nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=m if "mask0" in setting else 1)
 
-    def best(methods: Iterable[Method], of: Any = task, known: dict[Method, float] = scores) -> Method:
-        tried = list(methods)
-        if new := [each for each in tried if each not in known]:
-            known |= {Method.parse(each.method): each.score for each in compare(model, of, new, draws=0).results}
-        return min(tried, key=lambda each: (-known[each], each.k or 0, each.k0 or 0))
+    def rank(each: Method) -> tuple[float, int, int]:
+        return -scores[each], each.k or 0, each.k0 or 0
+
+    def best(methods: Sequence[Method]) -> Method:
+        found = compare(model, task, methods, draws=0).results
+        scores.update((Method.parse(each.method), each.score) for each in found)
+        return min(methods, key=rank)
 
     numbers = range(1, transformer.depth + 1)
     bidirectional = best([method("inplace-bidir", k) for k in (0, *numbers)])
@@ -73,14 +72,5 @@ def choose_k(
     combined = {k0 for k0 in (masked.k, max(1, masked.k // 2)) if k0 <= (bidirectional.k or 0)}
     if combined:
         best([method("mask0&bidir", bidirectional.k, k0) for k0 in sorted(combined)])
-    tops = [
-        best([each for each in scores if each.setting == name]) for name in dict.fromkeys(e.setting for e in scores)
-    ]
-    tested: dict[Method, float] = {}
-    if test is not None:
-        best(tops, read_task(test, **{"kind": task.kind, **reading}), tested)
-    rows = [
-        {"setting": each.setting, "k": each.k or 0, "k0": each.k0, "score": score, "test": tested.get(each)}
-        for each, score in scores.items()
-    ]
-    return best(scores), pd.DataFrame(rows)
+    rows = [(each.setting, each.k or 0, each.k0, score) for each, score in scores.items()]
+    return min(scores, key=rank), pd.DataFrame(rows, columns=["setting", "k", "k0", "score"])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..encode import DEFAULT_BATCH_TOKENS, copied_positions, encode_texts, token_batches
+from ..filters import Filter
 from ..methods import Method
 from ..modules import PromptEnsemble
 from ..modules.capture import Capture
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Vectors = NDArray[np.float32]
-Progress = Callable[[int, int], object]
+Progress = Callable[[int], object]
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
 POOLINGS = ("mean", "last", "end", "reba-mean", "reba-last")
 # Numbers of hidden states, of all layers that are read, that a batch may hold.
@@ -62,9 +64,8 @@ def of_base(base: SentenceTransformer, method: Method, **options: Any) -> Senten
     from ..build import build
 
     transformer: Any = base[0]
-    length = (transformer.recipe or {}).get("max_seq_length")
-    given = {"max_seq_length": length} if length is not None and method.max_seq_length is None else {}
-    return build(transformer.model, replace(method, **given), tokenizer=transformer.tokenizer, **options)
+    length = method.max_seq_length or (transformer.recipe or {}).get("max_seq_length")
+    return build(transformer.model, replace(method, max_seq_length=length), tokenizer=transformer.tokenizer, **options)
 
 
 def vectors(
@@ -72,12 +73,11 @@ def vectors(
     methods: Sequence[Method],
     texts: Sequence[str],
     *,
-    task: str | None = None,
-    prompt: str | None = None,
     parts: Sequence[tuple[int, int]] | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     progress: Progress | None = None,
     check: bool = True,
+    **layout: Any,
 ) -> dict[Method, Vectors]:
     """What each method's model gives for texts; methods with the same input and masks run once.
 
@@ -85,12 +85,12 @@ def vectors(
         base: Of :func:`opened`.
         methods: The methods.
         texts: The texts.
-        task, prompt: As for ``encode``; ``task`` is ``"query"`` or ``"document"``.
         parts: Of each text, the content tokens (first, end) of a word, whose vector it is then. Mean and last are over
             its tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
         batch_tokens: Positions a forward pass.
-        progress: Called after each batch with its number of texts and of positions.
+        progress: Called after each batch with its number of positions.
         check: As for ``build``.
+        **layout: ``task`` and ``prompt``, as for ``encode``; ``task`` is ``"query"`` or ``"document"``.
 
     Returns:
         By method, [N, d] float32, scaled to length 1 where the method normalizes.
@@ -100,34 +100,26 @@ def vectors(
         >>> [each.shape for each in vectors(opened("mini"), methods, ["你好", "Hello"]).values()]
         [(2, 192), (2, 192)]
     """
-    from ..filters import Filter
-
-    unique = list(dict.fromkeys(texts)) if parts is None else list(texts)
     found: dict[Method, Vectors] = {}
-    options: dict[str, Any] = {"task": task, "prompt": prompt, "batch_tokens": batch_tokens}
     transformer: Any = base[0]
     for first, group in shared(methods, transformer.depth).items():
         model = of_base(base, replace(first, filter=None), check=check)
-        readouts = {method: readout_of(method, transformer.depth) for method in group}
-        if parts is not None and (readouts[first] is None or first.templates is not None):
+        readouts = {method: readout for method in group if (readout := readout_of(method, transformer.depth))}
+        if parts is not None and (not readouts or first.templates is not None):
             raise ValueError(f"{first}: words have no vector here. Use st_reba.encode_words.")
-        if readouts[first] is None:
-            found[first] = np.asarray(encode_texts(model, unique, **options), np.float32)
-            if progress is not None:
-                progress(len(unique), len(unique))
-        else:
-            wanted = [each for each in dict.fromkeys(readouts.values()) if each is not None]
-            made = gathered(read(model, wanted, unique, parts=parts, progress=progress, **options), len(unique))
-            found |= {method: made[each] for method, each in readouts.items() if each is not None}
+        if readouts:
+            options: dict[str, Any] = {"parts": parts, "batch_tokens": batch_tokens, "progress": progress}
+            made = read(model, list(dict.fromkeys(readouts.values())), texts, **options, **layout)
+            found |= {method: made[readout] for method, readout in readouts.items()}
+            continue
+        found[first] = encode_texts(model, texts, batch_tokens=batch_tokens, **layout)
+        if progress is not None:
+            progress(sum(copied_positions(model[0], texts, layout)))
     for method in methods:
         found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:
             found[method] = np.asarray(Filter.load(method.filter).apply(found[method]), np.float32)
             found[method] = _units(found[method]) if method.normalize else found[method]
-    if len(unique) < len(texts):
-        place = {text: row for row, text in enumerate(unique)}
-        rows = [place[text] for text in texts]
-        found = {method: each[rows] for method, each in found.items()}
     return {method: found[method] for method in methods}
 
 
@@ -166,11 +158,11 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
     for method, mine in sorted(readouts.items(), key=lambda item: -item[1].layer if item[1] else 0):
         for first, group in groups.items():
             other = readouts[first]
-            if mine is not None and other is not None and _input(first) == _input(method):
-                masks = _masks(method, mine.layer)
-                if masks is not None and (_masks(first, other.layer) or [])[: mine.layer] == masks:
-                    group.append(method)
-                    break
+            if mine is None or other is None or _input(first) != _input(method):
+                continue
+            if (_masks(first, other.layer) or [])[: mine.layer] == _masks(method, mine.layer):
+                group.append(method)
+                break
         else:
             groups[method] = [method]
     return groups
@@ -198,110 +190,73 @@ def read(
     readouts: Sequence[Readout],
     texts: Sequence[str],
     *,
-    task: str | None = None,
-    prompt: str | None = None,
     parts: Sequence[tuple[int, int]] | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
     progress: Progress | None = None,
-) -> Iterator[tuple[list[int], dict[Readout, Tensor]]]:
-    """Run texts through a model once and pool every readout, batch after batch.
+    **layout: Any,
+) -> dict[Readout, Vectors]:
+    """Run texts through a model once and pool every readout: what a model that is built with its layer gives.
 
-    A readout of layer k is what a model built with ``layer=k`` gives: its states pass the final norm, and ReBA's maxima
-    are those of the layers up to k.
+    So states pass the final norm, and ReBA's maxima are those of the layers up to it.
 
     Args:
         model: Of :func:`st_reba.build`, no layers that run twice; its pooling is not used, its PromptEnsemble is.
         readouts: What to read.
-        texts, task, prompt, parts, batch_tokens, progress: As for :func:`vectors`.
+        texts, parts, batch_tokens, progress, layout: As for :func:`vectors`.
 
-    Yields:
-        Rows of ``texts``, and by readout their vectors, [B, d] float32 on the model's device, not scaled.
+    Returns:
+        By readout, [N, d] float32, not scaled.
     """
     transformer: Any = model[0]
-    layers = sorted({each.layer for each in readouts})
-    if (
-        not layers
-        or layers[0] < 0
-        or layers[-1] > transformer.depth
-        or {each.pooling for each in readouts} - {*POOLINGS}
-    ):
+    layers, poolings = sorted({each.layer for each in readouts}), {each.pooling for each in readouts}
+    if not layers or not 0 <= layers[0] <= layers[-1] <= transformer.depth or not poolings <= {*POOLINGS}:
         raise ValueError(f"readouts: layers are 0 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
-    reba = {each.pooling for each in readouts if each.pooling.startswith("reba")}
+    reba = {each for each in poolings if each.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
-    lengths = positions(transformer, texts, task=task, prompt=prompt)
-    width = int(getattr(transformer.config.get_text_config(), "hidden_size", 1024))
-    budget = max(1, min(batch_tokens, _MOST_NUMBERS // (width * len(layers))))
+    lengths = copied_positions(transformer, texts, layout)
+    width = transformer.get_embedding_dimension()
     watch_layers(transformer.model)
     if any(each.first is not None for each in readouts):
         watch_attention(transformer.model)
     join = next((each for each in model if isinstance(each, PromptEnsemble)), None)
     model.eval()
-    for batch in token_batches(lengths, budget):
-        features = transformer.preprocess([texts[row] for row in batch], prompt=prompt, task=task)
-        features = {name: _on(each, transformer.model.device) for name, each in features.items()}
+    found = {each: np.empty((len(texts), width), np.float32) for each in readouts}
+    for batch in token_batches(lengths, max(1, min(batch_tokens, _MOST_NUMBERS // (width * len(layers))))):
+        features = batch_to_device(transformer.preprocess([texts[row] for row in batch], **layout), model.device)
         watch = _Watch(readouts, transformer, features, None if parts is None else [parts[row] for row in batch])
         before, transformer.reader = transformer.reader, watch
         try:
             with torch.inference_mode():
                 transformer(features, capture=capture)
-                found = watch.pooled()
-                if join is not None:
-                    found = {
-                        each: join({"sentence_embedding": row})["sentence_embedding"] for each, row in found.items()
-                    }
+                for each, rows in watch.pooled().items():
+                    joined = rows if join is None else join({"sentence_embedding": rows})["sentence_embedding"]
+                    found[each][batch] = joined.cpu().numpy()
         finally:
             transformer.reader = before
-        yield batch, found
         if progress is not None:
-            progress(len(batch), sum(lengths[row] for row in batch))
-
-
-def positions(
-    transformer: Any, texts: Sequence[str], *, task: str | None = None, prompt: str | None = None
-) -> list[int]:
-    """Positions that each text takes: all copies as cut to the budget, template and special tokens."""
-    return copied_positions(transformer, texts, {"prompt": prompt, "task": task})
-
-
-def gathered(batches: Iterator[tuple[list[int], dict[Readout, Tensor]]], count: int) -> dict[Readout, Vectors]:
-    """The vectors [N, d] of all batches, in the texts' order."""
-    found: dict[Readout, Vectors] = {}
-    for rows, batch in batches:
-        for readout, each in batch.items():
-            if readout not in found:
-                found[readout] = np.empty((count, each.shape[1]), np.float32)
-            found[readout][rows] = each.cpu().numpy()
+            progress(sum(lengths[row] for row in batch))
     return found
 
 
 class _Watch:
-    """A part of a pass, in the place of a transformer's reader: it pools what several layers hand on.
+    """A part of a pass, in the place of a transformer's reader: it pools what several layers hand on."""
 
-    Args:
-        readouts: What to pool.
-        transformer: The module that runs.
-        features: Of its ``preprocess``, on its device.
-        parts: As for :func:`vectors`, of this batch.
-    """
-
-    def __init__(
-        self, readouts: Sequence[Readout], transformer: Any, features: dict[str, Any], parts: Any = None
-    ) -> None:
+    def __init__(self, readouts: Sequence[Readout], transformer: Any, features: dict[str, Any], parts: Any) -> None:
+        spans, copies = features["spans"], features["copy_ids"]
         self.readouts, self.depth = readouts, transformer.depth
         self.layers = sorted({each.layer for each in readouts if each.first is None})
-        self.summed = features["copy_ids"] > 0  # [B, T], the positions that ReBA sums over
-        counts = [span.length for span in features["spans"]]
-        pairs = [(0, count) for count in counts] if parts is None else list(parts)
-        for (first, end), count in zip(pairs, counts, strict=True):
-            if not 0 <= first < end <= count:
-                raise ValueError(f"parts: tokens {first} to {end} are not among the {count} of the text, as cut.")
+        self.summed = copies > 0  # [B, T], the positions that ReBA sums over
+        parts = [(0, span.length) for span in spans] if parts is None else parts
+        for (first, end), span in zip(parts, spans, strict=True):
+            if not 0 <= first < end <= span.length:
+                raise ValueError(f"parts: tokens {first} to {end} are not among the {span.length} of the text, as cut.")
         # First and end of the content tokens that a vector is of, [B, 1] each.
-        both = torch.tensor(pairs, device=self.summed.device)
-        self.first, self.end = both[:, :1], both[:, 1:]
-        inside = features["copy_ids"] == transformer.copies
-        totals = torch.tensor([[span.total] for span in features["spans"]], device=inside.device)
-        chosen = [*self._of_tokens(inside.cumsum(dim=1) - 1, inside), self._places() == totals - 1]
-        self.plain = _means(torch.stack(chosen, dim=1))  # [B, 3, T]: mean, last, end
+        self.first, self.end = torch.tensor(parts, device=copies.device)[:, :, None].unbind(dim=1)
+        inside = copies == transformer.copies
+        mean, last = self._chosen(inside.cumsum(dim=1) - 1)
+        ends = torch.tensor([[span.total - 1] for span in spans], device=copies.device)
+        at_end = torch.arange(copies.shape[1], device=copies.device) == ends
+        self.plain = _means(torch.stack([mean & inside, last & inside, at_end], dim=1))  # [B, 3, T]: mean, last, end
         self.states: list[Tensor] = []
         self.weights: dict[int, Tensor] = {}  # by layer, [B, 2, T]: ReBA's mean and last
         self.sums = {each.first: torch.zeros(()) for each in readouts if each.first is not None}
@@ -338,20 +293,16 @@ class _Watch:
         """The vectors of each readout, [B, d] float32."""
         found: dict[Readout, Tensor] = {}
         for layer, hidden in zip(self.layers, self.states, strict=True):
+            reba = [self.weights[layer].float()] if layer in self.weights else []
+            rows = torch.bmm(torch.cat([self.plain, *reba], dim=1), hidden.float())
             mine = [each for each in self.readouts if each.layer == layer and each.first is None]
-            for names, weights in ((POOLINGS[:3], self.plain), (POOLINGS[3:], self.weights.get(layer))):
-                if weights is not None and any(each.pooling in names for each in mine):
-                    rows = torch.bmm(weights.float(), hidden.float())
-                    found |= {each: rows[:, names.index(each.pooling)] for each in mine if each.pooling in names}
+            found |= {each: rows[:, POOLINGS.index(each.pooling)] for each in mine}
         outputs = [each for each in self.readouts if each.first is not None]
         return found | {each: self.outputs[each.first, each.layer][:, POOLINGS.index(each.pooling)] for each in outputs}
 
-    def _places(self) -> Tensor:
-        return torch.arange(self.summed.shape[1], device=self.summed.device)
-
-    def _of_tokens(self, token: Tensor, inside: Tensor | bool = True) -> list[Tensor]:
-        """Which places hold the content tokens of a vector, and the last of them, [B, T] each."""
-        return [inside & (token >= self.first) & (token < self.end), inside & (token == self.end - 1)]
+    def _chosen(self, token: Tensor) -> tuple[Tensor, Tensor]:
+        """The content tokens, by number, that a vector is of, and the last of these, [B, T] each."""
+        return (token >= self.first) & (token < self.end), token == self.end - 1
 
     def _so_far(self, captured: Any) -> Tensor:
         """ReBA's weights by the layers that have run."""
@@ -360,17 +311,13 @@ class _Watch:
         rows: Tensor = now.rows() * self.summed[:, None]
         if rows.shape[1] == 1:
             return rows.expand(-1, 2, -1)
-        chosen = torch.stack(self._of_tokens(torch.arange(rows.shape[1], device=rows.device)), dim=1)
+        chosen = torch.stack(self._chosen(torch.arange(rows.shape[1], device=rows.device)), dim=1)
         return torch.bmm(_means(chosen).to(rows.dtype), rows)
 
 
 def _means(chosen: Tensor) -> Tensor:
     """Weights of means over what is chosen in the last dimension, float32."""
     return chosen.float() / chosen.sum(dim=-1, keepdim=True)
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def _units(vectors: Vectors) -> Vectors:

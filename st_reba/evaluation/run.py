@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,7 @@ class Result:
         task, kind: The task's.
         model: The base, or the model.
         method: What it computes, in the short form; empty: a model of another package.
-        metric: The metric that ``score`` is; more is better.
-        score, interval: Its value, and its 95 % interval; None: not known.
+        metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not known.
         scores: All metrics.
         items: How many were scored; None: mteb's.
         seconds: Of the vectors; methods that share a pass are measured together.
@@ -55,16 +55,15 @@ class Result:
     seconds: float | None = None
     prompts: str = "none"
 
-    def write(self, path: Path_) -> None:
-        """Append one JSON line to a file."""
-        with open(path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(asdict(self), ensure_ascii=False) + "\n")
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together."""
+    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together.
 
+    ``task`` tells its kind, the number of items, and the rows that were dropped.
+    """
+
+    task: str
     results: Sequence[Result]
     differences: Sequence[Difference]
 
@@ -84,9 +83,8 @@ class Comparison:
 
     def __str__(self) -> str:
         first = self.results[0]
-        about = f"{first.model}, {first.task}: {first.kind}, {first.items} items, {first.seconds:.1f} seconds"
         legend = "better, worse: than how many of the other methods it is, for certain (95 %, corrected for all pairs)"
-        return f"{about}\n\n{markdown(self.table())}\n\n{legend}"
+        return f"{first.model}, {self.task}, {first.seconds:.1f} seconds\n\n{markdown(self.table())}\n\n{legend}"
 
 
 def compare(
@@ -114,8 +112,7 @@ def compare(
             over its tokens, whatever the pooling.
         metric: The metric to compare by; None: the kind's main one; ``"paper"``: the papers'.
         prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
-        out: Append a JSON line a method to this file.
-        figure: Draw the scores to this file.
+        out, figure: Files: a JSON line a method is appended, and the scores are drawn.
         batch_tokens: Positions a forward pass.
         draws: Of the bootstrap; 0: no intervals.
         seed: Of the bootstrap, and of a draw of items.
@@ -135,7 +132,7 @@ def compare(
         (['classical:pooling=mean', 'echo:pooling=mean'], 1)
     """
     task = read_task(table, seed=seed, **reading)
-    chosen = list(dict.fromkeys(_method(each) for each in methods))
+    chosen = list(dict.fromkeys(map(_method, methods)))
     if not chosen:
         raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
     scoring = SCORINGS[task.kind]
@@ -150,7 +147,7 @@ def compare(
     evidences = {str(each): scoring.evidence(task, usable(vectors[each], task, str(each))) for each in chosen}
     results, differences = _scored(task, evidences, name, draws, seed, about)
     _keep(results, out, figure)
-    return Comparison(results, differences)
+    return Comparison(str(task), results, differences)
 
 
 def curve(
@@ -182,23 +179,21 @@ def curve(
     import pandas as pd
 
     model, asked = _opened(base, loading), list(map(_method, methods))
-    varied: dict[tuple[str, str], Method] = {}
-    for method in asked:
-        for value in values:
-            try:
-                one = replace(method, **{option: value})
-                transformer: Any = readouts.of_base(model, one, check=False)[0]
-                transformer.budget()
-            except ValueError:
-                continue
-            varied[str(method), str(value)] = one
+    frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
+    for method, value in product(asked, values):
+        try:
+            one = replace(method, **{option: value})
+            transformer: Any = readouts.of_base(model, one, check=False)[0]
+            transformer.budget()
+        except ValueError:
+            continue
+        frame.loc[str(method), str(value)] = str(one)
+    varied = [each for each in frame.to_numpy().ravel() if isinstance(each, str)]
     if not varied:
         raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
-    results = compare(model, table, list(varied.values()), draws=0, **options).results
-    found = {each.method: each.score for each in results}
-    frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=float)
-    for (row, column), one in varied.items():
-        frame.loc[row, column] = found[str(one)]
+    results = compare(model, table, varied, draws=0, **options).results
+    scores = {each.method: each.score for each in results}
+    frame = frame.map(scores.get).astype(float)
     if figure is not None:
         save_figure(draw_curve(frame, option, results[0].metric), figure)
     return frame
@@ -221,8 +216,8 @@ def evaluate(
     Args:
         model: A SentenceTransformer, or the folder or Hub id of one.
         tasks: One or a list of: tasks, or what ``read_task`` reads (also as ``"KIND=FILE"``); ``"toy"`` (the toy
-            structures); names of the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), of mteb's tasks or
-            benchmarks; mteb's task objects.
+            structures); the papers' sets (C-MTEB, MTEB-15, MTEB-MINI, MTEB-56), mteb's tasks or benchmarks by name;
+            mteb's task objects.
         prompts: Instructions before the texts; None: those of the papers' set, or the model's own prompts.
         out: Append a JSON line a task to this file, as soon as it is scored.
         figure, batch_tokens, seed, show_progress_bar: As for `compare`.
@@ -255,8 +250,7 @@ def evaluate(
             name, kind, metric = task.metadata.name, task.metadata.type, task.metadata.main_score
             results.append(Result(name, kind, method=method, metric=metric, score=scores[metric], **about))
         _keep(results[-1:], out)
-    if results:
-        _keep(results, None, figure)
+    _keep(results, None, figure)
     return results
 
 
@@ -302,15 +296,15 @@ def _scored(
     results = []
     for method, evidence in evidences.items():
         scores = {name: score(evidence) for name, score in scoring.metrics.items()}
-        shown = (method, metric, scores[metric], intervals.get(method), scores, len(task.items))
-        results.append(Result(task.name, task.kind, about["model"], *shown, about["seconds"], about["prompts"]))
+        shown: dict[str, Any] = {"interval": intervals.get(method), "scores": scores, "items": len(task.items), **about}
+        results.append(Result(task.name, task.kind, method=method, metric=metric, score=scores[metric], **shown))
     return results, differences
 
 
 def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = None) -> None:
     if out is not None:
-        for each in results:
-            each.write(out)
+        with open(out, "a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in results)
     if figure is not None:
         save_figure(draw_results(results), figure)
 

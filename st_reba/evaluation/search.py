@@ -1,33 +1,183 @@
-"""Search of candidates: passes run over the items that choose, and their readouts are scored."""
+"""The search: inputs and masks (passes) with the layers and poolings that are read of each, and what chooses."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..encode import encode_texts
+from ..encode import copied_positions, encode_texts
 from ..filters import Filter
 from ..methods import Method
-from .candidates import DIRECTIONS, Pass, Scored, filtered
-from .readouts import gathered, of_base, positions, read
+from ..version import __version__
+from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
+_PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
+# Layers that are read of a pass at most; principal directions that the filter takes away.
+_MOST_LAYERS, DIRECTIONS = 16, 2
 # Texts that a filter needs at the least; each dimension needs one more.
 _FEWEST = 100
 # Bytes of vectors that a pass may hold.
 _MOST_BYTES = 1 << 30
-# Changes with what is stored of a pass, or how it comes about.
-_VERSION = 5
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One input with one set of masks, which all readouts of it share.
+
+    Args:
+        method: The pass at full depth.
+        poolings: Of the states that are read.
+        first: The lowest layer whose mask is changed, from 0; None: none is.
+        outputs: Read the attention outputs at the end too, from a third of the depth on.
+    """
+
+    method: Method
+    poolings: tuple[str, ...]
+    first: int | None = None
+    outputs: bool = False
+
+    def of(self, readout: Readout, depth: int) -> Method:
+        """The method whose model gives a readout of this pass, of a base with L layers (``depth``).
+
+        Example:
+            >>> masked = Pass(Method("echo", pooling="mean", setting="mask0-bidir", k=3), ("mean",), first=3)
+            >>> str(masked.of(Readout(5, "mean"), 6))
+            'echo:pooling=mean,setting=mask0-bidir,k=2,layer=5'
+        """
+        method, pooling = self.method, readout.pooling
+        plain = {"reba": "echo", "prompteol": "classical"}.get(method.name, method.name)
+        name = "prompteol" if pooling == "end" else "reba" if pooling.startswith("reba") else plain
+        values: dict[str, Any] = {"name": name, "pooling": None if pooling == "end" else pooling.removeprefix("reba-")}
+        values["layer"] = None if readout.layer == depth else readout.layer
+        if readout.first is not None:
+            values |= {"read": "attention", "layer": (readout.first, readout.layer)}
+        if method.name == "prompteol" != name:
+            values["template"] = method.template or "prompteol"
+        if self.first is not None:
+            values["k"] = readout.layer - self.first
+        return replace(method, **values)
+
+    def readouts(self, depth: int) -> list[Readout]:
+        """What is read, of all layers or of every so many: layers that are below a changed mask are another pass's."""
+        layers = range(depth, self.first or 0, -max(1, -(-depth // _MOST_LAYERS)))
+        found = [Readout(layer, pooling) for pooling in self.poolings for layer in layers]
+        return [*found, Readout(depth, "end", depth // 3 + 1)] if self.outputs else found
+
+
+def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = False) -> list[Pass]:
+    """The inputs and masks that are tried.
+
+    Args:
+        depth: The base's number of layers L.
+        script: Of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.views.script_of`.
+        small: The few that cover most, for ``build(base, "auto")``.
+        labelled: Try repeated texts too, which parts of texts cannot judge.
+
+    Example:
+        >>> len(passes_of(30, "LATIN")), len(passes_of(30, "LATIN", labelled=True))
+        (7, 11)
+    """
+    once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
+    word = Method("prompteol", template=_PROMPTEOL.get(script))
+    both = replace(word, template=_REVERSEOL.get(script, "reverseol"))
+    third, half = depth // 3, depth // 2
+
+    def masked(method: Method, first: int) -> Pass:
+        return Pass(replace(method, setting="mask0-bidir", k=depth - first), ("mean",), first)
+
+    found = [Pass(word, ("end", "mean"), outputs=True), Pass(both, ("end",), outputs=True)]
+    found += [Pass(once, ("mean", "last")), masked(once, half)]
+    if not small:
+        found += [masked(word, half), masked(word, third), masked(once, third)]
+    if labelled:
+        found.append(Pass(replace(twice, name="reba"), ("mean", "last", "reba-mean", "reba-last")))
+        found += [Pass(replace(twice, template="echo"), ("mean",)), masked(twice, half), masked(twice, third)]
+    return found
+
+
+def papers_of(depth: int, script: str, scores: Mapping[Method, float]) -> dict[str, Method]:
+    """The papers' methods at their published settings; NoSink's k is the better of the search's two."""
+    passes = [Method("classical", pooling="mean", setting="mask0-bidir", k=depth - n) for n in (depth // 2, depth // 3)]
+    masked = max(passes, key=lambda each: scores.get(each, -1.0))
+    return {
+        "classical, last": Method("classical", pooling="last"),
+        "classical, mean": Method("classical", pooling="mean"),
+        "Echo-2, last": Method("echo", pooling="last"),
+        "Echo-2, mean": Method("echo", pooling="mean"),
+        "ReBA-2, last": Method("reba", pooling="last"),
+        "ReBA-2, mean": Method("reba", pooling="mean"),
+        "PromptEOL": Method("prompteol", template=_PROMPTEOL.get(script)),
+        "NoSink, MASK0-BIDIR": replace(masked, name="nosink"),
+    }
+
+
+def filtered(units: Tensor, sample: Tensor | None = None) -> Tensor:
+    """Vectors without their mean and two principal directions (All-but-the-Top), scaled to length 1.
+
+    Args:
+        units: [M, d] of length 1.
+        sample: What the filter is fitted on, [N, d]; None: on themselves.
+    """
+    mean = (sample := units if sample is None else sample).mean(dim=0)
+    covariance = torch.cov(sample.T, correction=0).cpu().numpy()
+    # A few directions take d² work, a whole decomposition d³.
+    found = eigsh(covariance, k=DIRECTIONS, v0=np.ones(len(covariance), covariance.dtype), tol=1e-5)[1]
+    top = torch.from_numpy(np.ascontiguousarray(found)).to(units)
+    vectors = units - mean
+    return normalize(vectors - (vectors @ top) @ top.T, dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A method with its ``evidence`` on each item that chooses, [N] float32, whose mean is the score.
+
+    ``filtered``: a filter follows. ``cost``: positions times layers, in passes of the text through the whole base.
+    """
+
+    method: Method
+    filtered: bool
+    cost: float
+    evidence: Tensor = field(repr=False)
+
+    @property
+    def score(self) -> float:
+        """The mean over the items."""
+        return float(self.evidence.mean())
+
+    def __str__(self) -> str:
+        return f"{self.method}{', with a filter' if self.filtered else ''}"
+
+
+def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
+    """The best by score, of several the cheapest.
+
+    Args:
+        scored: All that was scored, on the same items.
+        most_cost: What the choice may cost.
+
+    Raises:
+        ValueError: Nothing is as cheap.
+    """
+    allowed = [one for one in scored if most_cost is None or one.cost <= most_cost]
+    if not allowed:
+        raise ValueError(f"most_cost={most_cost}: the cheapest method costs {min(one.cost for one in scored):.2f}.")
+    return max(allowed, key=lambda one: (one.score, -one.cost))
 
 
 class Search:
@@ -44,8 +194,9 @@ class Search:
         self, base: SentenceTransformer, items: Task, texts: Sequence[str], folder: Path | None = None
     ) -> None:
         self.base, self.items, self.folder = base, items, folder
-        self.depth = depth_of(base)
-        self.plain = sum(positions(base[0], items.texts)) * self.depth
+        transformer: Any = base[0]
+        self.depth: int = transformer.depth
+        self.plain = sum(copied_positions(transformer, items.texts, {})) * self.depth
         usable = bool(sample_of(texts, base.get_embedding_dimension() or 0))
         self.filters = [False] if not usable else [True] if items.kind == "Views" else [False, True]
 
@@ -56,14 +207,13 @@ class Search:
             rows = torch.load(path, weights_only=True)
             return [Scored(**{**row, "method": Method.parse(row["method"])}) for row in rows]
         model, texts = of_base(self.base, each.method), self.items.texts
-        readouts, cost = each.readouts(self.depth), sum(positions(model[0], texts)) / self.plain
+        readouts, cost = each.readouts(self.depth), sum(copied_positions(model[0], texts, {})) / self.plain
         # Where not all fit, the pass runs again.
         one = 4 * (model.get_embedding_dimension() or 1) * len(texts)
         step = max(1, _MOST_BYTES // one)
         found = []
         for start in range(0, len(readouts), step):
-            made = gathered(read(model, readouts[start : start + step], texts), len(texts))
-            for readout, vectors in made.items():
+            for readout, vectors in read(model, readouts[start : start + step], texts).items():
                 units = normalize(torch.from_numpy(vectors).to(model.device), dim=1)
                 for with_filter in self.filters:
                     values = evidence(self.items, filtered(units) if with_filter else units).cpu()
@@ -79,7 +229,7 @@ class Search:
         """A name that no other pass, base, texts or version of this code has."""
         model: Any = self.base[0].model
         weights = model.get_input_embeddings().weight[:64].detach().float().cpu().numpy().tobytes()
-        facts = (_VERSION, self.filters, each, self.items, model.config.to_json_string(), model.dtype)
+        facts = (__version__, self.filters, each, self.items, model.config.to_json_string(), model.dtype)
         return hashlib.sha256(repr(facts).encode() + weights).hexdigest()[:24]
 
 
@@ -99,9 +249,3 @@ def fitted_filter(model: SentenceTransformer, texts: Sequence[str]) -> Filter:
     """Fit the filter on a model's vectors of texts."""
     sample = sample_of(texts, model.get_embedding_dimension() or 0)
     return Filter.fit(encode_texts(model, sample), "abtt", r=DIRECTIONS, model=model)
-
-
-def depth_of(model: SentenceTransformer) -> int:
-    """Number of layers L."""
-    transformer: Any = model[0]
-    return int(transformer.depth)

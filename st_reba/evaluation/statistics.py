@@ -46,8 +46,7 @@ def paired_bootstrap(
         evidences: By method, [items, numbers]: what is known of each item.
         metric: Makes a score of items' evidence.
         groups: A group an item; items of one group are drawn together. Empty: each by itself.
-        recentred: Move the values so that their mean is the score of all items, for metrics that rise when items stand
-            twice, as the v-measure does.
+        recentred: Move the values to the score of all items: of metrics that rise when items are drawn twice.
         draws, seed: How often, and of the draws.
 
     Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +28,11 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "positive": ("positive", "pos"),
     "negative": ("negative", "neg"),
 }
+# Columns of questions about a word: SLPWC's and WSD's, and the same in English.
+QUESTIONS = (
+    ("问题", "选项1", "选项2", "选项3", "选项4", "答案"),
+    ("word", "sentence1", "sentence2", "sentence3", "sentence4", "answer"),
+)
 # What a row of each kind holds. Where no kind is given, the first whose columns are there.
 ROLES: dict[str, tuple[str, ...]] = {
     "Triples": ("anchor", "positive", "negative"),
@@ -79,17 +83,15 @@ class Task:
     def __post_init__(self) -> None:
         least = 1 if self.kind in ("WordSense", "Views") else _FEWEST
         if len(self.items) < least:
-            left = "".join(f"; {number} rows dropped: {reason}" for reason, number in self.dropped.items())
-            raise ValueError(f"{self.name}: {len(self.items)} items, but {least} are needed{left}.")
-        if bool(self.train) and self.kind not in ("Classification", "NER") or (self.kind == "NER" and not self.train):
+            raise ValueError(f"{self}; {least} are needed.")
+        if self.train if self.kind not in ("Classification", "NER") else self.kind == "NER" and not self.train:
             raise ValueError(f"{self.name}: {self.kind} {'needs' if self.kind == 'NER' else 'takes no'} train=….")
         if self.kind in ("Classification", "Clustering", "PairClassification", "STS"):
-            values = {item[-1] for item in self.items}
+            values, known = {item[-1] for item in self.items}, {item[-1] for item in self.train}
             if len(values) < 2:
                 raise ValueError(f"{self.name}: all {len(self.items)} items have the value {values.pop()!r}.")
-        known = {item[-1] for item in self.train}
-        if known and self.kind == "Classification" and (missing := {item[-1] for item in self.items} - known):
-            raise ValueError(f"{self.name}: no text of train has the label {min(missing)!r}.")
+            if known and not values <= known:
+                raise ValueError(f"{self.name}: no text of train has the label {min(values - known)!r}.")
 
     def __str__(self) -> str:
         dropped = "".join(f", {number} dropped ({reason})" for reason, number in self.dropped.items())
@@ -113,14 +115,14 @@ def read_task(
     Args:
         source: A DataFrame; a file or folder of named columns that :func:`st_reba.tables.read_table` reads;
             STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
-            BEIR folder; SLPWC's columns or ``{word: {sense: [sentences]}}`` (kind WordSense); CoNLL lines (kind NER).
-        kind: One of ``KINDS``; None: the first of ``ROLES`` whose columns are there.
+            BEIR folder; CoNLL lines (kind NER).
+        kind: One of ``KINDS``; None: WordSense, or the first of ``ROLES``, whose columns are there.
         name: None: the file's name.
         train: What a classifier learns from, read alike.
         columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than usual.
         labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows are dropped.
         limit: Use so many items, drawn by the seed; of a ranking so many queries.
-        seed: Of that draw, and of the questions that are drawn from senses.
+        seed: Of that draw.
 
     Raises:
         ValueError: Columns or values that the kind cannot use.
@@ -133,9 +135,10 @@ def read_task(
     """
     if isinstance(source, Task):
         return source
-    kind = None if kind is None else _kind(kind)
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} must be 1 at least.")
+    if kind is not None:
+        if kind.casefold() not in (kinds := {each.casefold(): each for each in KINDS}):
+            raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(KINDS)}.")
+        kind = kinds[kind.casefold()]
     from .words import entity_task, word_sense_task
 
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
@@ -145,33 +148,27 @@ def read_task(
         return entity_task(name, source, train, limit, seed)
     if path is not None and path.is_dir() and (path / "corpus.jsonl").is_file():
         _refuse("a BEIR folder", columns=columns, labels=labels, train=train)
-        return _ranking(name, kind or "Retrieval", *_beir(path), limit, seed)
-    if kind == "WordSense" or _is_questions(path):
+        return _ranking(name, kind or "Retrieval", *_beir(path), {}, limit, seed)
+    frame = frame_of(source)
+    if kind == "WordSense" or (kind is None and any({*each} <= {*frame.columns} for each in QUESTIONS)):
         _refuse("WordSense", columns=columns, labels=labels, train=train)
-        return word_sense_task(source, name=name, limit=limit, seed=seed)
-    kind, rows, dropped = labelled_rows(source, kind, columns, labels)
+        return word_sense_task(frame, name=name, limit=limit, seed=seed)
+    kind, rows, dropped = _labelled_rows(frame, kind, columns, labels)
     if kind in ("Reranking", "Retrieval"):
         _refuse(kind, train=train)
         judged: dict[str, dict[str, float]] = {}
         for query, document, grade in rows:
             grades = judged.setdefault(query, {})
             grades[document] = max(grade, grades.get(document, grade))
-        return _ranking(name, kind, judged, [text for _, text, _ in rows], limit, seed, dropped)
-    known = [] if train is None else labelled_rows(train, kind, columns, labels)[1]
-    width = 1 if kind in ("Classification", "Clustering") else 3 if kind == "Triples" else 2
+        return _ranking(name, kind, judged, [text for _, text, _ in rows], dropped, limit, seed)
+    known = [] if train is None else _labelled_rows(train, kind, columns, labels)[1]
+    width = len(ROLES[kind]) - (kind != "Triples")
     place: dict[str, int] = {}
     items, learnt = (
         tuple((*(place.setdefault(text, len(place)) for text in row[:width]), *row[width:]) for row in part)
         for part in (drawn(rows, limit, seed), known)
     )
     return Task(name, kind, tuple(place), items, learnt, dropped=dropped)
-
-
-def _kind(word: str) -> str:
-    for each in KINDS:
-        if each.casefold() == word.casefold():
-            return each
-    raise ValueError(f"kind={word!r} is not known. Choose from {', '.join(KINDS)}.")
 
 
 def _refuse(kind: str, **given: Any) -> None:
@@ -193,9 +190,9 @@ def frame_of(source: Any) -> pd.DataFrame:
 
     if isinstance(source, pd.DataFrame):
         return source
-    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    if path is None or not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
-        return read_table(source)
+    path = Path(source)
+    if not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
+        return read_table(path)
     lines = path.read_text(encoding="utf-8").split("\n")
     for separator, fields, places in _BARE:
         cells = lines[0].split(separator)
@@ -204,17 +201,13 @@ def frame_of(source: Any) -> pd.DataFrame:
             if wrong := [number for number, row in enumerate(rows, 1) if len(row) < fields]:
                 raise ValueError(f"{path}, line {wrong[0]}: {fields} fields between {separator!r} are needed.")
             return pd.DataFrame([[row[place] for place in places] for row in rows], columns=["score", "text1", "text2"])
-    return read_table(source)
+    return read_table(path)
 
 
-def labelled_rows(
-    source: Any, kind: str | None = None, columns: Mapping[str, str] | None = None, labels: Any = None
+def _labelled_rows(
+    source: Any, kind: str | None, columns: Mapping[str, str] | None, labels: Any
 ) -> tuple[str, list[tuple[Any, ...]], dict[str, int]]:
-    """Read a table; arguments as for `read_task`.
-
-    Returns:
-        The kind, each row's values in the order of ``ROLES``, and counts of what was dropped.
-    """
+    """The kind, each row's values in the order of ``ROLES``, and counts of what was dropped."""
     columns = columns or {}
     frame = frame_of(source)
     there = list(map(str, frame.columns))
@@ -282,23 +275,12 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _is_questions(path: Path | None) -> bool:
-    if path is None or path.suffix not in (".csv", ".tsv") or not path.is_file():
-        return False
-    with open(path, encoding="utf-8-sig") as stream:
-        header = stream.readline()
-    return "选项4" in header or "sentence4" in header
-
-
 def _beir(folder: Path) -> tuple[dict[str, dict[str, float]], list[str]]:
     """The grades of each query, and all documents, of a BEIR folder; judgements of test where there are several."""
 
     def records(name: str) -> dict[str, str]:
-        texts = {}
-        for line in (folder / name).read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            texts[str(record["_id"])] = " ".join(filter(None, (record.get("title"), record["text"]))).strip()
-        return texts
+        rows = read_table(folder / name).fillna("").to_dict("records")
+        return {str(row["_id"]): f"{row.get('title', '')} {row['text']}".strip() for row in rows}
 
     documents, queries = records("corpus.jsonl"), records("queries.jsonl")
     files = {file.stem: file for file in sorted((folder / "qrels").glob("*.tsv"))}
@@ -318,23 +300,21 @@ def _ranking(
     kind: str,
     judged: Mapping[str, Mapping[str, float]],
     documents: Iterable[str],
+    dropped: Mapping[str, int],
     limit: int | None,
     seed: int,
-    dropped: Mapping[str, int] | None = None,
 ) -> Task:
     """A ranking: of reranking only the judged documents are ranked, of retrieval all."""
-    usable = [
-        query
-        for query, grades in judged.items()
-        if any(grades.values()) and (kind == "Retrieval" or not all(grades.values()))
-    ]
-    what = "a relevant document" if kind == "Retrieval" else "both relevant and irrelevant documents"
-    without = {f"queries without {what}": len(judged) - len(usable)} if len(usable) < len(judged) else {}
+    every = kind == "Retrieval"
+    usable = [one for one, grades in judged.items() if any(grades.values()) and (every or not all(grades.values()))]
+    if len(usable) < len(judged):
+        what = "a relevant document" if every else "both relevant and irrelevant documents"
+        dropped = {**dropped, f"queries without {what}": len(judged) - len(usable)}
     chosen = drawn(usable, limit, seed)
-    ranked = list(dict.fromkeys(documents if kind == "Retrieval" else (text for one in chosen for text in judged[one])))
+    ranked = list(dict.fromkeys(documents if every else (text for one in chosen for text in judged[one])))
     place = {text: len(chosen) + number for number, text in enumerate(ranked)}
     items = tuple(
         (number, tuple(place[text] for text in judged[query]), tuple(map(float, judged[query].values())))
         for number, query in enumerate(chosen)
     )
-    return Task(name, kind, (*chosen, *ranked), items, queries=len(chosen), dropped={**(dropped or {}), **without})
+    return Task(name, kind, (*chosen, *ranked), items, queries=len(chosen), dropped=dropped)

@@ -41,21 +41,10 @@ def toy_tasks(
     limit: int | None = None,
     seed: int = 0,
 ) -> list[Task]:
-    """The toy structures as tasks: how often is cos(q, s+) > cos(q, s-)?
-
-    =========  ======================  ============================  =========================================
-    structure  q                       s+: the same in other words   s-: one part is the same, the other differs
-    =========  ======================  ============================  =========================================
-    S1         [A, B]: detail, act     [A+, B+]                      [A-, B]: the early part tells
-    S2         [A, B]: act, detail     [A+, B+]                      [A, B-]: the late part tells
-    S3         [A, B]: act, detail     [A, B+]: A stays as it is     [A, B-]: the late part tells
-    =========  ======================  ============================  =========================================
-
-    S1 and S2 are made of the same acts and details in the opposite order, so that they differ only in where the telling
-    part stands. The paper numbers them so in section 3.1; its tables 8 and 9 the other way round.
+    """The toy structures as tasks: how often is cos(q, s+) > cos(q, s-)? docs/how-to/evaluate.md describes them.
 
     Args:
-        structures: Which of ``STRUCTURES``.
+        structures: Which of ``STRUCTURES``, numbered as in the paper's section 3.1.
         languages: Which of ``LANGUAGES``.
         part: What stands for a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
             or B alone, where they stand. ``"early"`` in S3 shows whether early tokens hold what is said later: A is the
@@ -88,11 +77,7 @@ def toy_tasks(
 
 
 def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[Task]:
-    """The toy structures that a word names: ``"toy"``, ``"toy:S1"``, ``"toy:en"``, ``"toy:S3,early"``.
-
-    Raises:
-        ValueError: There is no such structure, language or part, or there are two parts.
-    """
+    """The toy structures that a word names: ``"toy"``, ``"toy:S1"``, ``"toy:en"``, ``"toy:S3,early"``."""
     named = [each for each in word.partition(":")[2].split(",") if each]
     structures, languages, part = ([each for each in named if each in of] for of in (STRUCTURES, LANGUAGES, PARTS))
     if len(part) > 1 or len(named) > len(structures) + len(languages) + len(part):
@@ -112,10 +97,8 @@ def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, 
 
 
 @cache
-def _words(language: str) -> dict[str, Any]:
-    text = Path(__file__).with_name(f"toy_{language}.yaml").read_text(encoding="utf-8")
-    words: dict[str, Any] = yaml.safe_load(text)
-    return words
+def _words(language: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(f"toy_{language}.yaml").read_text(encoding="utf-8"))
 
 
 def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:
@@ -131,17 +114,16 @@ def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, A
 
 
 def _sentences(
-    structure: str, words: Mapping[str, Any], topic: Mapping[str, str], who: Mapping[str, str], when: Mapping[str, str]
+    structure: str, words: Any, topic: Mapping[str, str], who: Mapping[str, str], when: Mapping[str, str]
 ) -> tuple[Sentence, Sentence, Sentence]:
     """q, s+ and s-."""
-    last = structure == "S1"
-    layouts, act_layout = words["layouts"], "act_last" if last else "act_first"
+    last, layouts = structure == "S1", words["layouts"]
+    act_layout, detail_layout = ("act_last", "detail_first") if last else ("act_first", "detail_last")
     act = layouts[act_layout].format(who=who["is"], act=topic["act"], when=when["is"])
     again = layouts[f"{act_layout}_again"].format(who=who["again"], act=topic["act_again"], when=when["again"])
 
     def sentence(act: str, name: str) -> Sentence:
-        detail = topic[name].format(their=who.get("their", ""))
-        detail = layouts["detail_first" if last else "detail_last"].format(detail=detail)
+        detail = layouts[detail_layout].format(detail=topic[name].format(their=who.get("their", "")))
         early, late = (detail, act) if last else (act, detail)
         return Sentence(early[:1].upper() + early[1:], late, words["joiner"])
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import normalize
 
+from ..encode import copied_positions
 from ..filters import with_filter
 from ..methods import Method
-from .candidates import Scored, chosen, papers_of, passes_of
-from .readouts import of_base, opened, positions, shared, vectors
-from .search import Search, depth_of, fitted_filter
-from .tasks import ROLES, Task, read_task
+from .readouts import of_base, opened, shared, vectors
+from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
+from .tasks import Task, read_task
 from .views import drawn, evidence, script_of, views_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-KINDS = {"pairs": "STS", "classes": "Classification", "ranking": "Reranking"}
+KINDS = ("STS", "PairClassification", "Classification", "Reranking")
 # Of the items, these choose; and so many choose and report at the most.
 CHOOSE, MOST_CHOOSING, MOST_REPORTING, AUTO_CHOOSING = 2 / 3, 400, 300, 300
 # What a built model keeps of the arguments that loaded its base.
@@ -39,11 +39,11 @@ _KEPT = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim",
 
 @dataclass(frozen=True)
 class TuneRow:
-    """A method of a report, on the items that report.
+    """A method on the items that report.
 
     Args:
         name: What it is called.
-        method: The method, its filter's file among it.
+        method: The method, with its filter's file.
         score, error: The mean over the items, and its standard error.
         cost: Positions times layers, as a multiple of one pass of the text through the base.
         seconds: For 1,000 of the texts that were run, as measured.
@@ -61,14 +61,14 @@ class TuneRow:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """The choice; beside it the papers' methods, on items that did not choose.
+    """The choice, and beside it the papers' methods, on items that did not choose.
 
     Args:
         method: The choice.
         rows: A row a method, the choice first.
         kind: Of the items: ``"Views"``, or of the labels.
         counts: Items that chose, and that report.
-        tried: How many methods and layers were scored.
+        tried: Number of methods and layers that were scored.
         seconds: Of the search.
         folder: Where recipe, filter, model and this report are.
         notes: What the scores are, and what makes the choice less certain.
@@ -105,8 +105,7 @@ def tune(
     texts: Iterable[str] | None = None,
     out: str | os.PathLike[str] = "tuned",
     *,
-    labels: Sequence[tuple[Any, ...]] | None = None,
-    kind: str = "pairs",
+    labels: Any = None,
     sample: int = 1000,
     most_cost: float | None = None,
     seed: int = 0,
@@ -123,8 +122,7 @@ def tune(
         texts: Texts like those to be embedded; None: those of the labels.
         out: The folder of ``recipe.yaml`` and its filter, ``model``, ``report.md``, ``report.json``; and ``passes``,
             which can be deleted.
-        labels: Rows ``(text, text, score)``, ``(text, label)`` or ``(query, document, relevance)``.
-        kind: Of the labels: ``"pairs"``, ``"classes"`` or ``"ranking"``.
+        labels: Pairs, classes or a reranking task: what :func:`~st_reba.evaluation.tasks.read_task` gives or reads.
         sample: Draw so many of the texts.
         most_cost: What the method may cost, as a multiple of one pass of the text through the base.
         seed: Of all draws.
@@ -134,27 +132,24 @@ def tune(
     Raises:
         ValueError: Too few texts, or an argument that cannot be.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(KINDS)}.")
     if texts is None and labels is None:
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
-    labelled = None if labels is None else _labelled(labels, KINDS[kind], seed)
-    found = drawn([text for each in labelled or () for text in each.texts] if texts is None else texts, sample, seed)
-    if labelled is None:
-        fit = sorted(found)
-        Random(seed).shuffle(fit)
-        count = round(CHOOSE * len(fit))
-        fit, rest = fit[:count], fit[count:]
+    task = None if labels is None else read_task(labels)
+    found = drawn(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
+    if task is None:
+        fit, rest = _divided(sorted(found), seed)
         first, second = views_of(fit[:MOST_CHOOSING]), views_of(rest[:MOST_REPORTING])
     else:
-        first, second = labelled
-        # A filter sees no text that reports.
-        fit = [text for text in found if text not in set(second.texts)]
+        if task.kind not in KINDS or task.train:
+            raise ValueError(f"labels: {task}. Give one of {', '.join(KINDS)}, without train.")
+        choosing, rest = _divided(task.items, seed)
+        first, second = _part(task, choosing[:MOST_CHOOSING]), _part(task, rest[:MOST_REPORTING])
+        reporting = set(second.texts)
+        fit = [text for text in found if text not in reporting]  # a filter sees no text that reports
     model = opened(base, **loading)
-    depth, script = depth_of(model), script_of(" ".join(found[:200]))
-    search = Search(model, first, fit, folder / "passes")
-    passes = passes_of(depth, script, labelled=labels is not None)
+    search, script = Search(model, first, fit, folder / "passes"), script_of(" ".join(found[:200]))
+    passes = passes_of(search.depth, script, labelled=labels is not None)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
         before = time.perf_counter()
@@ -166,11 +161,11 @@ def tune(
     if choice.filtered:
         method = replace(method, filter=str(path := folder / "filter.safetensors"))
         fitted_filter(of_base(model, choice.method), fit).save(path)
-    papers = papers_of(depth, script, {one.method: one.score for one in scored})
+    papers = papers_of(search.depth, script, {one.method: one.score for one in scored})
     rows = reported(model, {"chosen": method, **papers}, second)
     counts, notes = (len(first.items), len(second.items)), _notes(first, found)
-    seconds = time.perf_counter() - started
-    report = TuneReport(method, rows, first.kind, counts, len(scored), seconds, str(folder), notes)
+    parts = (len(scored), time.perf_counter() - started, str(folder), notes)
+    report = TuneReport(method, rows, first.kind, counts, *parts)
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
     say(str(report))
     return report
@@ -197,35 +192,40 @@ def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> Sent
 
 def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Task) -> tuple[TuneRow, ...]:
     """Score named methods on items, by one pass for all that share it, and say what they cost."""
-    plain = sum(positions(base[0], items.texts)) * depth_of(base)
+    transformer: Any = base[0]
+    plain = sum(copied_positions(transformer, items.texts, {})) * transformer.depth
     rows: dict[str, TuneRow] = {}
-    for first, group in shared(list(dict.fromkeys(methods.values())), depth_of(base)).items():
+    for first, group in shared(list(dict.fromkeys(methods.values())), transformer.depth).items():
         started = time.perf_counter()
         found = vectors(base, group, items.texts, check=False)
         seconds = (time.perf_counter() - started) * 1000 / len(items.texts)
-        built = {method: of_base(base, replace(method, filter=None), check=False) for method in group}
+        built: dict[Method, Any] = {each: of_base(base, replace(each, filter=None), check=False) for each in group}
         for name, method in ((name, method) for name, method in methods.items() if method in group):
-            values = evidence(items, normalize(torch.from_numpy(found[method]), dim=1))
-            layers, size = depth_of(built[method]), sum(each.nbytes for each in built[method].parameters()) / 1e6
-            spent = sum(positions(built[method][0], items.texts)) * layers / plain
-            error, share = float(values.std()) / len(values) ** 0.5, layers / depth_of(built[first])
+            values, model = evidence(items, normalize(torch.from_numpy(found[method]), dim=1)), built[method]
+            spent = sum(copied_positions(model[0], items.texts, {})) * model[0].depth / plain
+            error, share = float(values.std()) / len(values) ** 0.5, model[0].depth / built[first][0].depth
+            size = sum(each.nbytes for each in model.parameters()) / 1e6
             rows[name] = TuneRow(name, method, float(values.mean()), error, spent, seconds * share, size)
     return tuple(rows[name] for name in methods)
 
 
-def _labelled(labels: Sequence[tuple[Any, ...]], kind: str, seed: int) -> tuple[Task, Task]:
-    """Labelled rows that choose, and that report; all rows of a query are on one side."""
-    import pandas as pd
+def _divided(items: Iterable[Any], seed: int) -> tuple[list[Any], list[Any]]:
+    """Items that choose, and that report, drawn by the seed."""
+    found = list(items)
+    Random(seed).shuffle(found)
+    count = round(CHOOSE * len(found))
+    return found[:count], found[count:]
 
-    frame = pd.DataFrame(labels, columns=list(ROLES[kind]))
-    keys = frame["query"] if kind == "Reranking" else frame.index.to_series()
-    names = keys.unique().tolist()
-    Random(seed).shuffle(names)
-    choose = keys.isin(names[: round(CHOOSE * len(names))])
-    first, second = frame[choose], frame[~choose]
-    return read_task(first, kind, limit=MOST_CHOOSING, seed=seed), read_task(
-        second, kind, limit=MOST_REPORTING, seed=seed
-    )
+
+def _part(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
+    """A task of some of the items, over their texts alone."""
+    places: dict[str, int] = {}
+
+    def place(of: Any) -> Any:
+        return tuple(map(place, of)) if isinstance(of, tuple) else places.setdefault(task.texts[of], len(places))
+
+    mine = tuple((*map(place, item[:-1]), item[-1]) for item in items)
+    return Task(task.name, task.kind, tuple(places), mine)
 
 
 def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
@@ -246,8 +246,8 @@ def _notes(items: Task, texts: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if items.kind == "Views":
         notes.append(
-            "A score says how well two parts of a text find each other among the parts of all texts, from 0 to 1. It "
-            "tells methods apart; it is not the quality that a benchmark shows."
+            "A score says how well two parts of a text find each other among those of all texts, from 0 to 1. It tells "
+            "methods apart, and is not the quality that a benchmark shows."
         )
     if len(items.items) < 200:
         notes.append(f"Only {len(items.items)} items chose: with 200 or more the choice is steadier.")

@@ -13,16 +13,15 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
+from ..modules.reversal import _CJK
 from .tasks import Task
 
-# Chinese, Japanese and Korean have no spaces between words: there a piece is one character, with what closes it.
-_DENSE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_PIECE = re.compile(rf"[{_DENSE}][^\w\s]*|[^\s{_DENSE}]+")
+# Chinese and Japanese have no spaces between words: there a piece is one character, with what closes it.
+_PIECE = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 # A text of fewer pieces has no views that differ; of a longer one the first are shown.
 _FEWEST_PIECES, _MOST_PIECES = 4, 150
 FEWEST_TEXTS = 50
-# Cosines that differ by less are the same: rounding is no rank.
-_SAME = 1e-6
+_SAME = 1e-6  # cosines that differ by less are the same: rounding is no rank
 
 
 def views_of(texts: Iterable[str]) -> Task:
@@ -53,9 +52,9 @@ def evidence(task: Task, units: Tensor) -> Tensor:
     """What vectors say of each item of a task; the mean is the score.
 
     Views: how far the two halves, and each half and the crop at the other end, find each other among those of all
-    texts, 1 − log rank / log N. Both crops share a third of the text: that would reward vectors of single words. Pairs:
-    products of the standardized ranks of cosine and label, whose mean is Spearman's correlation. Classes: whether the
-    nearest centroid, of the other items of each class, is the own. Reranking: average precision.
+    texts (both crops share a third of the text, which would reward vectors of single words). Pairs: products of the
+    standardized ranks of cosine and label, whose mean is Spearman's correlation. Classes: 1 if the nearest centroid, of
+    the other items of each class, is the own. Reranking: average precision.
 
     Args:
         task: Of views, pairs, classes or reranking.
@@ -84,17 +83,7 @@ def evidence(task: Task, units: Tensor) -> Tensor:
 
 
 def information(first: Tensor, second: Tensor) -> Tensor:
-    """How far two views of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N.
-
-    Args:
-        first: [N, d] vectors of length 1.
-        second: [N, d], row n of the same text.
-
-    Example:
-        >>> one = torch.eye(3)
-        >>> information(one, one).tolist(), information(one, one[[1, 0, 2]]).mul(100).round().tolist()
-        ([1.0, 1.0, 1.0], [0.0, 0.0, 100.0])
-    """
+    """How far two views [N, d] of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N."""
     near = first @ second.T
     own = near.diagonal()
     ranks = [(near >= own[:, None] - _SAME).sum(dim=1), (near >= own - _SAME).sum(dim=0)]
@@ -129,22 +118,16 @@ def _precision(units: Tensor, query: int, documents: Sequence[int], grades: Sequ
 
 
 def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
-    """Draw different texts of which views can be made, the same number of each script as far as there are so many.
+    """Draw different texts of which views can be made.
 
     Raises:
         ValueError: There are fewer than 50.
     """
-    by_script: dict[str, list[str]] = {}
-    for text in dict.fromkeys(text.strip() for text in texts):
-        if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES:
-            by_script.setdefault(script_of(text), []).append(text)
-    if (found := sum(map(len, by_script.values()))) < FEWEST_TEXTS:
-        raise ValueError(f"texts: {found} different texts of four words or more are too few: give {FEWEST_TEXTS}.")
-    chosen: list[str] = []
-    for number, each in enumerate(sorted(by_script.values(), key=len)):
-        share = (count - len(chosen)) // (len(by_script) - number)
-        chosen += Random(seed).sample(each, min(share, len(each)))
-    return chosen
+    unique = dict.fromkeys(text.strip() for text in texts)
+    usable = [text for text in unique if len(_PIECE.findall(text[:2000])) >= _FEWEST_PIECES]
+    if len(usable) < FEWEST_TEXTS:
+        raise ValueError(f"texts: {len(usable)} different texts of four words or more: give {FEWEST_TEXTS} at least.")
+    return Random(seed).sample(usable, min(count, len(usable)))
 
 
 def script_of(text: str) -> str:

@@ -13,13 +13,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from ..evaluation.attention import FAINTEST
 from ..words import words_of
 from .compute import Hit, Inside
 
 Numbers = NDArray[np.floating[Any]]
 Words = Mapping[str, str]
 
+# The lower end of the scale of attention.
+FAINTEST = 1e-3
 # All texts of the page, by language.
 WORDS: dict[str, dict[str, str]] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 # A cell's --s is its share of the darkest colour, 0 to 1 (page.css); its text is white from this share on.

@@ -66,10 +66,10 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     given = ("seed", "most_cost", "sample")
     assert {name: options[name] for name in given} == {"seed": 3, "most_cost": 1.5, "sample": 1000}
     assert "labels" not in options
-    labels = pd.DataFrame({"text": ["x", "y"], "label": ["a", "b"]})
+    labels = pd.DataFrame({"text": WORDS, "label": list("ab") * 6})
     labels.to_csv(tmp_path / "l.csv", index=False)
     assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--labels", str(tmp_path / "l.csv")]) == 0
-    assert (calls[1][1]["labels"], calls[1][1]["kind"]) == ([("x", "a"), ("y", "b")], "classes")
+    assert (calls[1][1]["labels"].kind, calls[1][1]["labels"].items[1]) == ("Classification", (1, "b"))
     labels.to_csv(tmp_path / "t.csv", index=False)
     assert main(["tune", "mini", str(tmp_path / "t.csv"), out, "--column", "text=nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err
@@ -78,5 +78,4 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     (tmp_path / "folder" / "below" / "b.txt").write_text("three\n", encoding="utf-8")
     calls.clear()
     assert main(["tune", "mini", str(tmp_path / "folder"), out]) == 0 and calls[0][0][1] == ["one", "two", "three"]
-    clusters = ["--labels", str(tmp_path / "l.csv"), "--kind", "Clustering"]
-    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, *clusters]) == 1
+    assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--kind", "STS"]) == 1

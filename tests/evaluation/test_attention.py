@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.evaluation import attention
-from st_reba.evaluation.attention import LayerMap, Maps, attention_maps, draw_attention, sink_table
-from st_reba.evaluation.figures import save_figure
+from st_reba.evaluation.attention import LayerMap, Maps, attention_maps, sink_table
 
 TEXT = "The cat sleeps on the mat"
 
@@ -30,7 +28,6 @@ def test_maps_equal_transformers_own() -> None:
     for layer, each in zip(maps.layers, theirs, strict=True):
         assert np.abs(layer.matrix - each[0].mean(dim=0).numpy()).max() < 1e-5
         assert layer.matrix.sum(axis=1) == pytest.approx(np.ones(len(maps.tokens)), abs=1e-5)
-    assert [str(layer) for layer in maps.layers][:2] == ["layer 0, forward", "layer 1, forward"]
     assert len(maps.tokens) == features["input_ids"].shape[1]
 
 
@@ -58,12 +55,7 @@ def test_sinks_are_means_over_texts_that_count_alike() -> None:
     assert row["sink"] == pytest.approx((0.35 + 0.9) / 2)
     assert row["even"] == pytest.approx(((1 / 2 + 1 / 3) / 2 + 1 / 2) / 2)
     assert row["itself"] == pytest.approx((0.55 + 0.1) / 2)
-    assert (row["top_position"], row["top_token"], row["mask"]) == (0, "<s>", "forward")
-    turned = LayerMap(0, "x", one[:, [1, 0, 2]])
-    (row,) = sink_table(
-        [Maps(("<s>", "a", "b"), (turned,)), Maps(("<s>", "c"), (LayerMap(0, "x", other[:, ::-1]),))]
-    ).to_dict("records")
-    assert (row["top_position"], row["top_token"]) == (1, "")
+    assert (row["layer"], row["mask"], row["run"]) == (0, "forward", 1)
 
 
 def test_the_sink_of_mini_goes_where_it_is_hidden() -> None:
@@ -73,31 +65,13 @@ def test_the_sink_of_mini_goes_where_it_is_hidden() -> None:
     assert (hidden["sink"] == 0).all()
 
 
-def test_figures(tmp_path: Path) -> None:
-    maps = attention_maps(st_reba.build("mini", "classical"), "天气 $很_好")
-    figure = draw_attention(maps)
-    assert len(figure.axes) == 7
-    assert figure.axes[0].get_xticklabels()[0].get_text() == "<s>"
-    save_figure(draw_attention(maps, log=False), tmp_path / "a.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
-    long = Maps(("a",) * 513, (LayerMap(0, "forward", np.eye(513, dtype=np.float32)),))
-    with pytest.raises(ValueError):
-        draw_attention(long)
-
-
-@pytest.mark.parametrize(
-    ("texts", "m"), [([], 1), ([Maps(("a",), (LayerMap(0, "forward", np.eye(1, dtype=np.float32)),))], 1), ([], 0)]
-)
-def test_refused(texts: list[Maps], m: int) -> None:
-    with pytest.raises(ValueError):
-        sink_table(texts, m)
-
-
 def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError):
         attention_maps(st_reba.build("mini", "prompteol", template="metaeol"), TEXT)
     with pytest.raises(ValueError):
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
+    with pytest.raises(ValueError):
+        sink_table([Maps(("a",), (LayerMap(0, "forward", np.eye(1, dtype=np.float32)),))])
     model = st_reba.build("mini", "reba")
     length = len(attention_maps(model, TEXT).tokens)
     for most, fits in ((length, True), (length - 1, False)):

@@ -1,8 +1,7 @@
-"""The papers' numbers, sets of tasks, instructions, and mteb's own runs."""
+"""The papers' sets of tasks and instructions, and mteb's own runs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,82 +9,18 @@ import pytest
 import yaml
 
 import st_reba
-from st_reba import Method
 from st_reba.evaluation import mteb_tasks
 from st_reba.evaluation.instructions import Instructions, read_instructions
 from st_reba.evaluation.mteb_tasks import find_tasks, scores_of, suites
-from st_reba.evaluation.papers import PaperScore, beside, metric_names, paper_scores, task_name
-from st_reba.evaluation.run import Result, evaluate
+from st_reba.evaluation.run import evaluate
 from st_reba.evaluation.tasks import Task
-
-GPT2 = "ckiplab/gpt2-base-chinese"
-
-
-def result(**changes: Any) -> Result:
-    return replace(
-        Result("TNews", "Classification", GPT2, "reba", "accuracy", 0.3, scores={"accuracy": 0.3}), **changes
-    )
-
-
-def test_all_numbers_are_fractions_of_methods_that_can_be_written() -> None:
-    scores = paper_scores()
-    assert len(scores) > 500
-    assert {each.paper for each in scores} == {"reba", "echo", "nosink"}
-    assert all(-0.2 < each.value <= 1 for each in scores)
-    for each in scores:
-        arguments = dict(each.arguments)
-        if "setting" in arguments:
-            arguments = {"k": "all", **arguments}
-            if "&" in arguments["setting"]:
-                arguments = {"k0": 1, **arguments}
-        Method(**arguments)
-
-
-def test_numbers_as_printed() -> None:
-    found = [
-        each for each in paper_scores() if (each.base, each.task, each.arguments.get("name")) == (GPT2, "TNews", "reba")
-    ]
-    last = {(each.source, each.value) for each in found if each.arguments.get("pooling") != "mean"}
-    assert last == {("ReBA, Table 3", 0.3061), ("ReBA, Table 3", 0.3055)}
-    assert PaperScore("echo", "Table 1", "b", {}, "t", "m", 71.23).value == 0.7123
-    assert PaperScore("nosink", "Table 1", "b", {}, "t", "m", 71.2).value == 0.712
-
-
-@pytest.mark.parametrize(
-    ("changes", "count"),
-    [
-        ({}, 1),
-        ({"model": "gpt2-base-chinese"}, 1),
-        ({"method": "reba:max_seq_length=512"}, 1),
-        ({"method": "reba:repeats=2,pooling=last"}, 1),
-        ({"method": "reba:max_seq_length=100"}, 0),
-        ({"method": "reba:repeats=3"}, 1),
-        ({"method": "reba:repeats=4"}, 0),
-        ({"method": ""}, 0),
-        ({"model": "mini"}, 0),
-        ({"model": "BAAI/bge-m3", "method": "", "task": "CoNLL-2003", "scores": {"entity_f1": 0.7}}, 1),
-        ({"task": "tnews"}, 1),
-        ({"task": "STSB"}, 0),
-        ({"prompts": "nosink"}, 0),
-        ({"scores": {"f1": 0.3}}, 0),
-    ],
-)
-def test_a_paper_stands_beside_the_same_thing_alone(changes: dict[str, Any], count: int) -> None:
-    found = beside(result(**changes))
-    assert len(found) == count
-
-
-def test_names() -> None:
-    assert task_name("CMedQAv2") == task_name("cmedqav2_reranking")
-    assert metric_names("f1") == ("f1", "entity_f1")
-    assert metric_names("ndcg_at_10") == ("ndcg_at_10",)
 
 
 def test_sets_name_tasks_of_mteb() -> None:
     mteb = pytest.importorskip("mteb")
     for suite in suites().values():
-        for kind, names in suite.tasks.items():
-            assert {mteb.get_task(name).metadata.type for name in names} <= {kind, "Summarization"}, suite.name
+        for kind, names in suite["tasks"].items():
+            assert {mteb.get_task(name).metadata.type for name in names} <= {kind, "Summarization"}, names
     found = find_tasks("c-mteb")
     assert len(found) == 31
     assert {named for _, named in found} == {None}
@@ -99,29 +34,23 @@ def test_sets_name_tasks_of_mteb() -> None:
 
 def test_instructions(tmp_path: Path) -> None:
     nosink = read_instructions("nosink")
-    assert set(suites()["MTEB-15"].names) <= set(nosink.tasks)
-    assert nosink.before("SciFact", "query", False) == f"Instruct: {nosink.of('SciFact')}\nQuery: "
-    assert nosink.before("SciFact", "query", True) == nosink.of("SciFact")
+    assert {name for names in suites()["MTEB-15"]["tasks"].values() for name in names} <= set(nosink.tasks)
+    assert nosink.before("SciFact", "query", False) == f"Instruct: {nosink.tasks['SciFact']}\nQuery: "
+    assert nosink.before("SciFact", "query", True) == nosink.tasks["SciFact"]
     assert nosink.before("SciFact", "document", False) is None
     assert read_instructions(nosink) is nosink
     assert read_instructions("none").tasks == read_instructions(None).tasks == {}
     own = {"tasks": {"*": {"document": "D"}}, "document": "{instruction}: "}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     found = read_instructions(tmp_path / "own.yaml")
-    assert (found.name, found.before("any", "document", False), found.before("any", None, False)) == (
-        "own",
-        "D: ",
-        None,
-    )
+    assert found.name == "own"
+    assert [found.before("any", role, False) for role in ("document", None)] == ["D: ", None]
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        {},
-        {"STS": ""},
         {"STS": 3},
-        {"STS": {"passage": "x"}, "tasks": {}},
         {"tasks": {"STS": "x"}, "query": "no field"},
         {"tasks": {"STS": "x"}, "passage": "{instruction}"},
         {"tasks": {"STS": {}}},
@@ -214,8 +143,7 @@ def test_mteb_scores_classes_and_clusters_as_we_do(of_mteb: tuple[Any, Any]) -> 
     )
     task = Task("t", "Clustering", tuple(texts), tuple(enumerate(names)))
     (ours,) = evaluate(model, task)
-    # Clusterings depend on their start: mteb's is one, ours the mean of five.
-    assert theirs["v_measure"] == pytest.approx(ours.score, abs=0.15)
+    assert theirs["v_measure"] == pytest.approx(ours.score, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["Retrieval", "Reranking"])

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 import st_reba
 from st_reba import Method
+from st_reba.encode import copied_positions
 from st_reba.evaluation import readouts, search, tune
-from st_reba.evaluation.candidates import DIRECTIONS, Scored, chosen, filtered, papers_of, passes_of
-from st_reba.evaluation.readouts import gathered, of_base, opened, read, vectors
-from st_reba.evaluation.search import Search, fitted_filter
-from st_reba.evaluation.tasks import Task
+from st_reba.evaluation.readouts import of_base, opened, read, vectors
+from st_reba.evaluation.search import DIRECTIONS, Scored, Search, chosen, filtered, fitted_filter, papers_of, passes_of
+from st_reba.evaluation.tasks import Task, read_task
 from st_reba.evaluation.tune import auto
 from st_reba.evaluation.views import evidence, views_of
 
@@ -45,9 +45,8 @@ def test_a_readout_is_what_its_method_gives(number: int) -> None:
     each = passes_of(6, "LATIN", labelled=True)[number]
     readouts = each.readouts(6)
     assert len(readouts) == len(set(readouts)) == (6 - (each.first or 0)) * len(each.poolings) + each.outputs
-    chosen_ones = [readout for readout in readouts if readout.layer in (3, 6)]
-    made = gathered(read(of_base(base, each.method), chosen_ones, TEXTS[:6]), 6)
-    for readout, pooled in made.items():
+    some = [readout for readout in readouts if readout.layer in (3, 6)]
+    for readout, pooled in read(of_base(base, each.method), some, TEXTS[:6]).items():
         method = each.of(readout, 6)
         expected = of_base(base, method).encode(TEXTS[:6])
         units = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
@@ -96,10 +95,10 @@ def _scored(score: float, cost: float) -> Scored:
     return Scored(Method("echo", repeats=round(cost * 10)), False, cost, torch.full((100,), score))
 
 
-@pytest.mark.parametrize(("most_cost", "expected"), [(None, 1), (1.5, 0)])
-def test_the_best_of_what_may_be_spent(most_cost: float | None, expected: int) -> None:
+def test_the_best_of_what_may_be_spent() -> None:
     scored = [_scored(0.5, 1.0), _scored(0.6, 2.0), _scored(0.6, 2.5)]
-    assert chosen(scored, most_cost) is scored[expected]
+    assert chosen(scored) is scored[1]
+    assert chosen(scored, 1.5) is scored[0]
 
 
 def test_views_judge_with_a_filter_and_labels_both() -> None:
@@ -116,8 +115,8 @@ def test_views_judge_with_a_filter_and_labels_both() -> None:
         after = torch.nn.functional.normalize(torch.from_numpy(expected).float(), dim=1)
         assert one.score == pytest.approx(float(evidence(views, after).mean()), abs=2e-3)
         built: Any = of_base(base, one.method)[0]
-        cost = sum(readouts.positions(built, views.texts)) * built.depth
-        assert one.cost == pytest.approx(cost / sum(readouts.positions(base[0], views.texts)) / 6)
+        cost = sum(copied_positions(built, views.texts, {})) * built.depth
+        assert one.cost == pytest.approx(cost / sum(copied_positions(base[0], views.texts, {})) / 6)
 
 
 def test_what_does_not_fit_is_read_by_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,16 +214,25 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
 
 def test_labels_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
-    rows = [
-        (text, text.partition(" plays")[0].partition(" reads")[0])
-        for text in TEXTS
-        if "plays" in text or "reads" in text
-    ]
-    report = tune.tune("mini", TEXTS, tmp_path / "out", labels=rows, kind="classes", **QUIET)
+    classes = pd.DataFrame({"text": TEXTS[:50], "label": [text[:5] for text in TEXTS[:50]]})
+    report = tune.tune("mini", TEXTS, tmp_path / "out", labels=classes, **QUIET)
     assert (report.kind, sum(report.counts)) == ("Classification", 50)
     assert 0 <= report.rows[0].score <= 1
     pairs = [(first, second, float(first[:4] == second[:4])) for first, second in zip(TEXTS, TEXTS[3:], strict=False)]
-    assert tune.tune("mini", None, tmp_path / "pairs", labels=pairs, **QUIET).kind == "STS"
+    table = pd.DataFrame(pairs, columns=["text1", "text2", "score"])
+    assert tune.tune("mini", None, tmp_path / "pairs", labels=table, **QUIET).kind == "STS"
+
+
+def test_labels_are_divided_by_items_over_their_own_texts() -> None:
+    rows = [(f"q{n}", f"d{n} {m}", m % 2) for n in range(30) for m in range(3)]
+    task = read_task(pd.DataFrame(rows, columns=["query", "document", "relevance"]))
+    first, second = (tune._part(task, items) for items in tune._divided(task.items, 0))
+    assert (len(first.items), len(second.items)) == (20, 10)
+    assert not {*first.texts} & {*second.texts} and len(first.texts) == 20 * 4
+    for query, documents, grades in second.items:
+        number = second.texts[query].removeprefix("q")
+        assert [second.texts[each] for each in documents] == [f"d{number} {m}" for m in range(3)]
+        assert grades == (0.0, 1.0, 0.0)
 
 
 def test_auto_gives_the_model() -> None:
@@ -237,20 +245,16 @@ def test_auto_gives_the_model() -> None:
 
 def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
     model = st_reba.build("mini", "classical", pooling="mean")
-    with pytest.raises(ValueError):
-        st_reba.fit_filter(model, TEXTS[:60], "abtt", r=2)
     assert fitted_filter(model, TEXTS[:60]).mean.shape == (192,)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tune.tune("mini", TEXTS, kind="songs"),
+        lambda: tune.tune("mini", TEXTS, labels=views_of(TEXTS)),
         lambda: tune.tune("mini"),
-        lambda: tune.tune("mini", TEXTS[:20]),
         lambda: auto("mini", TEXTS[:20]),
         lambda: chosen([_scored(0.5, 1.0)], most_cost=0.5),
-        lambda: replace(passes_of(6, "LATIN")[0].method, name="songs"),
     ],
 )
 def test_refusals(call: Callable[[], object]) -> None:

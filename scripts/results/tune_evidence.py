@@ -1,20 +1,19 @@
-"""Every candidate of tune's space, by views of unlabelled texts and by labels: is what views choose good?
+"""Every candidate of tune's space, by views of unlabelled texts and by labels.
 
-    python scripts/tune_evidence/evidence.py BASE DATA OUT.jsonl --sets STS-B STS13-16 StackOverflow
-    python scripts/tune_evidence/evidence.py BASE DATA OUT.jsonl    # the table of what is there
+    python scripts/results/tune_evidence.py BASE DATA OUT.jsonl --sets STS-B STS13-16 StackOverflow
+    python scripts/results/tune_evidence.py BASE DATA OUT.jsonl    # the table of what is there
 
 DATA is a folder of public sets (sts/, clustering/, classification/, ranking/, pairs/). Passes that OUT.jsonl has are
 not run again. Quality is Spearman's correlation (pairs), the share of texts whose nearest centroid is of their class
 (topics), or mean average precision (search), on rows of another split than the texts that views are made of.
 
-The best of hundreds of candidates on a few hundred rows is partly luck. So the table also has the quality of the best
-on one half of the rows, measured on the other half (mean over 50 splits): what a choice by labels would have given.
+The best of hundreds of candidates is partly luck. "By labels" is the best on one half of the rows, and measures the
+choice against it on the other half (mean over 50 splits).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from pathlib import Path
@@ -26,46 +25,45 @@ import pandas as pd
 import torch
 from torch.nn.functional import normalize
 
-from st_reba.evaluation.candidates import Pass, Scored, chosen, filtered, passes_of
-from st_reba.evaluation.readouts import gathered, of_base, opened, positions, read
-from st_reba.evaluation.tasks import ROLES, Task, read_task
+from st_reba.encode import copied_positions
+from st_reba.evaluation.readouts import of_base, opened, read
+from st_reba.evaluation.run import markdown
+from st_reba.evaluation.search import Pass, Scored, chosen, filtered, passes_of
+from st_reba.evaluation.tasks import ROLES, Task, frame_of, read_task
 from st_reba.evaluation.views import drawn, evidence, script_of, views_of
 from st_reba.methods import Method
 
-
-def tab(path: Path) -> list[list[str]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE))
+# Labelled rows, and unlabelled texts, of a set.
+COUNT, TEXTS = 250, 200
 
 
 def some(rows: list, count: int) -> list:
     return Random(0).sample(rows, min(count, len(rows)))
 
 
-def sets(data: Path, count: int) -> dict[str, tuple[str, list[tuple], list[str]]]:
+def pairs(*files: Path) -> list[tuple]:
+    frames = [frame_of(file)[["text1", "text2", "score"]].astype({"score": float}) for file in files]
+    return list(pd.concat(frames).itertuples(index=False, name=None))
+
+
+def texts(rows: list[tuple]) -> list[str]:
+    return list(dict.fromkeys(text for row in rows for text in row[:2]))
+
+
+def classes(rows: list[tuple]) -> tuple[str, list[tuple], list[str]]:
+    rows = some(list(dict(rows).items()), 2000)
+    half = len(rows) // 2
+    return "Classification", rows[: min(half, 3 * COUNT // 2)], [text for text, _ in rows[half:]]
+
+
+def sets(data: Path) -> dict[str, tuple[str, list[tuple], list[str]]]:
     """By name: the kind of the labels, labelled rows, and texts of another split."""
 
     def lines(path: str) -> list[dict]:
         return [json.loads(line) for line in (data / path).read_text("utf-8").splitlines() if line]
 
-    def texts(rows: list[tuple]) -> list[str]:
-        return list(dict.fromkeys(text for row in rows for text in row[:2]))
-
-    def classes(rows: list[tuple]) -> tuple[str, list[tuple], list[str]]:
-        rows = some(list(dict(rows).items()), 2000)
-        half = len(rows) // 2
-        return "Classification", rows[: min(half, 3 * count // 2)], [text for text, _ in rows[half:]]
-
-    def semeval(years: tuple[int, ...]) -> list[tuple]:
-        each = [[r for f in sorted((data / "sts/semeval").glob(f"20{year}.*")) for r in tab(f)] for year in years]
-        return [(row[1], row[2], float(row[0])) for rows in each for row in some(rows, 4000 // len(years))]
-
-    sts = {part: [(r[5], r[6], float(r[4])) for r in tab(data / f"sts/sts-{part}.csv")] for part in ("dev", "test")}
-    chinese: dict[str, list[tuple]] = {}
-    for part in ("dev", "test"):
-        rows = [line.split("||") for line in (data / f"sts/cnsd-sts-{part}.txt").read_text("utf-8").splitlines()]
-        chinese[part] = [(row[1], row[2], float(row[3])) for row in rows if len(row) == 4]
-    early = some(semeval((12,)), 4000)
+    years = [some(pairs(*sorted(data.glob(f"sts/semeval/20{year}.*"))), 1000) for year in (13, 14, 15, 16)]
+    early = some(some(pairs(*sorted(data.glob("sts/semeval/2012.*"))), 4000), 4000)
     alike = some([(r["sentence1"], r["sentence2"], float(r["label"])) for r in lines("sts/afqmc-dev.jsonl")], 4000)
     follows = {"entailment": 1.0, "contradiction": 0.0}
     ocnli = [row for row in lines("pairs/ocnli-dev.jsonl") if row["label"] in follows]
@@ -78,18 +76,17 @@ def sets(data: Path, count: int) -> dict[str, tuple[str, list[tuple], list[str]]
     names = [(data / f"clustering/{part}_StackOverflow.txt").read_text("utf-8") for part in ("title", "label")]
     files = [f"classification/tnews/{part}.json" for part in ("train_few_all", "dev_few_all", "test_public")]
     news = [(row["sentence"], row["label_desc"]) for file in files for row in lines(file) if "label_desc" in row]
-    reviews = pd.read_csv(data / "classification/waimai_10k.csv")
+    known, chinese = data / "sts/sts-dev.csv", data / "sts/cnsd-sts-dev.txt"
     return {
-        "STS-B": ("STS", some(sts["test"], count), texts(sts["dev"])),
-        "STS13-16": ("STS", some(semeval((13, 14, 15, 16)), count), texts(sts["dev"])),
-        "STS12": ("STS", early[:count], texts(early[1000:])),
+        "STS-B": ("STS", some(pairs(data / "sts/sts-test.csv"), COUNT), texts(pairs(known))),
+        "STS13-16": ("STS", some(sum(years, []), COUNT), texts(pairs(known))),
+        "STS12": ("STS", early[:COUNT], texts(early[1000:])),
         "StackOverflow": classes(list(zip(*(each.strip().split("\n") for each in names), strict=True))),
-        "STS-B-zh": ("STS", some(chinese["test"], count), texts(chinese["dev"])),
-        "AFQMC": ("STS", alike[: 2 * count], texts(alike[1000:2000])),
-        "OCNLI": ("STS", ocnli[: 2 * count], texts(ocnli[800:])),
-        "QBQTC": ("Reranking", [row for rows in judged[:count] for row in rows], some(alone, 1000)),
+        "STS-B-zh": ("STS", some(pairs(data / "sts/cnsd-sts-test.txt"), COUNT), texts(pairs(chinese))),
+        "AFQMC": ("STS", alike[: 2 * COUNT], texts(alike[1000:2000])),
+        "OCNLI": ("STS", ocnli[: 2 * COUNT], texts(ocnli[800:])),
+        "QBQTC": ("Reranking", [row for rows in judged[:COUNT] for row in rows], some(alone, 1000)),
         "TNEWS": classes(news),
-        "waimai": classes([(str(text)[:80], str(label)) for label, text in reviews.to_numpy()]),
     }
 
 
@@ -99,23 +96,19 @@ def lines_of(base: Any, each: Pass, name: str, views: Task, labelled: Task) -> l
     texts = list(dict.fromkeys([*views.texts, *labelled.texts]))
     place = {text: row for row, text in enumerate(texts)}
     mine, asked = ([place[text] for text in task.texts] for task in (views, labelled))
-    cost = sum(positions(model[0], views.texts)) / sum(positions(base[0], views.texts)) / depth
+    costs = [sum(copied_positions(each[0], views.texts, {})) for each in (model, base)]
     found = []
-    for readout, vectors in gathered(read(model, each.readouts(depth), texts), len(texts)).items():
-        units = normalize(torch.from_numpy(vectors), dim=1)
-        method = each.of(readout, depth)
-        line = {"set": name, "pass": str(each.method), "method": str(method), "cost": cost * readout.layer}
-        line["paper"] = method.layer is None and of_paper(method)
+    for readout, vectors in read(model, each.readouts(depth), texts).items():
+        units, method = normalize(torch.from_numpy(vectors), dim=1), each.of(readout, depth)
+        line = {"set": name, "pass": str(each.method), "method": str(method)}
+        line["cost"] = costs[0] / costs[1] / depth * readout.layer
+        # The papers' own; NoSink's is classical with masks here.
+        plain = method.template is None or (method.name, method.template) == ("prompteol", "prompteol-zh")
+        line["paper"] = method.layer is None and plain and (method.setting is None or method.name == "classical")
         values = {"views": evidence(views, filtered(units[mine])), "plain": evidence(labelled, units[asked])}
         values["filtered"] = evidence(labelled, filtered(units[asked], units[mine]))
         found.append(line | {key: [round(float(one), 3) for one in each] for key, each in values.items()})
     return found
-
-
-def of_paper(method: Method) -> bool:
-    """The method is one of a paper's; NoSink's is classical with masks here."""
-    own_template = method.template is None or (method.name, method.template) == ("prompteol", "prompteol-zh")
-    return own_template and (method.setting is None or method.name == "classical")
 
 
 def by_labels(candidates: np.ndarray, choice: np.ndarray) -> float:
@@ -134,10 +127,8 @@ def table(lines: list[dict]) -> str:
     rows = []
     for name in dict.fromkeys(line["set"] for line in lines):
         mine = [line for line in lines if line["set"] == name]
-        scored = [
-            Scored(Method.parse(line["method"]), True, line["cost"], torch.tensor(line["views"])) for line in mine
-        ]
-        choice = mine[scored.index(chosen(scored))]
+        parts = [(Method.parse(line["method"]), True, line["cost"], torch.tensor(line["views"])) for line in mine]
+        choice = mine[(scored := [Scored(*part) for part in parts]).index(chosen(scored))]
         every = np.array([line["filtered"] for line in mine])
         quality, best = np.array(choice["filtered"]), every[every.mean(axis=1).argmax()]
         error = (best - quality).std(ddof=1) / len(best) ** 0.5
@@ -146,8 +137,6 @@ def table(lines: list[dict]) -> str:
         row |= {"/ by labels": by_labels(every, quality), "/ best paper's": quality.mean() / max(papers.values())}
         row["/ plain mean"] = quality.mean() / papers.get("classical:pooling=mean", np.nan)
         rows.append({"set": name, "chosen": choice["method"], **row})
-    from st_reba.evaluation.run import markdown
-
     return markdown(pd.DataFrame(rows).set_index("set"))
 
 
@@ -158,23 +147,18 @@ def main() -> None:
     options.add_argument("data", type=Path)
     options.add_argument("out", type=Path)
     options.add_argument("--sets", nargs="+", default=[])
-    options.add_argument("--dtype", default="bfloat16")
-    options.add_argument("--rows", type=int, default=250, help="labelled rows of a set")
-    options.add_argument("--texts", type=int, default=200, help="unlabelled texts of a set")
-    options.add_argument("--passes", type=int, nargs="+", help="numbers, from 0; else all")
     given = options.parse_args()
     lines = [json.loads(line) for line in given.out.open(encoding="utf-8")] if given.out.exists() else []
     there = {(line["set"], line["pass"]) for line in lines}
     if given.sets:
-        base, every = opened(given.base, dtype=given.dtype, max_seq_length=256), sets(given.data, given.rows)
+        base, every = opened(given.base, dtype="bfloat16", max_seq_length=256), sets(given.data)
         for name in given.sets:
-            kind, rows, texts = every[name]
+            kind, rows, apart = every[name]
             labelled = read_task(pd.DataFrame(rows, columns=list(ROLES[kind])), kind)
-            texts = drawn([text for text in texts if text not in set(labelled.texts)], given.texts)
-            passes = passes_of(base[0].depth, script_of(" ".join(texts[:100])))
-            for each in passes if given.passes is None else [passes[number] for number in given.passes]:
+            unlabelled = drawn([text for text in apart if text not in set(labelled.texts)], TEXTS)
+            for each in passes_of(base[0].depth, script_of(" ".join(unlabelled[:100]))):
                 if (name, str(each.method)) not in there:
-                    lines += (new := lines_of(base, each, name, views_of(texts), labelled))
+                    lines += (new := lines_of(base, each, name, views_of(unlabelled), labelled))
                     with given.out.open("a", encoding="utf-8") as out:
                         out.writelines(json.dumps(line) + "\n" for line in new)
                     print(name, each.method, file=sys.stderr)
