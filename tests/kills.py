@@ -32,112 +32,87 @@ State = Any
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that writes into a folder.
-
-    Args:
-        name: For messages.
-        prepare: Makes what is there before, in an empty folder.
-        run: The operation; repeated after a kill. It may refuse a repetition with an error in `refusals`.
-        state: All that a reader can see, comparable; None: nothing is there yet.
-        refusals: Errors by which a repetition says that all is done already.
-    """
+    """Something that writes into a folder."""
 
     name: str
-    prepare: Callable[[Path], None]
-    run: Callable[[Path], None]
-    state: Callable[[Path], State]
-    refusals: type[Exception] | tuple[()] = ()
+    prepare: Callable[[Path], None]  # makes what is there before, in an empty folder
+    run: Callable[[Path], None]  # repeated after a kill
+    state: Callable[[Path], State]  # all that a reader can see, comparable; None: nothing is there yet
+    refusals: type[Exception] | tuple[()] = ()  # errors by which a repetition says that all is done already
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one kill came to.
+    """Result of one kill."""
 
-    Args:
-        killed: Whether it was; else the operation was faster.
-        after: Whether a reader then saw the new state.
-        problem: What was wrong; None: nothing.
-    """
-
-    killed: bool
-    after: bool
-    problem: str | None
+    killed: bool  # else the operation was faster
+    after: bool  # a reader then saw the new state
+    problem: str | None = None
 
 
 class Trial:
-    """One operation, with its undisturbed result to compare with.
-
-    Args:
-        operation: The operation.
-        folder: A scratch folder.
-    """
+    """One operation, with its undisturbed result to compare with, in a scratch folder."""
 
     def __init__(self, operation: Operation, folder: Path) -> None:
-        self.operation = operation
-        self._folder = folder
-        self._before = folder / "before"
+        self.operation, self._folder, self._before = operation, folder, folder / "before"
         self._before.mkdir(parents=True)
         operation.prepare(self._before)
         self.old = operation.state(self._before)
-        with self._copy("undisturbed") as copy:
+        with self.copy() as copy:
             began = time.perf_counter()
             status, said, self.events = run_child(lambda: operation.run(copy))
             self.seconds = time.perf_counter() - began
             assert status == 0, f"{operation.name}: {said}"
             self.new = operation.state(copy)
-            self.files = self._listed(copy)
+            self.files = _listed(copy)
         assert self.new is not None and self.new != self.old, f"{operation.name} changes nothing"
 
     def kill(self, *, event: int | None = None, delay: float | None = None) -> Outcome:
         """Kill the operation before its n-th event, from 1, or after a time in seconds, and go on as a user would."""
-        operation = self.operation
-        with self._copy("disturbed") as copy:
+        operation, after, doing = self.operation, False, "a reader"
+        with self.copy() as copy:
             status, said, _ = run_child(lambda: operation.run(copy), event=event, delay=delay)
             if status == 0:  # who called has been told, and does not call again
-                return Outcome(False, True, None)
+                return Outcome(False, True)
             if status != KILLED:
                 return Outcome(False, False, f"it failed: {said}")
             try:
                 seen = operation.state(copy)
-            except Exception:
-                return Outcome(True, False, f"a reader failed: {traceback.format_exc()}")
-            after = seen == self.new
-            if not after and seen != self.old:
-                return Outcome(True, after, f"a reader saw neither the old nor the new: {difference(seen, self.new)}")
-            try:
-                operation.run(copy)
-            except operation.refusals as error:
-                # It took effect, and its writer was killed while it cleaned up.
-                problem = None if after else f"run again, it refused: {error}"
-                return Outcome(True, after, problem)
-            except Exception:
-                return Outcome(True, after, f"run again, it failed: {traceback.format_exc()}")
-            try:
+                after, doing = seen == self.new, "the repetition"
+                if not after and seen != self.old:
+                    return Outcome(True, after, f"a reader saw neither old nor new: {difference(seen, self.new)}")
+                try:
+                    operation.run(copy)
+                except operation.refusals as error:
+                    # It took effect, and its writer was killed while it cleaned up.
+                    return Outcome(True, after, None if after else f"the repetition was refused: {error}")
+                doing = "a reader at last"
                 result = operation.state(copy)
             except Exception:
-                return Outcome(True, after, f"at last, a reader failed: {traceback.format_exc()}")
+                return Outcome(True, after, f"{doing} failed: {traceback.format_exc()}")
             if result != self.new:
                 return Outcome(True, after, f"at last, it differs: {difference(result, self.new)}")
-            if (files := self._listed(copy)) != self.files:
+            if (files := _listed(copy)) != self.files:
                 return Outcome(True, after, f"at last, other files: {sorted(files ^ self.files)}")
-            return Outcome(True, after, None)
-
-    def _listed(self, folder: Path) -> frozenset[str]:
-        """All files and folders below a folder; the numbers of some go on when an operation is repeated."""
-        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-        # SQLite removes its log when the last connection is closed; a lock is held by a process, not by its file.
-        left = ("-wal", "-shm", ".lock")
-        return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(left))
+            return Outcome(True, after)
 
     @contextmanager
-    def _copy(self, name: str) -> Iterator[Path]:
-        # Always the same path, as some files tell it.
+    def copy(self) -> Iterator[Path]:
+        """The folder before the operation, always at the same path, as some files tell it."""
         copy = self._folder / "work"
         shutil.copytree(self._before, copy)
         try:
             yield copy
         finally:
             shutil.rmtree(copy)
+
+
+def _listed(folder: Path) -> frozenset[str]:
+    """All files and folders below a folder; the numbers of some go on when an operation is repeated."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    # SQLite removes its log when the last connection is closed; a lock is held by a process, not by its file.
+    left = ("-wal", "-shm", ".lock")
+    return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(left))
 
 
 def run_child(
@@ -195,11 +170,10 @@ def count_events(last: int | None) -> list[int]:
         if name == "open":
             _, mode, flags = arguments
             writes = any(letter in mode for letter in "wxa+") if isinstance(mode, str) else False
-            if not writes and not (flags or 0) & (os.O_WRONLY | os.O_RDWR):
-                return
-        elif name not in EVENTS:
-            return
-        count()
+            if writes or (flags or 0) & (os.O_WRONLY | os.O_RDWR):
+                count()
+        elif name in EVENTS:
+            count()
 
     real = sqlite3.connect
 

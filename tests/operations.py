@@ -56,7 +56,7 @@ def index_state(path: Path) -> State:
     state["texts"] = [(one.id, one.text, one.metadata) for one in index]
     state["rejects"] = index.rejects()
     out = path.with_name(f"{path.name} vectors.parquet")
-    index.export(out, show_progress_bar=False)
+    index.export(out)
     state["values"] = out.read_bytes()
     out.unlink()
     return state
@@ -118,7 +118,7 @@ def operations(size: int = 24) -> list[Operation]:
 
     def exporting(suffix: str) -> Operation:
         def export(folder: Path) -> None:
-            Index.open(folder / "index").export(folder / f"out{suffix}", show_progress_bar=False)
+            Index.open(folder / "index").export(folder / f"out{suffix}")
 
         return Operation(f"export {suffix}", built, export, lambda f: export_state(f / f"out{suffix}"), FileExistsError)
 
@@ -147,8 +147,8 @@ def operations(size: int = 24) -> list[Operation]:
         changing("add that folds", folding, f"{lists},SQ8"),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), f"{lists},SQ8"),
-        changing("delete a few", lambda i, f: i.delete(["d0", "d2"], missing="ignore")),
-        changing("delete most", lambda i, f: i.delete(most, missing="ignore"), f"{lists},Flat"),
+        changing("delete a few", lambda i, f: i.delete(["d0", "d2"], missing_ok=True)),
+        changing("delete most", lambda i, f: i.delete(most, missing_ok=True), f"{lists},Flat"),
         *(changing("compact", lambda i, f: i.compact(), one) for one in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
         *(exporting(suffix) for suffix in (".parquet", ".faiss")),
     ]

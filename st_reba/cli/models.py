@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from typer import Argument, Option
 
 from .app import (
@@ -223,14 +225,6 @@ def _told(place: str, model: Any) -> dict[str, Any]:
 
 
 def _print(value: Any, as_json: bool) -> None:
-    if as_json:
-        typer.echo(dumped(value, indent=1))
-        return
-    for key, each in value.items():
-        if isinstance(each, dict):
-            typer.echo(f"{key}:")
-            for name, one in each.items():
-                # A template's line breaks and spaces are seen in JSON.
-                typer.echo(f"  {name}: {dumped(one) if isinstance(one, list) else one}")
-        elif each is not None:
-            typer.echo(f"{key}: {each}")
+    text = dumped(value, indent=1)
+    options: dict[str, Any] = {"allow_unicode": True, "default_flow_style": None, "sort_keys": False, "width": 1000}
+    typer.echo(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())

@@ -50,9 +50,7 @@ def explore(
     models: Annotated[
         list[str] | None,
         Argument(
-            metavar="[MODEL]...",
-            help="Up to six: a saved model, a base, a base with a method such as 'mini echo:pooling=mean', zoo:NAME, "
-            "or a recipe.yaml. [default: three methods on mini]",
+            metavar="[MODEL]...", help="Up to six: a saved model, a base, 'BASE METHOD', zoo:NAME or recipe.yaml."
         ),
     ] = None,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,

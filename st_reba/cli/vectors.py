@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +67,8 @@ def encode(
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if out is not None and not in_parts and not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder")
+    from tqdm.auto import tqdm
+
     from ..corpus import Settings, encode_corpus
     from ..corpus.source import open_source, unique
     from ..encode import encode_texts
@@ -85,22 +86,17 @@ def encode(
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
+    texts = list(_texts(source))
     options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
+    if word is not None:
+        return _encode_word(loaded, texts, word, options)
+    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as bar:
+        vectors = encode_texts(loaded, texts, progress=bar.update, **options)
     if out is not None:
-        from tqdm.auto import tqdm
-
-        texts = list(_texts(source))
-        with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=None) as bar:
-            vectors = encode_texts(loaded, texts, progress=bar.update, **options)
         write_npy(out, vectors)
-        print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
-    elif word is not None:
-        _encode_word(loaded, _texts(source), word, options)
-    else:
-        stream = _texts(source)
-        while chunk := list(islice(stream, 1024)):
-            for text, vector in zip(chunk, encode_texts(loaded, chunk, **options).tolist(), strict=True):
-                print(dumped({"text": text, "vector": vector}))
+        return print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
+    for text, vector in zip(texts, vectors.tolist(), strict=True):
+        print(dumped({"text": text, "vector": vector}))
 
 
 def _texts(source: Any) -> Iterator[str]:
@@ -111,7 +107,7 @@ def _texts(source: Any) -> Iterator[str]:
         yield record.text
 
 
-def _encode_word(model: Any, texts: Iterator[str], word: str, options: dict[str, Any]) -> None:
+def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any]) -> None:
     from ..words import encode_words, words_of
 
     items = [item for text in texts for item in words_of(text, word)]

@@ -1,45 +1,42 @@
-"""Changes of an index: documents are taken in, deleted, and folded into the FAISS file; one transaction each."""
+"""Changes of an index: documents are encoded, taken in, deleted, and folded into the FAISS file; one transaction each.
+
+What is encoded for a change lies in ``.building``, a corpus, until the change took effect.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..corpus.folder import Corpus, Part, sha256, unusable
-from ..corpus.records import Reject, beginning, to_json
+from ..corpus.encode import Settings, encode_corpus
+from ..corpus.folder import Corpus, Row, sha256, unusable
+from ..corpus.records import Document, Reject, beginning, to_json
+from ..corpus.source import Source, unique
+from ..files import LOCK_FILE, disk_errors, make_folder, writers_lock
 from ..probe import Probe, check
-from . import ann
-from .ann import Segment
-from .store import (
-    Keys,
-    Matrix,
-    State,
-    Store,
-    Stored,
-    content_of,
-    damaged,
-    documents,
-    read_dead,
-    read_pending,
-    read_state,
-    state_or_none,
-    vector_keys,
-    write_pending,
-    write_state,
-)
-from .vectors import VectorFile, scaled
+from . import store as tables
+from . import vectors as ann
+from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents
+from .vectors import Segment
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+BUILDING = ".building"
 # Vectors beside the FAISS file, before they are folded in: so many, or this share of it, but not more than the last.
 FEWEST_PENDING, PENDING_SHARE, MOST_PENDING = 1_000, 0.1, 20_000
-_AT_A_TIME = 500
 
 Kind = Literal["build", "add", "upsert", "delete", "compact"]
 
@@ -57,176 +54,22 @@ class Change:
     rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
 
 
-class Writer:
-    """One change of an index, within its transaction; ``fresh``: a build, documents that were there go."""
-
-    def __init__(self, store: Store, tx: sqlite3.Connection, state: State, *, fresh: bool) -> None:
-        self.folder, self.path, self.tx, self.state = store.folder, store.path, tx, state
-        self._old_name = None if state.file is None else str(state.file["name"])
-        self._fresh = fresh
-        self._first_key = state.next_key  # documents from this key on are of this change
-        self.sweep()
-        if fresh:
-            for table in ("documents", "pending", "dead", "rejects"):
-                tx.execute(f"DELETE FROM {table}")
-            state.file = None
-
-    def sweep(self) -> None:
-        """Remove FAISS files that are not the index's: a writer was killed, or failed."""
-        for path in [*self.folder.glob("vectors-*.faiss"), *self.folder.glob(".vectors-*.tmp")]:
-            if path.name != self._old_name:
-                path.unlink()
-
-    def remove_old_file(self) -> None:
-        """Remove the FAISS file that was replaced; readers keep what they have mapped."""
-        if self._old_name is not None and self._old_name != (self.state.file or {}).get("name"):
-            with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
-                (self.folder / self._old_name).unlink()
-
-    def insert(self, part: Part, first: int, bad: dict[int, Reject], *, upsert: bool, strict: bool) -> Taken:
-        """Take in the documents of a part, but for those whose vector is bad; records are numbered from ``first``."""
-        taken, vector, state = Taken(list(part.rejects)), 0, self.state
-        first_key = state.next_key
-        for start in range(0, len(part.rows), _AT_A_TIME):
-            rows, new = part.rows[start : start + _AT_A_TIME], list[Stored]()
-            ids = [str(first + row.record) if row.id is None else row.id for row in rows]
-            there = {} if self._fresh else {one.id: one for one in documents(self.tx, "id", ids)}
-            for number, (row, identity) in enumerate(zip(rows, ids, strict=True), start):
-                if row.id is None and identity in there:
-                    identity = self._free_id()
-                old, vectors, vector = there.get(identity), range(vector, vector + row.vectors), vector + row.vectors
-                same = old is not None and (old.text, old.metadata) == (row.text, row.metadata)
-                replaces = old is not None and upsert and old.key < self._first_key
-                if number in bad or (old is not None and not (same or replaces)):
-                    reason = bad[number].reason if number in bad else already_there(identity)
-                    taken.rejects.append(Reject(f"record {row.record}", reason, identity, beginning(row.text)))
-                    if strict:
-                        raise ValueError(str(taken.rejects[-1]))
-                    continue
-                if same:
-                    taken.unchanged += 1
-                    continue
-                if old is not None:
-                    self.remove(old)
-                taken.replaced += old is not None
-                taken.added += old is None
-                spans = to_json(row.spans) if row.spans else None
-                content = content_of(row.text, row.metadata) if row.id is None else None
-                there[identity] = Stored.new(state.next_key, identity, row.metadata, spans, row.text, content)
-                new.append(there[identity])
-                taken.rows += vectors
-                state.next_key += row.vectors
-            self.tx.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", new)
-        taken.keys = np.arange(first_key, state.next_key)
-        state.count += taken.added
-        return taken
-
-    def _free_id(self) -> str:
-        """For a document whose number is another's id: the next number that is free."""
-        while True:
-            self.state.next_number += 1
-            identity = str(self.state.next_number - 1)
-            if not self.tx.execute("SELECT 1 FROM documents WHERE id = ?", (identity,)).fetchone():
-                return identity
-
-    def remove(self, document: Stored) -> None:
-        """Delete a document; its vectors are dead, or no longer pending."""
-        self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
-        keys = [(key,) for key in document.keys]
-        if document.key >= self.state.stop:
-            self.tx.executemany("DELETE FROM pending WHERE key = ?", keys)
-            self.state.pending -= len(keys)
-        else:
-            self.tx.executemany("INSERT INTO dead VALUES (?)", keys)
-            self.state.dead += len(keys)
-
-    def place(self, new: Sequence[Segment]) -> None:
-        """Put new vectors among the pending, or if those would be too many, all of them into a new FAISS file."""
-        count = sum(len(keys) for keys, _ in new)
-        most = max(FEWEST_PENDING, min(PENDING_SHARE * (self.state.file or {"vectors": 0})["vectors"], MOST_PENDING))
-        if self.state.pending + count > most:
-            self.fold(new)
-            return
-        for keys, vectors in new:
-            write_pending(self.tx, keys, vectors())
-        self.state.pending += count
-
-    def fold(self, new: Sequence[Segment] = (), factory: str | None = None, parameters: str | None = None) -> None:
-        """Write a FAISS file of all that is alive: the old one's vectors, the pending, and those of new documents.
-
-        It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
-        """
-        state, old, dead = self.state, open_file(self.folder, self.state, mmap=False), read_dead(self.tx)
-        keys, pending = read_pending(self.tx, state, self.path)
-        alive = vector_keys(self.tx, "key < ?", [state.stop])
-        segments: list[Segment] = [(keys, lambda: pending), *new]
-        index = None
-        if old is not None and factory is None:
-            index = ann.add(old.without(dead, alive), segments)
-        else:
-            segments = [*filed(old, alive), *segments]
-            if count := sum(len(keys) for keys, _ in segments):
-                state.factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
-                made = ann.make_index(state.factory, state.dim, parameters)
-                state.parameters = parameters or ann.default_parameters(made)
-                ann.train(made, segments, state.factory)
-                index = ann.add(made, segments)
-        for table in ("pending", "dead"):
-            self.tx.execute(f"DELETE FROM {table}")
-        state.pending, state.dead, state.file = 0, 0, None
-        if index is not None and index.ntotal:
-            path = self.folder / f"vectors-{state.generation + 1}.faiss"
-            ann.save(path, index)
-            about = {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
-            state.file = {**about, "vectors": int(index.ntotal), "stop": state.next_key}
-        else:  # nothing is left that another index could be trained on
-            state.factory, state.parameters = "Flat", None
+# The folder
 
 
-@dataclass
-class Taken:
-    """Outcome of a part: what was set aside, and of what was taken the keys and the rows of the vectors."""
-
-    rejects: list[Reject]
-    keys: Keys = field(default_factory=lambda: np.zeros(0, np.int64))
-    rows: list[int] = field(default_factory=list)
-    added: int = 0
-    replaced: int = 0
-    unchanged: int = 0
-
-
-def already_there(identity: str) -> str:
-    """Reason why a document cannot be added."""
-    return (
-        f"id in the index: {identity!r} is there already, with another text or metadata; replace that document with "
-        "upsert, or give this one another id"
-    )
+def check_target(store: Store, *, overwrite: bool) -> None:
+    """Refuse to build where something else is than an index, or what a build leaves that was killed."""
+    folder = store.folder
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if folder.is_file() or not (FILE in names or names <= {BUILDING, LOCK_FILE}):
+        raise FileExistsError(f"{folder}: not an index, so nothing is written there; give another path")
+    with suppress(FileNotFoundError):
+        store.state()
+        if not overwrite:
+            raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
 
 
-def filed(file: VectorFile | None, alive: Keys) -> Iterator[Segment]:
-    """Vectors of a FAISS file, a block at a time."""
-    size = 2**16
-    for start in range(0, len(alive) if file is not None else 0, size):
-        keys = alive[start : start + size]
-        yield keys, lambda keys=keys: file.vectors(keys)  # type: ignore[misc, union-attr]
-
-
-def open_file(folder: Path, state: State, *, mmap: bool = True) -> VectorFile | None:
-    """The FAISS file of a state; None: there is none."""
-    if state.file is None:
-        return None
-    path = folder / state.file["name"]
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; build the index again")
-    if (size := path.stat().st_size) != state.file["bytes"]:
-        raise ValueError(damaged(path, f"{size} bytes, but {state.file['bytes']} were written"))
-    found = VectorFile(path, state.dim, state.parameters, mmap=mmap)
-    if found.count != state.file["vectors"]:
-        raise ValueError(damaged(path, f"{found.count} vectors, but {state.file['vectors']} were written"))
-    return found
-
-
-def refuse_links(folder: Path) -> None:
+def _refuse_links(folder: Path) -> None:
     """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
     for place, folders, files in os.walk(folder):
         if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
@@ -234,114 +77,260 @@ def refuse_links(folder: Path) -> None:
 
 
 @contextmanager
+def one_writer(folder: Path) -> Iterator[Path]:
+    """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded.
+
+    A folder that is made for it goes if nothing was encoded in it.
+    """
+    with disk_errors(folder):
+        made = make_folder(folder)
+        _refuse_links(folder)
+        building = folder / BUILDING
+        try:
+            with writers_lock(folder):
+                yield building
+                shutil.rmtree(building, ignore_errors=True)
+        except BaseException:
+            if made and not building.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+# One transaction
+
+
+class Writer:
+    """One change of an index, within its transaction."""
+
+    def __init__(self, store: Store, tx: sqlite3.Connection, state: State) -> None:
+        self.folder, self.path, self.tx, self.state = store.folder, store.path, tx, state
+        self.counts, self.rejected = Counter[str](), Counter[str]()
+        self._first_key = state.next_key  # documents from this key on are of this change
+
+    def insert(self, row: Row, identity: str, *, upsert: bool) -> Literal["added", "replaced"] | None:
+        """Insert a document, or replace the one with its id; None: its id is taken."""
+        # The first documents of an index have ids of their own.
+        old = next(documents(self.tx, "id = ?", identity), None) if self._first_key else None
+        while old is not None and row.id is None:  # its number is another's id
+            identity, self.state.next_number = str(self.state.next_number), self.state.next_number + 1
+            old = next(documents(self.tx, "id = ?", identity), None)
+        if old is not None:
+            if not upsert or old.key >= self._first_key:
+                return None
+            self.remove(old)
+        content = content_of(row.text, row.metadata) if row.id is None else None
+        spans = to_json(row.spans) if row.spans else None
+        new = (self.state.next_key, identity, row.metadata, row.vectors, spans, row.text, content)
+        self.tx.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*new, crc_of(new)))
+        self.state.next_key += row.vectors
+        self.state.documents += 1
+        return "added" if old is None else "replaced"
+
+    def remove(self, document: Stored) -> None:
+        """Delete a document; its vectors are dead, or no longer pending."""
+        self.tx.execute("DELETE FROM documents WHERE key = ?", (document.key,))
+        self.state.documents -= 1
+        keys = [(key,) for key in document.keys]
+        if document.key >= self.state.stop:
+            self.tx.executemany("DELETE FROM pending WHERE key = ?", keys)
+            self.state.pending -= len(keys)
+        else:
+            self.tx.executemany("INSERT INTO dead VALUES (?)", keys)
+            self.state.deleted += len(keys)
+
+    def take(self, corpus: Corpus, *, upsert: bool, strict: bool) -> list[Segment]:
+        """Insert the documents of a corpus, or set them aside; the vectors of those that were inserted."""
+        # Another model's index may have taken the place of this one meanwhile.
+        check(Probe.from_json(corpus.header()["model"]), Probe.from_json(self.state.model), f"the corpus {corpus.path}")
+        self.tx.execute("DELETE FROM rejects")
+        first, segments, parts = self.state.next_number, list[Segment](), corpus.parts()
+        self.state.next_number += corpus.part(parts - 1).stop if parts else 0
+        for number in range(parts):
+            part, vectors = corpus.part(number), corpus.vectors(number)
+            if vectors.shape != (part.vectors, self.state.dimension):
+                raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
+            bad, rejects = unusable(part, vectors), [*part.rejects]
+            taken, first_key = np.zeros(len(part.rows), bool), self.state.next_key
+            for index, row in enumerate(part.rows):
+                identity = str(first + row.record) if row.id is None else row.id
+                if index in bad:
+                    rejects.append(replace(bad[index], id=identity))
+                elif (outcome := self.insert(row, identity, upsert=upsert)) is None:
+                    rejects.append(_already_there(f"record {row.record}", identity, row.text))
+                else:
+                    self.counts[outcome] += 1
+                    taken[index] = True
+            if strict and rejects:
+                raise ValueError(str(rejects[0]))
+            values = [(one.place, one.reason, one.id, one.text) for one in rejects]
+            self.tx.executemany("INSERT INTO rejects VALUES (?, ?, ?, ?)", values)
+            self.rejected.update(reject.kind for reject in rejects)
+            mask = np.repeat(taken, [row.vectors for row in part.rows])
+            load = partial(_loaded, corpus, number, mask, self.state.metric)
+            segments.append((np.arange(first_key, self.state.next_key), load))
+        return segments
+
+    def place(self, new: list[Segment]) -> None:
+        """Put new vectors among the pending, or if those would be too many, all of them into a new FAISS file."""
+        most = max(FEWEST_PENDING, min(PENDING_SHARE * self.state.filed, MOST_PENDING))
+        if self.state.pending + sum(len(keys) for keys, _ in new) > most:
+            self.fold(new)
+            return
+        for keys, vectors in new:
+            blobs = [vector.astype("<f4").tobytes() for vector in vectors()]
+            rows = zip(keys.tolist(), map(zlib.crc32, blobs), blobs, strict=True)
+            self.tx.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
+            self.state.pending += len(keys)
+
+    def fold(self, new: list[Segment], factory: str | None = None, parameters: str | None = None) -> None:
+        """Write a FAISS file of all that is alive: the old one's vectors, the pending, and those of new documents.
+
+        It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
+        """
+        state, old = self.state, ann.open_file(self.folder, self.state, mmap=False)
+        keys, pending = tables.read_pending(self.tx, state, self.path)
+        alive = tables.vector_keys(self.tx, "key < ?", state.stop)
+        segments: list[Segment] = [(keys, lambda: pending), *new]
+        index = None
+        if old is not None and factory is None:
+            index = ann.add(old.without(tables.read_dead(self.tx), alive), segments)
+        else:
+            segments = [*(old.segments(alive) if old else ()), *segments]
+            if count := sum(len(keys) for keys, _ in segments):
+                state.factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
+                made, state.parameters = ann.trained(state.factory, state.dimension, parameters, segments)
+                index = ann.add(made, segments)
+        self.tx.execute("DELETE FROM pending")
+        self.tx.execute("DELETE FROM dead")
+        state.pending, state.deleted, state.filed, state.stop, state.file = 0, 0, 0, 0, None
+        if index is not None and index.ntotal:
+            path = self.folder / f"vectors-{state.changes + 1}.faiss"
+            ann.save(path, index)
+            state.file, state.bytes, state.sha256 = path.name, path.stat().st_size, sha256(path)
+            state.filed, state.stop = int(index.ntotal), state.next_key
+        else:  # nothing is left that another index could be trained on
+            state.factory, state.parameters = "Flat", None
+
+
+def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str) -> Matrix:
+    vectors = corpus.vectors(number)
+    return ann.scaled(vectors if mask.all() else vectors[mask], metric)
+
+
+def _already_there(place: str, identity: str | None, text: str) -> Reject:
+    reason = (
+        f"id in the index: {identity!r} is there already, with another text or metadata; replace that document with "
+        "upsert, or give this one another id"
+    )
+    return Reject(place, reason, identity, beginning(text))
+
+
+def _sweep(folder: Path, name: str | None) -> None:
+    """Remove FAISS files of another name: of writers that were killed or failed, or the one that was replaced."""
+    for path in [*folder.glob("vectors-*.faiss"), *folder.glob(".vectors-*.tmp")]:
+        if path.name != name:
+            with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
+                path.unlink()
+
+
+@contextmanager
 def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
     """A change, which takes effect at the end of the ``with`` block; ``fresh``: the state of an index that is built."""
-    refuse_links(store.folder)
-    if fresh is None and not store.path.is_file():
-        raise FileNotFoundError(f"{store.folder}: no index is there; st-reba index makes one")
-    with store.writing() as tx:
-        if fresh is None:
-            state = read_state(tx, store.path)
-        else:
-            before = None
-            with suppress(ValueError):  # a damaged one can be replaced
-                before = state_or_none(tx, store.path)
-            # The numbers of files go on, and the old file stays until the new one counts.
-            state = replace(fresh, generation=before.generation, file=before.file) if before else fresh
-        writer = Writer(store, tx, state, fresh=fresh is not None)
+    _refuse_links(store.folder)
+    with store.writing(create=fresh is not None) as tx:
         try:
-            yield writer
-            state.generation += 1
-            write_state(tx, state)
+            before = tables.read_state(tx, store.path)
+        except FileNotFoundError:
+            if fresh is None:
+                raise
+            before = fresh
+        # The numbers of files go on, and the old file stays until the new one counts.
+        state, name = replace(fresh or before, changes=before.changes), before.file
+        _sweep(store.folder, name)
+        for table in () if fresh is None else ("documents", "pending", "dead"):
+            tx.execute(f"DELETE FROM {table}")
+        try:
+            yield Writer(store, tx, state)
+            state.changes += 1
+            tables.write_state(tx, state)
         except BaseException:
-            writer.sweep()
+            _sweep(store.folder, name)
             raise
-    writer.remove_old_file()
+    _sweep(store.folder, state.file)
+
+
+# Documents that are taken in
+
+
+def _only_new(source: Source, store: Store, kind: Kind, counts: Counter[str]) -> Source:
+    """The records of a source that an index does not have; the others are counted as "unchanged".
+
+    An id that is there with another text is passed on by "upsert", else a reject. A text without an id is there if
+    another without an id has the same text and metadata.
+    """
+
+    def read() -> Iterator[Document | Reject]:
+        with store.reading() as tx:
+            for number, record in enumerate(source.read()):
+                if isinstance(record, Reject):
+                    yield record
+                    continue
+                place, metadata = f"record {number}", to_json(record.metadata)
+                if record.id is None and kind == "upsert":
+                    reason = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
+                    yield Reject(place, reason, None, beginning(record.text))
+                    continue
+                if record.id is None:
+                    there = documents(tx, "content = ?", content_of(record.text, metadata))
+                    same = any(one.text == record.text for one in there)
+                else:
+                    old = next(documents(tx, "id = ?", record.id), None)
+                    same = old is not None and (old.text, old.metadata) == (record.text, metadata)
+                    if old is not None and not same and kind == "add":
+                        yield _already_there(place, record.id, record.text)
+                        continue
+                counts["unchanged"] += same
+                if not same:
+                    yield record
+
+    return replace(source, read=read)
 
 
 def take_in(
     store: Store,
-    corpus: Corpus,
+    model: SentenceTransformer,
+    source: Source | Corpus,
+    settings: Settings,
     kind: Kind,
     *,
-    strict: bool,
     fresh: State | None = None,
-    factory: str | None = None,
+    factory: str = "auto",
     parameters: str | None = None,
+    **running: Any,
 ) -> Change:
-    """Take the documents of an encoded corpus into an index.
+    """Encode a source, or what is new of it, and take it into an index; or take in a corpus that is encoded.
 
     Args:
-        store, corpus, kind: Index, corpus, and kind of change: build, add or upsert.
-        strict: Stop at the first document that cannot be taken.
+        store, model, source, settings, kind: Index, model, what is read, how, and kind of change.
         fresh, factory, parameters: State and FAISS index of an index that is built.
+        **running: workers and show_progress_bar, for ``encode_corpus``.
     """
-    done, rejected, segments = Counter[str](), Counter[str](), list[Segment]()
-    with changing(store, fresh) as writer:
-        state = writer.state
-        if fresh is None:  # another model's index may have taken the place of this one meanwhile
-            check(Probe.from_json(state.model), Probe.from_json(corpus.header()["model"]), "the index")
-        first, parts = state.next_number, corpus.parts()
-        state.next_number += corpus.part(parts - 1).stop if parts else 0
-        for number in range(parts):
-            part, vectors = corpus.part(number), corpus.vectors(number)
-            if len(vectors) != part.vectors or (part.vectors and vectors.shape[1] != state.dim):
-                raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
-            taken = writer.insert(part, first, unusable(part, vectors), upsert=kind == "upsert", strict=strict)
-            rows = [(state.generation + 1, one.place, one.reason, one.id, one.text) for one in taken.rejects]
-            writer.tx.executemany("INSERT INTO rejects VALUES (?, ?, ?, ?, ?)", rows)
-            rejected.update(reject.kind for reject in taken.rejects)
-            done.update(added=taken.added, replaced=taken.replaced, unchanged=taken.unchanged)
-            segments.append((taken.keys, _loader(corpus, number, taken.rows, state.metric)))
-        if kind == "build":
-            if not state.count:
+    counts, strict = Counter[str](), settings.strict and not isinstance(source, Corpus)
+    with one_writer(store.folder) as building:
+        if isinstance(source, Corpus):
+            corpus = source
+        else:
+            state = fresh or store.state()
+            if fresh is None:
+                source = _only_new(unique(source, state.next_number), store, kind, counts)
+            running |= {"passages": state.passages, "overwrite": True, "settings": settings}
+            corpus = encode_corpus(model, source, building, **running)
+        with changing(store, fresh) as writer:
+            segments = writer.take(corpus, upsert=kind == "upsert", strict=strict)
+            if fresh is None:
+                writer.place(segments)
+            elif not writer.state.documents:
                 raise ValueError("there are no documents; an index needs at least one")
-            writer.fold(segments, factory or "auto", parameters)
-        elif done["added"] + done["replaced"]:
-            writer.place(segments)
-        count = state.count
-    return Change(kind, count, done["added"], done["replaced"], 0, done["unchanged"], dict(rejected))
-
-
-def _loader(corpus: Corpus, number: int, rows: list[int], metric: str) -> Callable[[], Matrix]:
-    def load() -> Matrix:
-        vectors: Any = corpus.vectors(number)
-        return scaled(vectors if len(rows) == len(vectors) else vectors[rows], metric)
-
-    return load
-
-
-def delete(store: Store, ids: Iterable[str], missing: Literal["error", "ignore"]) -> Change:
-    """Delete documents; arguments as for ``Index.delete``."""
-    wanted = list(dict.fromkeys(ids))
-    with changing(store) as writer:
-        found = {one.id: one for one in documents(writer.tx, "id", wanted)}
-        absent = [one for one in wanted if one not in found]
-        if absent and missing == "error":
-            shown = ", ".join(map(repr, absent[:5])) + (", …" if len(absent) > 5 else "")
-            raise ValueError(
-                f"{len(absent)} of {len(wanted)} ids are not in the index: {shown}; nothing was deleted. Leave them "
-                "out, or ignore what is missing (--missing-ok)"
-            )
-        for document in found.values():
-            writer.remove(document)
-        writer.state.count -= len(found)
-        count = writer.state.count
-    return Change("delete", count, deleted=len(found))
-
-
-def compact(store: Store, factory: str | None, parameters: str | None) -> tuple[Change, bool]:
-    """Fold all vectors into one FAISS file; the change, and True if nobody was reading what was deleted."""
-    with changing(store) as writer:
-        dead, count = writer.state.dead, writer.state.count
-        writer.fold((), factory, parameters)
-    connection = store.writer()
-    try:
-        # What was deleted is then gone from the disk.
-        connection.execute("VACUUM")
-        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except sqlite3.OperationalError:
-        busy = 1
-    finally:
-        connection.close()
-    return Change("compact", count, deleted=dead), not busy
+            else:
+                writer.fold(segments, factory, parameters)
+    return Change(kind, writer.state.documents, rejected=dict(writer.rejected), **counts, **writer.counts)

@@ -6,9 +6,9 @@ import logging
 import operator
 import os
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -20,13 +20,12 @@ from ..corpus.encode import Settings
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject
 from ..corpus.source import Input, open_source, unique
-from ..probe import Probe, check, load, located, version_of
-from .building import add_into, build_into, check_target, is_index, loaded_model, one_writer
-from .changes import Change, compact, delete
+from ..probe import Probe, check, load, located, probe, remembered, version_of
+from .changes import Change, changing, check_target, one_writer, take_in
 from .export import about, export, verify
 from .search import Snapshot, query_texts
-from .store import State, Store, all_documents, documents, read_state
-from .vectors import scaled_queries
+from .store import State, Store, documents, documents_with, read_state
+from .vectors import METRICS, make_index, scaled_queries
 from .where import Where
 
 if TYPE_CHECKING:
@@ -57,11 +56,11 @@ class Index:
         (2, 2, 2)
     """
 
-    def __init__(self, path: Path, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
-        self._path, self._store, self._model, self._options = path, Store(path), model, options
+    def __init__(self, store: Store, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
+        self._store, self._model, self._options = store, model, options
         self._snapshot: Snapshot | None = None
         self._lock = threading.Lock()
-        self._checked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._checked: tuple[int, Any] | None = None  # version of the model, and the probe that it was compared with
 
     @classmethod
     def build(
@@ -91,8 +90,8 @@ class Index:
                 the folder of a corpus that it has encoded.
             path: The folder to make.
             factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat"; or a FAISS factory
-                string, as "HNSW32" or "IVF4096,PQ48,RFlat".
-            parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists, efSearch 64.
+                string, as "HNSW32" or "IVF4096,PQ48np,RFlat".
+            parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists.
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
@@ -109,25 +108,32 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        folder, settings = Path(os.path.realpath(path)), settings or Settings()
+        store, settings = Store(Path(os.path.realpath(path))), replace(settings or Settings(), strict=strict)
+        source: Any
         if isinstance(input, (str, PathLike)) and is_corpus(input):
-            source: Any = Corpus(input)
+            source, columns = Corpus(input), dict[str, str | None]()
+            source.verify()
+            passages = source.header()["settings"]["passages"]
         else:
-            columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
-            source = unique(open_source(input, **columns, encoding=settings.encoding))
-        check_target(folder, overwrite=overwrite)
-        loaded = loaded_model(model, loading)
-        running: dict[str, Any] = {"source_of": model, "strict": strict, "workers": workers}
-        running["show_progress_bar"] = show_progress_bar
-        build_into(folder, loaded, source, settings, passages, factory, parameters, **running)
-        return cls(folder, loaded, {})
+            names: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+            source = unique(open_source(input, **names, encoding=settings.encoding))
+            columns = source.columns
+        check_target(store, overwrite=overwrite)
+        loaded = _loaded(model, loading)
+        mark, metric = probe(loaded), loaded.similarity_fn_name
+        if metric not in METRICS:
+            raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
+        if factory != "auto":
+            make_index(factory, mark.dimension, parameters)
+        fresh = State(remembered(model, mark, store.folder), metric, mark.dimension, columns, passages)
+        running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
+        options: dict[str, Any] = {"fresh": fresh, "factory": factory, "parameters": parameters, **running}
+        take_in(store, loaded, source, settings, "build", **options)
+        return cls(store, loaded, {})
 
     @classmethod
     def open(
-        cls,
-        path: str | PathLike[str],
-        model: SentenceTransformer | str | PathLike[str] | None = None,
-        **loading: Any,
+        cls, path: str | PathLike[str], model: SentenceTransformer | str | PathLike[str] | None = None, **loading: Any
     ) -> Index:
         """Open an index folder.
 
@@ -148,15 +154,12 @@ class Index:
             >>> st_reba.Index.open("my_index").search("Cats sleep", k=1)[0].text
             'Cats sleep.'
         """
-        folder = Path(os.path.realpath(path))
-        if not is_index(folder):
-            raise FileNotFoundError(f"{folder}: no index is there; st-reba index makes one")
-        index = cls(folder, None, loading)
+        index = cls(Store(Path(os.path.realpath(path))), None, loading)
         with index._store.reading() as tx:
-            index._present(tx)
+            state = index._present(tx).state
         if model is not None:
-            index._model = loaded_model(model, loading)
-            index._check(index._model, index._state())
+            index._model = _loaded(model, loading)
+            index._check(state)
         return index
 
     def search(
@@ -166,7 +169,6 @@ class Index:
         *,
         where: Where | None = None,
         prompt: str | None = None,
-        batch_size: int = 32,
     ) -> list[Any]:
         """Find the nearest documents of one or more queries.
 
@@ -176,7 +178,6 @@ class Index:
             where: Conditions on the metadata, which must all hold: ``{"lang": "zh", "year": {">=": 2020}}``. The
                 operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
             prompt: Put in front of the queries instead of the model's own prompt.
-            batch_size: Queries a forward pass.
 
         Returns:
             The results of one text or of one vector, best first; a list of such lists for several. Documents with the
@@ -196,45 +197,43 @@ class Index:
         if isinstance(k, bool) or (k := operator.index(k)) < 1:
             raise ValueError(f"k={k} must be a whole number from 1 on")
         single = isinstance(queries, str) or (isinstance(queries, np.ndarray) and queries.ndim == 1)
+        known: Any = None
         if isinstance(queries, np.ndarray):
-            vectors: NDArray[Any] = np.atleast_2d(queries)
+            vectors, known = np.atleast_2d(queries), self._checked and self._checked[1]
         else:
             texts = query_texts([queries] if isinstance(queries, str) else queries)
             if not texts:
                 return []
-            options: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
-            vectors = np.asarray(self._its_model().encode_query(texts, **options))
+            vectors = np.asarray(self._its_model().encode_query(texts, prompt=prompt, show_progress_bar=False))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
-            given = isinstance(queries, np.ndarray)
-            if self._model is not None and (given or self._checked[self._model][1] != snapshot.state.model):
-                # It was not checked yet, or another model's index took the place of this one meanwhile.
-                self._check(self._model, snapshot.state)
-            ready = scaled_queries(vectors, snapshot.state.dim, snapshot.state.metric)
-            results = snapshot.search(tx, ready, k, where)
+            state = snapshot.state
+            # Another model's index may have taken the place of the one that vectors are for.
+            if self._model is not None and known != state.model:
+                self._check(state)
+            results = snapshot.search(tx, scaled_queries(vectors, state.dimension, state.metric), k, where)
         return results[0] if single else results
 
     def _its_model(self) -> SentenceTransformer:
-        """The model to encode with, checked."""
-        state = self._state()
+        """The model to encode with."""
         if self._model is None:
-            place, revision = located(Probe.from_json(state.model), self._path)
+            place, revision = located(Probe.from_json(self._store.state().model), self.path)
             self._model = load(place, {**revision, **self._options})
-        self._check(self._model, state)
         return self._model
 
-    def _check(self, model: SentenceTransformer, state: State) -> None:
+    def _check(self, state: State) -> None:
         """Refuse a model that did not build the index; one that was trained since is another."""
+        model = self._its_model()
         wanted = (version_of(model), state.model)
-        if self._checked.get(model) != wanted:
+        if self._checked != wanted:
             try:
                 check(Probe.from_json(state.model), model, "the index")
             except ValueError as error:
                 raise OtherModelError(str(error)) from error
-            self._checked[model] = wanted
+            self._checked = wanted
 
     def _present(self, tx: Any) -> Snapshot:
-        """The last generation that was committed, as a reading transaction sees it."""
+        """The last state that was committed, as a reading transaction sees it."""
         with self._lock:
             state = read_state(tx, self._store.path)
             while self._snapshot is None or self._snapshot.state != state:
@@ -245,19 +244,15 @@ class Index:
                     tx.execute("ROLLBACK")
                     tx.execute("BEGIN")
                     gone, state = state, read_state(tx, self._store.path)
-                    if state.generation == gone.generation:
+                    if state.changes == gone.changes:
                         raise
             return self._snapshot
-
-    def _state(self) -> State:
-        with self._store.reading() as tx:
-            return read_state(tx, self._store.path)
 
     def get(self, ids: str | Sequence[str]) -> Any:
         """Documents by id; None in place of one that is not there."""
         wanted = [ids] if isinstance(ids, str) else list(ids)
         with self._store.reading() as tx:
-            there = {one.id: one.document(self._store.path) for one in documents(tx, "id", wanted)}
+            there = {one.id: one.document() for one in documents_with(tx, "id", wanted)}
         return there.get(ids) if isinstance(ids, str) else [there.get(one) for one in wanted]
 
     def __contains__(self, identity: object) -> bool:
@@ -266,11 +261,10 @@ class Index:
     def __iter__(self) -> Iterator[Document]:
         """All documents in the order they were added, as they are when the loop begins."""
         with self._store.reading() as tx:
-            for one in all_documents(tx):
-                yield one.document(self._store.path)
+            yield from (one.document() for one in documents(tx))
 
     def __len__(self) -> int:
-        return self._state().count
+        return self._store.state().documents
 
     def add(self, input: Input, **options: Any) -> Change:
         """Add documents. An addition that is killed goes on with the same call, and nothing is added twice.
@@ -297,32 +291,38 @@ class Index:
         kind: Literal["add", "upsert"],
         input: Input,
         *,
-        text_column: str | None = None,
-        id_column: str | None = None,
         strict: bool = True,
         workers: int | None = None,
         settings: Settings | None = None,
         show_progress_bar: bool | None = None,
+        **columns: Any,
     ) -> Change:
-        state, settings = self._state(), settings or Settings()
-        columns: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
+        state, settings = self._store.state(), replace(settings or Settings(), strict=strict)
         columns = {**state.columns, **{name: one for name, one in columns.items() if one is not None}}
         source = open_source(input, **columns, encoding=settings.encoding)
-        running: dict[str, Any] = {"strict": strict, "workers": workers}
-        running["show_progress_bar"] = show_progress_bar
-        return add_into(self._store, self._its_model(), source, settings, kind, **running)
+        self._check(state)
+        running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
+        return take_in(self._store, self._its_model(), source, settings, kind, **running)
 
-    def delete(self, ids: Iterable[str], *, missing: Literal["error", "ignore"] = "error") -> Change:
+    def delete(self, ids: Iterable[str], *, missing_ok: bool = False) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
 
-        With ``missing="error"``, nothing is deleted if an id is not there; with "ignore" such ids are passed over.
+        If an id is not there, nothing is deleted, unless ``missing_ok``.
         """
-        if missing not in ("error", "ignore"):
-            raise ValueError(f"missing={missing!r} is not known: give 'error' or 'ignore'")
-        wanted = [ids] if isinstance(ids, str) else list(ids)
+        wanted = dict.fromkeys(ids)
         if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
             raise TypeError(f"ids={ids!r}: give a list of strings")
-        return delete(self._store, wanted, missing)
+        with changing(self._store) as writer:
+            found = list(documents_with(writer.tx, "id", wanted))
+            absent = wanted.keys() - {one.id for one in found}
+            if absent and not missing_ok:
+                raise ValueError(
+                    f"{len(absent)} ids are not in the index: {', '.join(map(repr, sorted(absent)[:5]))}; nothing was "
+                    "deleted. Leave them out (from Python, missing_ok=True passes over them)"
+                )
+            for document in found:
+                writer.remove(document)
+        return Change("delete", writer.state.documents, deleted=len(found))
 
     def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
         """Write the FAISS file anew, with what was added and without what was deleted, which leaves the disk.
@@ -334,34 +334,30 @@ class Index:
         """
         if factory is None and parameters is not None:
             raise ValueError(f"parameters={parameters!r}: of another index; name its factory")
-        change, gone = compact(self._store, factory, parameters)
-        if not gone:
-            logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self._path)
-        with suppress(BlockingIOError), one_writer(self._path):
+        with changing(self._store) as writer:
+            deleted = writer.state.deleted
+            writer.fold([], factory, parameters)
+        if not self._store.clear_log():
+            logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self.path)
+        with suppress(BlockingIOError), one_writer(self.path):
             pass  # the texts of an addition that failed leave the disk too
-        return change
+        return Change("compact", writer.state.documents, deleted=deleted)
 
-    def export(
-        self, out: str | PathLike[str], *, overwrite: bool = False, show_progress_bar: bool | None = None
-    ) -> int:
+    def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
         """Write all vectors, as they are at one moment, for other tools; returns their number.
 
         Args:
             out: ``X.parquet``: the columns key, id, text, metadata (JSON), passage and vector. ``X.faiss``: one FAISS
-                file of the vectors, its ids the keys.
+                file of the vectors, its ids the keys. A quantized factory gives approximate vectors.
             overwrite: Replace a file.
-            show_progress_bar: Show a bar; None: on a terminal.
         """
         with self._store.reading() as tx:
-            return export(self._store, tx, Path(out), overwrite=overwrite, show=show_progress_bar)
+            return export(self._store, tx, Path(out), overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
-        """Records that were set aside by the last change that set any aside."""
+        """Records that the last build or addition set aside."""
         with self._store.reading() as tx:
-            rows = tx.execute(
-                "SELECT place, reason, id, text FROM rejects WHERE generation = (SELECT MAX(generation) FROM rejects)"
-            )
-            return [Reject(*row) for row in rows]
+            return [Reject(*row) for row in tx.execute("SELECT place, reason, id, text FROM rejects")]
 
     def info(self) -> dict[str, Any]:
         """Facts about the index, as JSON values."""
@@ -376,7 +372,7 @@ class Index:
     @property
     def path(self) -> Path:
         """The folder of the index."""
-        return self._path
+        return self._store.folder
 
     def close(self) -> None:
         """Let go of the files and the model."""
@@ -390,5 +386,13 @@ class Index:
         self.close()
 
     def __repr__(self) -> str:
-        state = self._state()
-        return f"Index({str(self._path)!r}, {state.count} documents, dim {state.dim}, {state.metric})"
+        state = self._store.state()
+        return f"Index({str(self.path)!r}, {state.documents} documents, dim {state.dimension}, {state.metric})"
+
+
+def _loaded(model: SentenceTransformer | str | PathLike[str], loading: dict[str, Any]) -> SentenceTransformer:
+    """A model, loaded if only its folder or Hub id is given; options of loading it may be given only then."""
+    given = {name: value for name, value in loading.items() if value not in (None, False)}
+    if given and not isinstance(model, (str, PathLike)):
+        raise TypeError(f"{next(iter(given))}={next(iter(given.values()))!r}: the model is loaded already; drop it")
+    return load(model, loading)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.records import clean_text
-from .ann import import_faiss
-from .changes import open_file
-from .store import Keys, Matrix, State, Store, damaged, documents, owners, read_dead, read_pending, vector_keys
-from .vectors import VectorFile, best, rescored
-from .where import Where, conditions, unknown_field
+from .store import Keys, Matrix, State, Store, damaged, documents_with, owners, read_dead, read_pending, vector_keys
+from .vectors import VectorFile, best, compared, open_file, rescored
+from .where import Where, conditions
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +35,6 @@ class SearchResult:
     passage: str | None = None  # the passage of the text that was found, if the index cuts texts
 
 
-class Found(NamedTuple):
-    """A document that was found: its key, the key of its vector, and the score."""
-
-    document: int
-    vector: int
-    score: float
-
-
 @dataclass
 class Snapshot:
     """One generation in memory."""
@@ -60,7 +50,7 @@ class Snapshot:
     @classmethod
     def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
         """The snapshot of a state; the FAISS file of an old one is kept if it is the same."""
-        same = old is not None and old.state.file == state.file and old.state.parameters == state.parameters
+        same = old is not None and (old.state.sha256, old.state.file) == (state.sha256, state.file)
         file = old.file if old is not None and same else open_file(store.folder, state)
         keys, pending = read_pending(tx, state, store.path)
         alive = np.zeros(state.next_key, bool)
@@ -75,9 +65,10 @@ class Snapshot:
         name = repr((sql, parameters))
         if name not in self.conditions:
             found = np.zeros(len(self.alive), bool)
-            found[vector_keys(tx, sql, parameters)] = True
-            if not found.any() and (unknown := unknown_field(tx, where)) is not None:
-                logger.warning("where: %s", unknown)
+            found[vector_keys(tx, sql, *parameters)] = True
+            if not found.any():
+                names = tx.execute("SELECT DISTINCT each.key FROM documents, json_each(metadata) AS each ORDER BY 1")
+                logger.warning("where: no document meets %s; there are: %s", where, ", ".join(one for (one,) in names))
             if len(self.conditions) >= _KEPT_CONDITIONS:
                 self.conditions.clear()
             self.conditions[name] = found
@@ -85,66 +76,58 @@ class Snapshot:
 
     def search(self, tx: sqlite3.Connection, queries: Matrix, k: int, where: Where | None) -> list[list[SearchResult]]:
         """The k best documents of queries [q, d]; ``tx`` is the transaction that the snapshot was read in."""
-        found = self.nearest(tx, queries, k, None if where is None else self.allowed(tx, where))
-        rows = {row.key: row for row in documents(tx, "key", {one.document for listed in found for one in listed})}
+        found = self._nearest(tx, queries, k, None if where is None else self.allowed(tx, where))
+        wanted = {key for listed in found for key in listed}
+        rows = {row.key: row for row in documents_with(tx, "key", wanted)}
+        if rows.keys() != wanted:
+            raise ValueError(damaged(self.store.path, "documents are missing"))
+        cut = self.state.passages is not None
+        results = []
+        for listed in found:
+            results.append(list[SearchResult]())
+            for rank, (key, (vector, score)) in enumerate(listed.items(), 1):
+                one, passage = rows[key].document(), rows[key].passage(vector) if cut else None
+                results[-1].append(SearchResult(rank, score, rows[key].id, one.text, one.metadata, passage))
+        return results
 
-        def result(rank: int, one: Found) -> SearchResult:
-            if (row := rows.get(one.document)) is None:
-                raise ValueError(damaged(self.store.path, f"there is no document {one.document}"))
-            passage = None if self.state.passages is None else row.passage(one.vector)
-            return SearchResult(rank, one.score, row.id, row.text, row.document(self.store.path).metadata, passage)
-
-        return [[result(rank, one) for rank, one in enumerate(listed, 1)] for listed in found]
-
-    def nearest(
+    def _nearest(
         self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None
-    ) -> list[list[Found]]:
-        """The k nearest documents of queries, best first, equal scores in the order of their keys.
+    ) -> list[dict[int, tuple[int, float]]]:
+        """Keys of the k nearest documents of queries, best first, each with the key of its vector and the score.
 
-        ``allowed`` tells by key which vectors may be found.
+        ``allowed`` tells by key which vectors may be found. Equal scores are in the order of their keys.
         """
         keys, vectors = self.keys, self.pending
         if allowed is not None:
             keys, vectors = keys[allowed[keys]], vectors[allowed[keys]]
-        elif self.state.dead:
+        elif self.state.deleted:
             allowed = self.alive
         cut, total = self.state.passages is not None, len(self.alive) if allowed is None else int(allowed.sum())
-        mask = None if allowed is None else allowed[: self.state.stop]
         fetch = k + _TIES
         while True:
-            scores, found = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-            if len(keys):
-                inner, most = import_faiss().METRIC_INNER_PRODUCT, min(fetch, len(keys))
-                found = keys[import_faiss().knn(queries, vectors, most, metric=inner)[1]]
-                scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
+            found = compared(queries, fetch, [(keys, lambda: vectors)])[1]
+            scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
             if self.file is not None:
+                mask = None if allowed is None else allowed[: self.state.stop]
                 more, filed = self.file.search(queries, fetch, mask)
                 scores, found = np.hstack([more, scores]), np.hstack([filed, found])
             scores, found = best(scores, found, fetch)
             owner = owners(tx, {int(key) for key in found.ravel() if key >= 0}) if cut else {}
-            results = [_documents(*row, owner, k) for row in zip(found.tolist(), scores.tolist(), strict=True)]
+            results = [dict[int, tuple[int, float]]() for _ in queries]
+            for query, rank in zip(*np.nonzero(found >= 0), strict=True):
+                key = int(found[query, rank])
+                if len(results[query]) < k:
+                    results[query].setdefault(owner.get(key, key), (key, float(scores[query, rank])))
             if not cut or fetch >= total or all(len(one) >= k for one in results):
                 return results
             # Several passages of one document are one result.
             fetch = min(4 * fetch, total)
 
 
-def _documents(keys: list[int], scores: list[float], owner: Mapping[int, int], k: int) -> list[Found]:
-    """The k best documents of vectors in order."""
-    found: dict[int, Found] = {}
-    for key, score in zip(keys, scores, strict=True):
-        if key >= 0 and len(found) < k:
-            document = owner.get(key, key)
-            found.setdefault(document, Found(document, key, score))
-    return list(found.values())
-
-
-def query_texts(queries: Any) -> list[str]:
+def query_texts(queries: Sequence[str]) -> list[str]:
     """Queries as the model takes them."""
-    if not isinstance(queries, Sequence) or not all(isinstance(query, str) for query in queries):
-        raise TypeError(
-            f"cannot search for {type(queries).__name__}; give a text, a list of texts, or a NumPy array of floats"
-        )
-    if empty := [number for number, query in enumerate(queries) if not query.strip()]:
-        raise ValueError(f"query {empty[0]} is empty; give it a text, or leave it out")
-    return [clean_text(query) for query in queries]
+    texts = list(queries)
+    for number, query in enumerate(texts):
+        if not isinstance(query, str) or not query.strip():
+            raise ValueError(f"query {number} is {query!r}; give texts that are not empty, or a NumPy array of floats")
+    return [clean_text(query) for query in texts]

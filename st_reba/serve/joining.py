@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from .requests import Refusal
 
 # Milliseconds that an incomplete batch waits for more texts.
 DELAY = 2.0
-_Item = tuple[str, Task | None]
 
 
 class Joining:
@@ -30,7 +30,9 @@ class Joining:
         self.waiting = 0  # texts that were accepted and not answered
         # A thread of its own never waits for those that tokenize and write answers.
         self._thread = ThreadPoolExecutor(1, "st_reba")
-        self._joined = AsyncBatchProcessor(self._run, batch_size=batch_size, timeout_ms=DELAY)
+        tasks: tuple[Task | None, ...] = (None, "query", "document")
+        options = {"batch_size": batch_size, "timeout_ms": DELAY}
+        self._joined = {task: AsyncBatchProcessor(partial(self._run, task), **options) for task in tasks}
 
     async def encode(
         self, texts: list[str], task: Task | None, gone: Callable[[], Awaitable[bool]]
@@ -53,7 +55,7 @@ class Joining:
             for part in parts:
                 if rows and await gone():
                     raise Refusal(499, "The client has hung up.")
-                found = await self._joined([(texts[row], task) for row in part])
+                found = await self._joined[task]([texts[row] for row in part])
                 if error := next((one for one in found if isinstance(one, Exception)), None):
                     raise error
                 rows.append(np.stack(found))
@@ -61,16 +63,9 @@ class Joining:
         finally:
             self.waiting -= len(texts)
 
-    async def _run(self, items: list[_Item]) -> list[Any]:
-        self.on_batch(len(items))
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoded, items)
-
-    def _encoded(self, items: list[_Item]) -> list[Any]:
-        found: dict[int, Any] = {}
-        for task in {task for _, task in items}:
-            rows = [row for row, item in enumerate(items) if item[1] == task]
-            found |= zip(rows, self._vectors([items[row][0] for row in rows], task), strict=True)
-        return [found[row] for row in range(len(items))]
+    async def _run(self, task: Task | None, texts: list[str]) -> list[Any]:
+        self.on_batch(len(texts))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._vectors, texts, task)
 
     def _vectors(self, texts: list[str], task: Task | None) -> list[Any]:
         """A vector for each text, or the exception it raised: a text never fails another caller's request."""

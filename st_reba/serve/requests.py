@@ -61,7 +61,7 @@ class _Body(BaseModel):
 
 
 class EmbeddingRequest(_Body):
-    """Body of ``/v1/embeddings``; ``input_type`` chooses a prompt, as NAME:query and NAME:document do.
+    """Body of ``/v1/embeddings``; the models NAME:query and NAME:document choose a prompt.
 
     Example:
         >>> EmbeddingRequest.parse(b'{"input": "a cat", "model": "m:query"}').task("m")
@@ -73,7 +73,6 @@ class EmbeddingRequest(_Body):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
-    input_type: Literal["query", "document"] | None = None
 
     def task(self, name: str) -> Task | None:
         """The prompt that is asked for; a Refusal where the model's name is not ``name`` with or without a task."""
@@ -81,9 +80,7 @@ class EmbeddingRequest(_Body):
         asked = name if self.model is None else self.model
         if asked not in names:
             raise Refusal(404, f"There is no model {asked!r} here, but {', '.join(names)}.", "model", "model_not_found")
-        if self.input_type not in (None, names[asked]) and names[asked] is not None:
-            raise Refusal(400, f"model={asked!r} and input_type={self.input_type!r} exclude each other.", "input_type")
-        return self.input_type or names[asked]
+        return names[asked]
 
 
 class SearchRequest(_Body):

@@ -40,12 +40,12 @@ def plugin(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def flag(job: dict[str, Any]) -> dict[str, Any]:
-    """The package is not there, and the repository's code is trusted; then from a folder that this saved."""
+    """Without the package, the code of a pinned commit is trusted; then from a folder that this saved."""
     sys.modules["st_reba"] = None  # type: ignore[assignment]
     result = {}
     for name in job["models"]:
         folder = str(Path(job["folder"]) / name / "again")
-        model = _load(f"org/{name}", trust_remote_code=True)
+        model = _load(f"org/{name}", trust_remote_code=True, revision=job["commits"][name])
         model.save_pretrained(folder)
         again = _load(folder, trust_remote_code=True)
         assert (again.encode(job["texts"]) == model.encode(job["texts"])).all()
@@ -72,27 +72,13 @@ def graph(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def langchain(job: dict[str, Any]) -> dict[str, Any]:
-    """LangChain, at the commit that was read and is trusted."""
-    sys.modules["st_reba"] = None  # type: ignore[assignment]
-    from langchain_huggingface import HuggingFaceEmbeddings
-
-    result = {}
-    for name in job["models"]:
-        options = {"trust_remote_code": True, "revision": job["commits"][name], "device": "cpu"}
-        result[name] = HuggingFaceEmbeddings(model_name=f"org/{name}", model_kwargs=options).embed_documents(
-            job["texts"]
-        )
-    return result
-
-
 def _load(name: str, **options: Any) -> Any:
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(name, device="cpu", **options)
 
 
-ROLES = {role.__name__: role for role in (publish, plugin, flag, graph, langchain)}
+ROLES = {role.__name__: role for role in (publish, plugin, flag, graph)}
 
 if __name__ == "__main__":
     answering(lambda job: ROLES[job["role"]](job))

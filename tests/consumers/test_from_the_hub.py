@@ -1,4 +1,4 @@
-"""From ``build`` by way of a Hub to the reader: published on the loopback address, loaded by name, four ways."""
+"""From ``build`` by way of a Hub to the reader: published on the loopback address, loaded by name, three ways."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_two_repositories_a_model(hub: Hub, published: dict[str, Any]) -> None:
         assert np.abs(vectors[:, None] - vectors[None])[~np.eye(len(TEXTS), dtype=bool)].max(axis=1).min() > 1e-3
 
 
-@pytest.mark.parametrize(("way", "end"), [("plugin", ""), ("flag", ""), ("graph", "-onnx"), ("langchain", "")])
+@pytest.mark.parametrize(("way", "end"), [("plugin", ""), ("flag", ""), ("graph", "-onnx")])
 def test_the_same_vectors(
     way: str, end: str, hub: Hub, published: dict[str, Any], act: Callable[..., dict[str, Any]]
 ) -> None:

@@ -51,7 +51,7 @@ class Changes(RuleBasedStateMachine):
     @rule(ids=st.sets(IDS, max_size=5), first=st.integers(0, 60))
     def delete(self, ids: set[str], first: int) -> None:
         chosen = [*ids, *(f"d{n}" for n in range(first, min(60, first + 9)))]
-        change = self.index.delete(chosen, missing="ignore")
+        change = self.index.delete(chosen, missing_ok=True)
         gone = [one for one in chosen if self.there.pop(one, None) is not None]
         assert change.deleted == len(gone)
 

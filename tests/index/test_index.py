@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from indexes import MODEL, QUIET, brute, build, documents, encoded, found, texts
+import torch
+from indexes import MODEL, QUIET, brute, build, documents, found, texts
 from tiny import tiny_model
 
 from st_reba.corpus import Settings, encode_corpus
@@ -20,35 +21,34 @@ from st_reba.index import Document, Index, OtherModelError
 QUERIES = ["cat ship", "gold", "moon rain king"]
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF2,PQ4,RFlat"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF2,PQ4np,RFlat"])
 def test_exact_where_all_is_looked_at(tmp_path: Path, factory: str) -> None:
-    wide = {"IVF4,Flat": "nprobe=4", "IVF2,PQ4,RFlat": "nprobe=2,k_factor_rf=200"}.get(factory)
+    wide = {"IVF4,Flat": "nprobe=4", "IVF2,PQ4np,RFlat": "nprobe=2,k_factor_rf=200"}.get(factory)
     index = build(tmp_path / "index", documents(300), factory=factory, parameters=wide)
     index.add(documents(320)[300:], **QUIET)
     index.upsert([Document("gold gold king", "d7", {"n": 7})], **QUIET)
     index.delete(["d3", "d301"])
-    for query in QUERIES:
-        scores = [score for score, _ in brute(index, query, 10)]
-        assert [score for score, _ in found(index, query, 10)] == pytest.approx(scores, abs=1e-5)
-    if factory == "Flat":
-        assert found(index, "gold", 10) == brute(index, "gold", 10)
-    few = [one for one in found(index, "gold", 400, where={"n": {"<": 9}})]
-    assert {one for _, one in few} == {f"d{n}" for n in range(9)} - {"d3"}
-    assert {one for _, one in found(index, "cat", 400)} == {one.id for one in index}
-    index.compact()
+    for compacted in (False, True):
+        for query in QUERIES:
+            scores = [score for score, _ in brute(index, query, 10)]
+            assert [score for score, _ in found(index, query, 10)] == pytest.approx(scores, abs=1e-5)
+        if factory == "Flat":
+            assert found(index, "gold", 10) == brute(index, "gold", 10)
+        few = {one for _, one in found(index, "gold", 400, where={"n": {"<": 9}})}
+        assert few == {f"d{n}" for n in range(9)} - {"d3"}
+        assert {one for _, one in found(index, "cat", 400)} == {one.id for one in index}
+        if not compacted:
+            index.compact()
     index.verify()
-    assert [score for score, _ in found(index, "gold", 10)] == pytest.approx(
-        [score for score, _ in brute(index, "gold", 10)], abs=1e-5
-    )
 
 
 def test_equal_scores_in_the_order_of_addition(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat"] * 60)
     index.add(["cat"] * 20, **QUIET)
     index.delete(["5"])
-    assert [one.id for one in index.search("cat", 30)] == [str(n) for n in range(31) if n != 5]
-    batch = index.search(["cat", "dog"] * 20, 30)
-    assert [(one.id, one.score) for one in batch[0]] == [(one.id, one.score) for one in index.search("cat", 30)]
+    alone = index.search("cat", 30)
+    assert [one.id for one in alone] == [str(n) for n in range(31) if n != 5]
+    assert index.search(["cat", "dog"] * 20, 30)[0] == alone
 
 
 def test_queries_of_every_kind(tmp_path: Path) -> None:
@@ -67,16 +67,13 @@ def test_queries_of_every_kind(tmp_path: Path) -> None:
         ("", {}, ValueError),
         (["cat", " "], {}, ValueError),
         (7, {}, TypeError),
-        ([7], {}, TypeError),
+        ([7], {}, ValueError),
         ("cat", {"k": 0}, ValueError),
-        ("cat", {"k": True}, ValueError),
         ("cat", {"k": 1.5}, TypeError),
         (np.zeros(16, np.float32), {}, ValueError),
         (np.full(16, np.nan, np.float32), {}, ValueError),
         (np.ones(15, np.float32), {}, ValueError),
         (np.ones(16, np.int64), {}, ValueError),
-        ("cat", {"where": {"n": {"~": 1}}}, ValueError),
-        ("cat", {"where": ["n"]}, ValueError),
     ],
 )
 def test_queries_that_are_refused(tmp_path: Path, queries: Any, options: Any, error: type[Exception]) -> None:
@@ -112,9 +109,8 @@ def test_texts_without_ids_are_known(tmp_path: Path) -> None:
     assert len(index) == 4
     change = index.add(["cat", "dog", {"text": "cat", "n": 1}, {"text": "cat", "n": 2}, "gold"], **QUIET)
     assert (change.added, change.unchanged) == (3, 2)
-    assert index.add(["dog", "gold"], **QUIET).unchanged == 2
     index.delete(["4"])
-    assert index.add(["dog"], **QUIET).added == 1
+    assert index.add(["dog", "gold"], **QUIET).added == 1
     with pytest.raises(ValueError, match="no id"):
         index.upsert(["moon"], **QUIET)
     change = index.upsert(["moon", Document("moon", "own")], strict=False, **QUIET)
@@ -131,50 +127,35 @@ def test_texts_without_ids_are_known(tmp_path: Path) -> None:
     index.verify()
 
 
-def test_an_id_that_an_input_gives_twice(tmp_path: Path) -> None:
-    """The second never takes the place of the first, however often the input is given."""
-    index = build(tmp_path / "index", ["cat"])
-    for _ in range(2):
-        for change in (index.add, index.upsert):
-            change([Document("gold", "a"), Document("ship", "a")], strict=False, **QUIET)
-            assert index.get("a").text == "gold" and index.rejects()[0].kind == "id used twice"
-
-
-def test_numbers_in_place_of_ids_never_collide(tmp_path: Path) -> None:
+def test_ids_never_collide(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat", Document("dog", "3"), "ship"])
     index.add(["moon", "rain", "gold"], **QUIET)
-    ids = [one.id for one in index]
-    assert len(set(ids)) == 6 and index.get("3").text == "dog"
+    assert len({one.id for one in index}) == 6 and index.get("3").text == "dog"
+    # The second of an input never takes the place of the first, however often it is given.
+    for change in (index.add, index.upsert, index.add, index.upsert):
+        change([Document("gold", "a"), Document("ship", "a")], strict=False, **QUIET)
+        assert index.get("a").text == "gold" and index.rejects()[0].kind == "id used twice"
     index.verify()
 
 
 def test_deletions(tmp_path: Path) -> None:
-    index = build(tmp_path / "index")
+    index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
     with pytest.raises(ValueError, match="nothing was deleted"):
         index.delete(["d0", "x"])
-    assert len(index) == 41
-    assert index.delete(["d0", "x", "d0", "40"], missing="ignore").deleted == 2
-    assert index.search("gold", 50)[0].id != "40" and "d0" not in {one.id for one in index.search("cat", 50)}
+    assert len(index) == 42
+    assert index.delete(["d0", "x", "d0", "41", "secret"], missing_ok=True).deleted == 3
+    assert {one.id for one in index.search("gold", 50)} == {f"d{n}" for n in range(1, 40)}
+    assert index.compact().deleted == 2
+    assert not any(b"xylophone" in file.read_bytes() for file in index.path.iterdir())
     index.delete([one.id or "" for one in index])
     assert index.search("cat") == [] and index.compact().count == 0
     index.add(["cat"], **QUIET)
     assert index.search("cat")[0].text == "cat"
     index.verify()
-    for ids, error in (("d1", TypeError), ([1], TypeError)):
-        with pytest.raises(error):
+    for ids in ("d1", [1]):
+        with pytest.raises(TypeError):
             index.delete(ids)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="missing"):
-        index.delete(["a"], missing="x")  # type: ignore[arg-type]
-
-
-def test_what_is_deleted_leaves_the_disk(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", [*texts(30), Document("cat xylophone", "secret")])
-    index.delete(["secret"])
-    change = index.compact()
-    assert change.deleted == 1
-    for file in index.path.iterdir():
-        assert b"xylophone" not in file.read_bytes()
 
 
 def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +179,10 @@ def test_passages(tmp_path: Path) -> None:
             return getattr(real, name)
 
         def __call__(self, items: list[str], **options: Any) -> dict[str, Any]:
-            places = []
-            for text in items:
-                start, words = 0, []
-                for word in text.split(" "):
-                    words.append((start, start + len(word)))
-                    start += len(word) + 1
-                places.append(words)
-            return {"offset_mapping": places}
+            stops = [np.cumsum([len(word) + 1 for word in text.split(" ")]) for text in items]
+            words = [[len(word) for word in text.split(" ")] for text in items]
+            pairs = [zip(stop - 1 - size, stop - 1, strict=True) for stop, size in zip(stops, words, strict=True)]
+            return {"offset_mapping": [[(int(start), int(stop)) for start, stop in one] for one in pairs]}
 
     model = tiny_model()
     real = model[0].tokenizer
@@ -223,14 +200,12 @@ def test_passages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", [pd.DataFrame, pl.DataFrame])
 def test_tables(tmp_path: Path, of: Any) -> None:
-    table = of({"_id": ["a", "b"], "body": ["cat", "dog"], "year": [2019, 2024]})
-    index = build(tmp_path / "index", table)
+    index = build(tmp_path / "index", of({"_id": ["a", "b"], "body": ["cat", "dog"], "year": [2019, 2024]}))
     assert index.get("b") == Document("dog", "b", {"year": 2024})
     assert index.info()["columns"] == {"text_column": "body", "id_column": "_id"}
     # Columns of the build are those of an addition.
     index.add([{"text": "x", "body": "ship", "_id": "c"}], **QUIET)
     assert index.get("c").text == "ship"
-    assert [one.id for one in index.search("cat", where={"year": {">": 2020}})] == ["b"]
 
 
 def test_a_corpus_as_input(tmp_path: Path) -> None:
@@ -246,12 +221,8 @@ def test_a_corpus_as_input(tmp_path: Path) -> None:
 
 
 def test_the_model_is_found_again(tmp_path: Path) -> None:
-    from st_reba.safety import load
-
     tiny_model().save(str(tmp_path / "here" / "model"))
-    saved = load(tmp_path / "here" / "model")
     Index.build(str(tmp_path / "here" / "model"), ["cat", "dog"], tmp_path / "here" / "index", **QUIET)
-    Index.build(saved, ["cat", "dog"], tmp_path / "here" / "other", **QUIET)
     shutil.move(tmp_path / "here", tmp_path / "there")
     index = Index.open(tmp_path / "there" / "index")
     assert index.search("cat")[0].text == "cat" and index.info()["model_source"] == "../model"
@@ -261,30 +232,28 @@ def test_the_model_is_found_again(tmp_path: Path) -> None:
     assert len(Index.open(tmp_path / "there" / "index").search(np.ones(16, np.float32))) == 2
 
 
-def test_a_model_that_came_from_nowhere_must_be_given(tmp_path: Path) -> None:
-    build(tmp_path / "index", ["cat"])
-    with pytest.raises(ValueError, match="not known"):
-        Index.open(tmp_path / "index").search("cat")
-    assert Index.open(tmp_path / "index", MODEL).search("cat")[0].text == "cat"
-
-
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    index = build(tmp_path / "index", ["cat"])
+    build(tmp_path / "index", ["cat"])
+    with pytest.raises(ValueError, match="not known"):  # the model came from nowhere
+        Index.open(tmp_path / "index").search("cat")
     with pytest.raises(OtherModelError):
         Index.open(tmp_path / "index", tiny_model(1))
+    with pytest.raises(TypeError, match="loaded already"):
+        Index.open(tmp_path / "index", MODEL, device="cpu")
     model = deepcopy(MODEL)
     index = Index.open(tmp_path / "index", model)
     assert index.search("cat")
-    import torch
-
-    with torch.no_grad():
-        next(model.parameters()).mul_(torch.linspace(0, 2, 16))
+    # Another model's index takes its place; then the model is trained.
+    Index.build(tiny_model(1), ["cat"], tmp_path / "index", overwrite=True, **QUIET)
     for query in ("cat", np.ones(16, np.float32)):
         with pytest.raises(OtherModelError):
             index.search(query)
-    with pytest.raises(TypeError, match="loaded already"):
-        Index.open(tmp_path / "index", MODEL, device="cpu")
-    model = tiny_model()
+    build(tmp_path / "index", ["cat"], overwrite=True)
+    with torch.no_grad():
+        next(model.parameters()).mul_(torch.linspace(0, 2, 16))
+    for use in (index.search, index.add):
+        with pytest.raises(OtherModelError):
+            use(["cat"])
     model.similarity_fn_name = "euclidean"
     with pytest.raises(ValueError, match="similarity"):
         Index.build(model, ["cat"], tmp_path / "euclidean", **QUIET)
@@ -297,4 +266,3 @@ def test_inner_products(tmp_path: Path) -> None:
     query = np.asarray(model.encode_query("gold ship", show_progress_bar=False), np.float64)
     products = np.asarray(model.encode_document(texts(30), show_progress_bar=False), np.float64) @ query
     assert [one.score for one in index.search("gold ship", 5)] == pytest.approx(np.sort(products)[::-1][:5], rel=1e-5)
-    assert encoded(["cat"]).shape == (1, 16)

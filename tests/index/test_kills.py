@@ -54,7 +54,7 @@ def test_another_change_between_kill_and_repetition(tmp_path: Path) -> None:
     from st_reba.index import Index
 
     for event in range(trial.events, 0, -max(1, trial.events // 8)):
-        with trial._copy("disturbed") as copy:
+        with trial.copy() as copy:
             run_child(lambda copy=copy: trial.operation.run(copy), event=event)
             index = Index.open(copy / "index", model())
             index.add(["king", "moon moon"], show_progress_bar=False)

@@ -64,14 +64,13 @@ def sqlite3_dump(path: Path) -> list[str]:
         connection.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, 5_000, -1])
-def test_files_cut_short(built: Path, tmp_path: Path, size: int) -> None:
-    for name in (next(built.glob("*.faiss")).name, "index.sqlite"):
-        copy = Path(shutil.copytree(built, tmp_path / name))
-        with (copy / name).open("r+b") as stream:
-            stream.truncate(size if size >= 0 else (copy / name).stat().st_size - 1)
-        assert damaged(copy)
-        build(copy, overwrite=True).verify()
+def test_files_cut_short(built: Path, tmp_path: Path) -> None:
+    for size in (0, 1, 5_000, -1):
+        for name in (next(built.glob("*.faiss")).name, "index.sqlite"):
+            copy = Path(shutil.copytree(built, tmp_path / f"{size} {name}"))
+            with (copy / name).open("r+b") as stream:
+                stream.truncate(size if size >= 0 else (copy / name).stat().st_size - 1)
+            assert damaged(copy)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_files_cut_short(built: Path, tmp_path: Path, size: int) -> None:
         "UPDATE pending SET vector = zeroblob(64)",
         "INSERT INTO dead VALUES (7)",
         "DELETE FROM dead WHERE key = 1",
-        "UPDATE meta SET state = replace(state, '\"generation\":', '\"generation\": 1')",
+        "UPDATE meta SET state = replace(state, '\"changes\":', '\"changes\": 1')",
         "DELETE FROM meta",
         "DROP TABLE meta",
     ],
@@ -93,7 +92,9 @@ def test_files_cut_short(built: Path, tmp_path: Path, size: int) -> None:
 def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
     connection = sqlite3.connect(copy / "index.sqlite")
-    assert connection.execute(statement).rowcount != 0
+    before = list(connection.iterdump())
+    connection.execute(statement)
+    assert list(connection.iterdump()) != before
     connection.commit()
     connection.close()
     assert damaged(copy)
@@ -113,7 +114,7 @@ def test_what_is_no_index(tmp_path: Path, built: Path) -> None:
     connection = sqlite3.connect(tmp_path / "other" / "index.sqlite")
     connection.execute("CREATE TABLE a (b)")
     connection.close()
-    with pytest.raises(ValueError, match="other tables"):
+    with pytest.raises(ValueError, match="no such table"):
         Index.open(tmp_path / "other")
 
 

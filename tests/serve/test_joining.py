@@ -53,7 +53,7 @@ def rows(answer: Any) -> Any:
 def test_requests_are_joined(ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
     """With those of other tasks and lengths, and a long list takes turns."""
     texts = [f"{number} cats " * (1 + number % 5) for number in range(36)]
-    requests = [(PATH, {"input": text, "input_type": ("query", "document")[len(text) % 2]}) for text in texts]
+    requests = [(PATH, {"input": text, "model": ("m:query", "m:document")[len(text) % 2]}) for text in texts]
     monkeypatch.setattr(joining, "DELAY", 200)
     *single, whole = ask(*requests, (PATH, {"input": texts}), app=EmbeddingServer(plain, "m", batch_size=16))
     expected = plain.encode(texts)

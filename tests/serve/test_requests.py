@@ -11,14 +11,7 @@ from st_reba.serve.requests import EmbeddingRequest, Refusal, SearchRequest
 
 
 @pytest.mark.parametrize(
-    ("asked", "task"),
-    [
-        ({"model": "m"}, None),
-        ({"model": "m:query"}, "query"),
-        ({"input_type": "query"}, "query"),
-        ({"model": "m:document", "input_type": "document"}, "document"),
-    ],
-    ids=str,
+    ("asked", "task"), [({}, None), ({"model": "m"}, None), ({"model": "m:query"}, "query")], ids=str
 )
 def test_task(asked: dict[str, str], task: str | None) -> None:
     request = EmbeddingRequest.parse(json.dumps({"input": "a", "user": "somebody", **asked}).encode())
@@ -36,7 +29,6 @@ def test_task(asked: dict[str, str], task: str | None) -> None:
         ({"input": ["a"] * 2049}, 400, "input"),
         ({"input": ["a", 1]}, 400, "input"),
         ({"input": "a", "model": "other"}, 404, "model"),
-        ({"input": "a", "model": "m:query", "input_type": "document"}, 400, "input_type"),
         ({"input": "a", "dimensions": True}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
         ({"input": "a", "prompt": "x"}, 400, "prompt"),
