@@ -39,7 +39,7 @@ class Filter:
         kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away the sample's ``r`` principal directions.
             ``"whiten"``: W gives the coordinates along d' principal directions, each divided by its standard deviation.
         mean: The sample's, [d].
-        weight: W, [d', d]; of abtt the directions that it takes away, [r, d]; None: 1.
+        weight: W, [d', d].
         about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
         probe: Probe of the model that gave the vectors; None: not known.
 
@@ -56,7 +56,7 @@ class Filter:
 
     kind: Kind
     mean: Array = field(repr=False)
-    weight: Array | None = field(default=None, repr=False)
+    weight: Array = field(repr=False)
     about: str = ""
     probe: Probe | None = field(default=None, repr=False)
 
@@ -81,8 +81,6 @@ class Filter:
             dimensions: d' of whiten; None: all.
             model: The model that gave the vectors, so that the filter knows it again.
         """
-        if getattr(vectors, "ndim", None) != 2 or not np.issubdtype(vectors.dtype, np.floating):
-            raise ValueError(f"vectors: {type(vectors).__name__} must be an array [N, d] of floating point.")
         count, width = vectors.shape
         kept = _checked(kind, r, dimensions, count, width)
         if not np.isfinite(vectors).all():
@@ -92,7 +90,7 @@ class Filter:
         known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_whole(model))}
         mean = vectors.mean(axis=0, dtype=np.float64)
         if kind == "center":
-            return cls(kind, mean, **known)
+            return cls(kind, mean, np.eye(width), **known)
         # Rows whose float64 copies exist at a time.
         parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
         covariance = np.asarray(sum(part.T @ part for part in parts) / count)
@@ -102,24 +100,18 @@ class Filter:
         if values.min() <= _LEAST**2 * squared_length:
             raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
         # Either sign is an eigenvector's; the same one has to come out on every machine.
-        rows = rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None]
+        rows = np.ascontiguousarray(rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None])
         if kind == "whiten":
-            rows = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
-        return cls(kind, mean, np.ascontiguousarray(rows), **known)
-
-    def matrix(self) -> Array:
-        """W, [d', d]."""
-        if self.weight is None or self.kind != "abtt":
-            return np.eye(self.mean.size) if self.weight is None else self.weight
-        return np.asarray(np.eye(self.mean.size) - self.weight.T @ self.weight)
+            return cls(kind, mean, rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None], **known)
+        return cls(kind, mean, np.eye(width) - rows.T @ rows, **known)
 
     def apply(self, vectors: NDArray[Any]) -> Array:
         """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
-        return np.asarray((np.asarray(vectors, np.float64) - self.mean) @ self.matrix().T)
+        return np.asarray((np.asarray(vectors, np.float64) - self.mean) @ self.weight.T)
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Dense:
         """The filter as sentence-transformers' own ``Dense``, W x − W·mean."""
-        weight = torch.from_numpy(self.matrix()).to(dtype)
+        weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
         options: dict[str, Any] = {"init_weight": weight, "init_bias": bias}
@@ -131,11 +123,10 @@ class Filter:
 
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
-        arrays = {"mean": self.mean} if self.weight is None else {"mean": self.mean, "weight": self.weight}
         mark = None if self.probe is None else self.probe.to_json()
         about = json.dumps({"kind": self.kind, "about": self.about, "probe": mark}, ensure_ascii=False)
         with whole_file(path) as stream:
-            stream.write(save(arrays, metadata={_FORMAT: about}))
+            stream.write(save({"mean": self.mean, "weight": self.weight}, metadata={_FORMAT: about}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Filter:
@@ -145,11 +136,10 @@ class Filter:
         try:
             with safe_open(path, framework="numpy") as stored:
                 about = json.loads((stored.metadata() or {})[_FORMAT])
-                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+                mean, weight = stored.get_tensor("mean"), stored.get_tensor("weight")
             mark = None if about["probe"] is None else Probe.from_json(about["probe"])
-            found = cls(about["kind"], arrays["mean"], arrays.get("weight"), str(about["about"]), mark)
-            known = found.kind in get_args(Kind) and (found.weight is None) == (found.kind == "center")
-            if not known or not np.isfinite(found.apply(np.zeros_like(found.mean))).all():
+            found = cls(about["kind"], mean, weight, str(about["about"]), mark)
+            if found.kind not in get_args(Kind) or not np.isfinite(found.apply(np.zeros_like(mean))).all():
                 raise ValueError("its numbers do not fit together")
             return found
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
