@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,28 +84,40 @@ def sync(path: str | PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
+    for place, folders, files in os.walk(folder):
+        if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
+            raise ValueError(f"{links[0]}: a link, through which nothing is written; remove it, or put the file there")
+
+
 @contextmanager
-def writers_lock(folder: str | PathLike[str]) -> Iterator[None]:
-    """Keep other writers out of a folder; the system releases the lock when the process ends.
+def sole_writer(folder: Path, kept: str) -> Iterator[None]:
+    """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
+
+    Args:
+        folder: The folder; one that was made here goes again after an error.
+        kept: Unless a file in it matches this pattern.
 
     Raises:
         BlockingIOError: Another process, or another thread of this one, is writing.
+        OSError: Such as a full disk; of the block too, with the folder where an error names no file.
+        ValueError: A link is in the folder.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(Path(folder) / LOCK_FILE, timeout=0)
     try:
-        with lock:
-            yield
+        made = make_folder(folder)
+        refuse_links(folder)
+        with FileLock(folder / LOCK_FILE, timeout=0):
+            try:
+                yield
+            except BaseException:
+                if made and not any(folder.glob(kept)):
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
     except Timeout:
         raise BlockingIOError(f"{folder}: another process is writing here; wait, or give another path") from None
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Name the folder in an error of the disk that names no file, such as that it is full."""
-    try:
-        yield
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise

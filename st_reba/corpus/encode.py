@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -13,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..encode import encode_texts
-from ..files import LOCK_FILE, disk_errors, make_folder, remove_leftovers, whole_file, writers_lock
+from ..files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter, parse_passages
@@ -114,30 +113,20 @@ def encode_corpus(
         source = unique(open_source(input, text_column=text_column, id_column=id_column, encoding=settings.encoding))
     _check_target(path)
     model, corpus, disable = load(model), Corpus(path), None if show_progress_bar is None else not show_progress_bar
-    folders = (path, path / "documents", path / "vectors")
-    with disk_errors(path):
-        made = [make_folder(folder) for folder in folders][0]
-        with writers_lock(path):
-            try:
-                for folder in folders:
-                    remove_leftovers(folder)
-                size = _begin(corpus, model, settings, passages, overwrite)
-                parts = _parts(source, size, settings.strict, cutter(model, passages), disable)
-                gather(parts, source.name, corpus, overwrite)
-                _encode_pending(corpus, model, workers, disable)
-                _finish(corpus)
-            except BaseException:
-                if made and not any((path / "vectors").glob("*.npy")):
-                    shutil.rmtree(path, ignore_errors=True)
-                raise
+    with sole_writer(path, "vectors/*.npy"):
+        for folder in (path, path / "documents", path / "vectors"):
+            make_folder(folder)
+            remove_leftovers(folder)
+        size = _begin(corpus, model, settings, passages, overwrite)
+        parts = _parts(source, size, settings.strict, cutter(model, passages), disable)
+        gather(parts, source.name, corpus, overwrite)
+        _encode_pending(corpus, model, workers, disable)
+        _finish(corpus)
     return corpus
 
 
 def _check_target(folder: Path) -> None:
     """Refuse to write where something else is than a corpus, or what a run leaves that was killed at its start."""
-    for name in (LOCK_FILE, "documents", "vectors"):
-        if (folder / name).is_symlink():
-            raise FileExistsError(f"{folder / name}: a link, through which nothing is written; give another path")
     if not folder.exists() or is_corpus(folder):
         return
     names = {file.name for file in folder.glob("*") if not file.name.startswith(f".{HEADER_FILE}.")}

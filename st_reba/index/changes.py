@@ -5,7 +5,6 @@ What is encoded for a change lies in ``.building``, a corpus, until the change t
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import zlib
@@ -24,7 +23,7 @@ from ..corpus.encode import Settings, encode_corpus
 from ..corpus.folder import Corpus, Row, sha256, unusable
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source, unique
-from ..files import LOCK_FILE, disk_errors, make_folder, writers_lock
+from ..files import LOCK_FILE, refuse_links, sole_writer
 from ..probe import Probe, check
 from . import store as tables
 from . import vectors as ann
@@ -69,31 +68,16 @@ def check_target(store: Store, *, overwrite: bool) -> None:
             raise FileExistsError(f"{folder}: already there; give another path, or overwrite=True to replace the index")
 
 
-def _refuse_links(folder: Path) -> None:
-    """Raise if a link is in a folder of ours: what is written or removed through it would be somebody else's."""
-    for place, folders, files in os.walk(folder):
-        if links := [path for name in (*folders, *files) if os.path.islink(path := os.path.join(place, name))]:
-            raise ValueError(f"{links[0]}: a link, through which nothing is written; remove it, or put the file there")
-
-
 @contextmanager
 def one_writer(folder: Path) -> Iterator[Path]:
     """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded.
 
     A folder that is made for it goes if nothing was encoded in it.
     """
-    with disk_errors(folder):
-        made = make_folder(folder)
-        _refuse_links(folder)
-        building = folder / BUILDING
-        try:
-            with writers_lock(folder):
-                yield building
-                shutil.rmtree(building, ignore_errors=True)
-        except BaseException:
-            if made and not building.exists():
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+    building = folder / BUILDING
+    with sole_writer(folder, BUILDING):
+        yield building
+        shutil.rmtree(building, ignore_errors=True)
 
 
 # One transaction
@@ -236,7 +220,7 @@ def _sweep(folder: Path, name: str | None) -> None:
 @contextmanager
 def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
     """A change, which takes effect at the end of the ``with`` block; ``fresh``: the state of an index that is built."""
-    _refuse_links(store.folder)
+    refuse_links(store.folder)
     with store.writing(create=fresh is not None) as tx:
         try:
             before = tables.read_state(tx, store.path)

@@ -12,7 +12,7 @@ from tiny import WORDS, tiny_model
 
 import st_reba.corpus.encode as encoding
 from st_reba.corpus import Corpus, Document, Settings, encode_corpus
-from st_reba.files import writers_lock
+from st_reba.files import sole_writer
 
 MODEL = tiny_model()
 MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector
@@ -177,15 +177,18 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.txt").write_text("cat", encoding="utf-8")
     (tmp_path / "file").touch()
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "vectors").symlink_to(tmp_path / "mine")
-    for name in ("mine", "file", "linked"):
+    for name in ("mine", "file"):
         with pytest.raises(FileExistsError):
             encode(tmp_path / name, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.txt"]
     encode(tmp_path / "corpus")
-    with writers_lock(tmp_path / "corpus"), pytest.raises(BlockingIOError):
+    with sole_writer(tmp_path / "corpus", "*"), pytest.raises(BlockingIOError):
         encode(tmp_path / "corpus")
+    (tmp_path / "corpus" / "vectors").rename(tmp_path / "vectors")
+    (tmp_path / "corpus" / "vectors").symlink_to(tmp_path / "vectors")
+    with pytest.raises(ValueError, match="link"):
+        encode(tmp_path / "corpus", TEXTS[::-1], overwrite=True)
+    assert len(list((tmp_path / "vectors").iterdir())) == 4
 
 
 def test_passages(tmp_path: Path) -> None:

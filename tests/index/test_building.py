@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 
-from st_reba.files import writers_lock
+from st_reba.files import sole_writer
 from st_reba.index import Document, Index
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -105,7 +105,7 @@ def test_an_addition_that_fails_changes_nothing(tmp_path: Path) -> None:
 
 def test_one_writer(tmp_path: Path) -> None:
     index = build(tmp_path / "index", documents(10))
-    with writers_lock(tmp_path / "index"):
+    with sole_writer(tmp_path / "index", "*"):
         for change in (lambda: index.add(["cat"], **QUIET), lambda: build(tmp_path / "index", ["cat"], overwrite=True)):
             with pytest.raises(BlockingIOError):
                 change()
