@@ -2,7 +2,7 @@
 
     python scripts/results/results.py PAGE DATA smollm2=FOLDER gemma3=FOLDER --trained MINILM
 
-PAGE is sentences-en, captions, nosink, quantized or words. DATA is a folder of public sets
+PAGE is sentences-en, sentences-zh, captions, chunk, nosink, quantized or words. DATA is a folder of public sets
 (docs/results/sentences-en.md lists them), FOLDER a base. Vectors are cached. A table goes into its page, between
 ``<!-- NAME -->`` and ``<!-- end -->``.
 """
@@ -182,6 +182,50 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
     fill("sentences-en.md", base.name, table(frame, base.name))
 
 
+def sentences_zh(base: Base, given: argparse.Namespace) -> None:
+    """Seven Chinese sets, by method and base."""
+    sts, topics = given.data / "sts", given.data / "classification"
+    drawn = {"STS-B-zh": (sts / "cnsd-sts-test.txt", "STS"), "AFQMC": (sts / "afqmc-dev.jsonl", "STS")}
+    drawn["OCNLI"] = (given.data / "pairs" / "ocnli-dev.jsonl", "PairClassification")
+    drawn["waimai"] = (topics / "waimai_10k.csv", "Classification")
+    labels = {"OCNLI": {"entailment": 1, "contradiction": 0}}
+    tasks = [read_task(*each, name=name, limit=200, labels=labels.get(name)) for name, each in drawn.items()]
+    for name, label in (("tnews", "label_desc"), ("eprstmt", "label")):
+        rows = pd.read_json(topics / name / "test_public.json", lines=True)
+        columns = {"text": "sentence", "label": label}
+        tasks.append(read_task(rows, "Classification", name=name.upper(), limit=200, columns=columns))
+    rows = pd.read_json(given.data / "ranking" / "qbqtc-dev.json", lines=True)
+    tasks.append(read_task(rows, "Reranking", name="QBQTC", limit=60))
+    half, chinese = base.depth // 2, "prompteol:template=prompteol-zh"
+    methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
+    methods |= {"PromptEOL in Chinese": chinese, "the same, attention outputs": f"{chinese},read=attention"}
+    methods["the same with an example"] = "prompteol:template=prompteol-example-zh"
+    methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
+    frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
+    fill("sentences-zh.md", base.name, table(frame.assign(mean=frame.mean(axis=1)), base.name))
+
+
+def chunk(base: Base, given: argparse.Namespace) -> None:
+    """Halves of news articles find each other, by ReBA whole and by pieces."""
+    rows = []
+    for part in ("train", "valid", "test"):
+        blocks = (given.data / "ner" / f"{part}.txt").read_text(encoding="utf-8").split("\n\n")
+        lines = [" ".join(line.split()[0] for line in block.splitlines() if line.strip()) for block in blocks]
+        # A headline, and then a place and date, stand before an article. Tables of results have short lines.
+        dates = [n for n, line in enumerate(lines) if re.fullmatch(r".{2,40} 1996-\d\d-\d\d", line)]
+        for first, following in zip(dates, [*dates[1:], len(lines) + 1], strict=True):
+            article = lines[first + 1 : following - 1]
+            if (words := len(" ".join(article).split())) >= 300 and words >= 18 * len(article):
+                half = len(article) // 2
+                rows.append((" ".join(article[:half]), " ".join(article[half:]), 1))
+    pairs = pd.DataFrame(rows, columns=["query", "document", "relevance"]).drop_duplicates()
+    task = read_task(pairs.sample(50, random_state=0), "Retrieval", name="nDCG@10 × 100")
+    names = ("classical, mean", "Echo-2, mean", "ReBA-2, last", "ReBA-2, mean")
+    methods = {name: PAPERS[name] for name in names}
+    methods |= {f"ReBA-2, mean, pieces of {size}": f"reba:pooling=mean,chunk={size}" for size in (128, 32)}
+    fill("chunk.md", base.name, table(pd.DataFrame({task.name: base.scores(methods, task)}), base.name))
+
+
 def captions(base: Base, given: argparse.Namespace) -> None:
     """The rank of the first right caption of each query."""
     rows = [line.split("\t") for line in (given.data / "sts" / "sts-test.csv").read_text(encoding="utf-8").splitlines()]
@@ -231,19 +275,20 @@ def quantized(base: Base, given: argparse.Namespace) -> None:
 
 
 def words(base: Base, given: argparse.Namespace) -> None:
-    """Word senses (SLPWC): which of four sentences uses a word otherwise, by method and layer."""
+    """Word senses: which of four sentences uses a word otherwise, by method and layer."""
     layers, half = [base.depth * part // 6 for part in (2, 3, 4, 5, 6)], base.depth // 2
     named = {"classical": "classical", "Echo-2": "echo", "ReBA-2": "reba"}
     methods = {(label, layer): f"{name}:layer={layer}" for label, name in named.items() for layer in layers}
     # From the middle layer on, masks look both ways.
     for layer in (layer for layer in layers if layer > half):
         methods["MASK0-BIDIR", layer] = f"nosink:setting=mask0-bidir,k={layer - half},layer={layer}"
-    task, frame = read_task(given.data / "words" / "SLPWC_v1.csv", limit=100), pd.DataFrame(dtype=float)
-    results = compare(base.model, task, list(methods.values()), draws=0).results
-    for (label, layer), result in zip(methods, results, strict=True):
-        for distance, metric in (("cosine", "accuracy cosine"), ("Euclidean", "accuracy euclidean")):
-            frame.loc[f"{label}, {distance}", f"layer {layer}"] = 100 * result.scores[metric]
-    fill("words.md", f"{base.name} SLPWC", table(frame, f"{base.name}, SLPWC"))
+    for name in ("SLPWC", "WSD"):
+        task, frame = read_task(given.data / "words" / f"{name}_v1.csv", limit=100), pd.DataFrame(dtype=float)
+        results = compare(base.model, task, list(methods.values()), draws=0).results
+        for (label, layer), result in zip(methods, results, strict=True):
+            for distance, metric in (("cosine", "accuracy cosine"), ("Euclidean", "accuracy euclidean")):
+                frame.loc[f"{label}, {distance}", f"layer {layer}"] = 100 * result.scores[metric]
+        fill("words.md", f"{base.name} {name}", table(frame, f"{base.name}, {name}"))
 
 
 def table(frame: pd.DataFrame, first: str, digits: int = 1, bold: bool = True) -> str:
@@ -269,7 +314,10 @@ def fill(page: str, name: str, text: str) -> None:
 
 def main() -> None:
     """Fill a page."""
-    pages = {each.__name__.replace("_", "-"): each for each in (sentences_en, captions, nosink, quantized, words)}
+    pages = {
+        each.__name__.replace("_", "-"): each
+        for each in (sentences_en, sentences_zh, captions, chunk, nosink, quantized, words)
+    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", choices=pages)
     parser.add_argument("data", type=Path, help="folder of public sets")
