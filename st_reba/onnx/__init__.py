@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def export(
         task: Whose template and prompt the graph holds, ``"query"`` or ``"document"``; None: both are the same.
 
     Returns:
-        File sizes, the distance from torch, and the loss of int8 if asked for.
+        Sizes, the distance from torch, and the loss of int8 if asked for.
 
     Raises:
         FileExistsError: Something is there that may not be replaced.
@@ -77,13 +76,9 @@ def export(
         new.mkdir()
         write_folder(model, graph, new)
         export_graph(graph, new / GRAPH)
-        golden = _write_golden(model, graph, new)
-        report: dict[str, Any] = {
-            "bytes": {each.name: each.stat().st_size for each in sorted((new / GRAPH).parent.iterdir())},
-            "dimension": graph.dimension,
-            "max_seq_length": graph.max_length,
-            "distance": _distance(model, graph, new, golden),
-        }
+        golden, wanted = _write_golden(model, graph, new)
+        report: dict[str, Any] = {"dimension": graph.dimension, "max_seq_length": graph.max_length}
+        report["distance"] = _distance(graph, Runner(new), golden, wanted)
         if quantize is not None:
             report["int8"] = _quantize(new, golden)
         _write_card(model, graph, new, report.get("int8"))
@@ -91,21 +86,21 @@ def export(
     return report
 
 
-def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> list[str]:
-    """Write golden.json with the vectors that the model gives in torch; returns its texts."""
+def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> tuple[list[str], Any]:
+    """Write golden.json with the vectors that the model gives in torch; returns its texts and these vectors."""
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     empty = graph.empty is not None and graph.before + graph.after > 0
     texts = [text for text in TEXTS if text or empty]
     about: dict[str, Any] = {"graph": GRAPH, "task": graph.task, "tolerance": TOLERANCE, "fields": {}}
     about["made"] = {**environment(model), **versions()}
-    write_file(folder, about, texts, encode_texts(model, texts, task=graph.task).tolist())
-    return texts
+    vectors = encode_texts(model, texts, task=graph.task)
+    write_file(folder, about, texts, vectors.tolist())
+    return texts, vectors
 
 
-def _distance(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, texts: Sequence[str]) -> float:
+def _distance(graph: EmbeddingGraph, runner: Runner, texts: list[str], wanted: Any) -> float:
     """The largest distance between the graph's vectors and torch's: alone, in a batch, padded on either side."""
-    wanted, runner = encode_texts(model, texts, task=graph.task), Runner(folder)
-    found = (runner.encode_in_batches(texts, 1), runner.encode(texts), runner.encode(texts, side="left"))
+    found = (runner.encode(texts), runner.encode(texts, len(texts)), runner.encode(texts, len(texts), "left"))
     distance = max(worst(wanted, each) for each in found)
     if not distance <= TOLERANCE:
         raise ValueError(

@@ -24,10 +24,9 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """
     source, target = folder / GRAPH, folder / QUANTIZED
     _write(source, target)
-    wanted, rounded = Runner(folder).encode_in_batches(texts, 1), Runner(folder, QUANTIZED)
+    wanted, rounded = Runner(folder).encode(texts), Runner(folder, QUANTIZED)
     found = {
-        name: cosines(rounded.encode_in_batches(texts, size), wanted)
-        for name, size in (("alone", 1), ("batched", _TOGETHER))
+        name: cosines(rounded.encode(texts, size), wanted) for name, size in (("alone", 1), ("batched", _TOGETHER))
     }
     for name, each in found.items():
         if not each["ok"]:

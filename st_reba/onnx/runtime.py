@@ -27,30 +27,30 @@ class Runner:
     def __init__(self, folder: str | Path, graph: str = GRAPH) -> None:
         from tokenizers import Tokenizer
 
-        file = Path(folder) / graph
         onnxruntime = required("onnxruntime", "onnx", "running a graph needs onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3  # it warns of initializers that it folds
         try:
-            self._session = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+            path = str(Path(folder, graph))
+            self._session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
         except Exception as error:  # its own classes share no base but this one
             raise ValueError(f"{str(folder)!r}: onnxruntime does not read {graph}: {error}") from error
         self.tokenizer: Any = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
 
-    def encode(self, texts: Sequence[str], *, side: Literal["left", "right"] = "right") -> NDArray[np.float32]:
-        """Sentence vectors [B, d] of texts that run as one batch, padded on the given side."""
-        padding = self.tokenizer.padding
+    def encode(
+        self, texts: Sequence[str], size: int = 1, side: Literal["left", "right"] = "right"
+    ) -> NDArray[np.float32]:
+        """Sentence vectors [n, d] of texts, ``size`` a batch, padded on the given side."""
+        padding, rows = self.tokenizer.padding, []
         self.tokenizer.enable_padding(pad_id=padding["pad_id"], pad_token=padding["pad_token"], direction=side)
-        encoded = self.tokenizer.encode_batch(list(texts))
-        ids = np.array([each.ids for each in encoded], dtype=np.int64)
-        mask = np.array([each.attention_mask for each in encoded], dtype=np.int64)
-        (hidden,) = self._session.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
-        weights = mask[:, :, None].astype(np.float32)
-        return np.asarray((hidden * weights).sum(axis=1) / weights.sum(axis=1), dtype=np.float32)
-
-    def encode_in_batches(self, texts: Sequence[str], size: int) -> NDArray[np.float32]:
-        """Sentence vectors [n, d], ``size`` texts a batch."""
-        return np.concatenate([self.encode(texts[start : start + size]) for start in range(0, len(texts), size)])
+        for start in range(0, len(texts), size):
+            encoded = self.tokenizer.encode_batch(texts[start : start + size])
+            ids = np.array([each.ids for each in encoded], dtype=np.int64)
+            mask = np.array([each.attention_mask for each in encoded], dtype=np.int64)
+            (hidden,) = self._session.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
+            weights = mask[:, :, None].astype(np.float32)
+            rows.append((hidden * weights).sum(axis=1) / weights.sum(axis=1))
+        return np.concatenate(rows)
 
 
 def versions() -> dict[str, str]:
@@ -76,15 +76,15 @@ def verify_graph(
 
         options = {"cache_dir" if name == "cache_folder" else name: value for name, value in hub.items()}
         graphs = [f"{graph}{end}" for graph in (GRAPH, QUANTIZED) for end in ("", "_data")]
-        folder = snapshot_download(folder, allow_patterns=["modules.json", "tokenizer.json", *graphs], **options)
+        folder = snapshot_download(folder, allow_patterns=["tokenizer.json", *graphs], **options)
     texts = [each["text"] for each in stored["texts"]]
     now = {"dtype": "float32", "device": "cpu", **versions()}
-    found = report(stored, Runner(folder).encode_in_batches(texts, 1), stored["tolerance"], now)
+    found = report(stored, Runner(folder).encode(texts), stored["tolerance"], now)
     found = replace(found, graph=GRAPH)
     if not (Path(folder) / QUANTIZED).is_file():
         return found
     wanted = np.array([each["vector"] for each in stored["texts"]])
-    near = cosines(Runner(folder, QUANTIZED).encode_in_batches(texts, 1), wanted)
+    near = cosines(Runner(folder, QUANTIZED).encode(texts), wanted)
     return replace(found, rounded={"graph": QUANTIZED, "least": LEAST, **near})
 
 
