@@ -77,7 +77,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 yield Document(line, metadata={"more": repeated} if repeated else {})
 
     model.encode_document = timed("model", model.encode_document)
-    texts.planned_batches = timed("plan", texts.planned_batches)
+    texts.positions = timed("plan", texts.positions)
     encode.gather = timed("gather", encode.gather)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()

@@ -58,7 +58,7 @@ def encode_texts(
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():
         raise ValueError(f"{min(refused)}= does not go with batches of so many positions. Call model.encode.")
-    batches, _ = planned_batches(model, texts, task=task, batch_tokens=batch_tokens, **options)
+    batches = token_batches(positions(model, texts, task=task, **options), batch_tokens)
     method: Any = {"query": model.encode_query, "document": model.encode_document}.get(task or "", model.encode)
     rows: list[NDArray[np.float32]] = []
     for batch in batches:
@@ -69,24 +69,15 @@ def encode_texts(
     return in_order(rows, batches)
 
 
-def planned_batches(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    *,
-    task: Task | None = None,
-    batch_tokens: int | None = None,
-    **options: Any,
-) -> tuple[list[list[int]], list[int] | None]:
-    """Plan batches of similar length, the longest first; arguments as for `encode_texts`.
+def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
+    """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
 
-    Returns:
-        Indices into the texts, a list a batch; and the positions of each text, or None of a model that pads nothing
-        (bags of words, sequences laid end to end).
+    Of a model that pads nothing (bags of words, sequences laid end to end), its characters.
 
     Example:
         >>> import st_reba
-        >>> planned_batches(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"])
-        ([[2, 0, 1]], [7, 4, 10])
+        >>> positions(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"])
+        [7, 4, 10]
     """
     prompt = options.get("prompt")
     if prompt is None:
@@ -95,10 +86,9 @@ def planned_batches(
     # Other options do not concern the input's layout, or are refused by the model's method.
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
-    first: Any = model[0]
-    ours = hasattr(first, "budget")
-    counts = copied_positions(first, texts, layout) if ours else _padded_positions(model, texts, layout)
-    return token_batches(counts or [len(text) for text in texts], batch_tokens), counts
+    if hasattr(model[0], "budget"):
+        return copied_positions(model[0], texts, layout)
+    return _padded_positions(model, texts, layout) or [len(text) for text in texts]
 
 
 def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:

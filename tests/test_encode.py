@@ -20,7 +20,7 @@ from st_reba.encode import (
     FREE_PADDING,
     MAX_PADDING,
     encode_texts,
-    planned_batches,
+    positions,
     token_batches,
 )
 
@@ -199,8 +199,7 @@ def test_counted_positions(path: str) -> None:
         st_reba.build(path, "prompteol", template="contrastive", check=False),
         made("plain", path),
     ):
-        _, counts = planned_batches(model, TEXTS, prompt="Query: ")
-        for text, count in zip(TEXTS, counts or [], strict=True):
+        for text, count in zip(TEXTS, positions(model, TEXTS, prompt="Query: "), strict=True):
             mask = model.preprocess([text], prompt="Query: ")["attention_mask"]
             assert count == mask.numel(), text
-    assert planned_batches(made("bag of words", path), TEXTS)[1] is None
+    assert positions(made("bag of words", path), TEXTS) == [len(text) for text in TEXTS]

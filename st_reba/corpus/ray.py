@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,10 @@ def encode_on_ray(
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        for texts in _encoded(ray, model, corpus, parts, workers).iter_rows():
-            progress(int(texts["texts"]))
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
+        for row in _encoded(ray, model, corpus, parts, workers).iter_rows():
+            if row["error"]:
+                raise pickle.loads(row["error"])
+            progress(int(row["texts"]))
     except ray.exceptions.RayError as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise RuntimeError(f"Ray failed: {said}; run the same again to go on, finished parts stay") from error
@@ -77,7 +78,6 @@ def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[i
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts)), max_tasks_in_flight_per_actor=2),
     )
     encoded.context.enable_progress_bars = encoded.context.print_on_execution_start = False
-    encoded.context.raise_original_map_exception = True
     return encoded
 
 
@@ -100,8 +100,19 @@ class _Encoder:
         check(Probe.from_json(self._corpus.header()["model"]), model, "the corpus")
         return model  # type: ignore[no-any-return]
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        number = int(batch["part"][0])
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        texts, error = 0, b""
+        try:
+            texts = self._encode(int(batch["part"][0]))
+        except Exception as raised:  # sent as a result, for Ray would wrap it in errors of its own
+            try:
+                error = pickle.dumps(raised)
+                pickle.loads(error)
+            except Exception:
+                error = pickle.dumps(RuntimeError(f"{type(raised).__name__}: {raised}"))
+        return {"texts": [texts], "error": [error]}
+
+    def _encode(self, number: int) -> int:
         # Ray begins a part again for ever, and one that is too much for every worker would never end.
         tries = self._corpus.path / "vectors" / f".{number:05d}.tries.tmp"
         with tries.open("ab") as stream:
@@ -112,6 +123,6 @@ class _Encoder:
                 f"part {number}: {ATTEMPTS} workers died over it, as happens when memory runs out; run the same again "
                 "with fewer workers, or with overwrite=True and fewer batch_tokens"
             )
-        texts = encode_part(self._model, self._corpus, number)
+        done = encode_part(self._model, self._corpus, number)
         tries.unlink(missing_ok=True)
-        return {"texts": [texts]}
+        return done

@@ -12,7 +12,7 @@ import numpy as np
 from batched.aio import AsyncBatchProcessor  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from ..encode import Task, encode_texts, in_order, planned_batches
+from ..encode import Task, encode_texts, in_order, positions
 from .requests import Refusal
 
 # Milliseconds that an incomplete batch waits for more texts.
@@ -43,9 +43,7 @@ class Joining:
             raise Refusal(429, f"{self.waiting} texts are waiting: send this again later.", code="rate_limit_exceeded")
         self.waiting += len(texts)
         try:
-            _, counts = await asyncio.to_thread(planned_batches, self.model, texts, task=task)
-            # A model without padding has no counts: characters measure the work.
-            counts = counts or [len(text) for text in texts]
+            counts = await asyncio.to_thread(positions, self.model, texts, task=task)
             if (total := sum(counts)) > self.max_tokens:
                 raise Refusal(422, f"{total} tokens exceed {self.max_tokens}: send several requests.", "input")
             # Texts of similar length share a batch. At most one batch at a time: requests take turns.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +11,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from st_reba.corpus import Document, Reject
@@ -42,17 +39,12 @@ def test_tables_in_memory(input: Any) -> None:
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     """A file of the format that its name says."""
     frame = pd.DataFrame(rows)
-    suffix = path.name.removesuffix(".gz").rpartition(".")[2]
-    if suffix == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-        return path
-    text = {
-        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "csv": frame.to_csv(index=False),
-        "tsv": frame.to_csv(index=False, sep="\t"),
-        "txt": "\n".join(row["text"] for row in rows if "text" in row),
-    }[suffix]
-    path.write_bytes(gzip.compress(text.encode()) if path.name.endswith(".gz") else text.encode())
+    if ".jsonl" in path.name:
+        frame.to_json(path, orient="records", lines=True)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
     return path
 
 
@@ -67,7 +59,7 @@ def test_files(tmp_path: Path, name: str) -> None:
 def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "more").mkdir()
     write(tmp_path / "b.jsonl", ROWS)
-    write(tmp_path / "a.txt", [{"text": "cat"}])
+    (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
     (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
