@@ -6,7 +6,7 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 
-from st_reba.version import __version__
+from st_reba.modules.version import __version__
 
 project = "st_reba"
 author = "the st_reba authors"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 # Now, as their files bear the same names, and would take their places.
 from .build import build as build
+from .modules.version import __version__ as __version__
 from .registration import register
-from .version import __version__ as __version__
 from .zoo import zoo as zoo
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,46 +17,38 @@ from sentence_transformers.util import get_device_name, load_file_path
 from . import bases
 from .methods import Method
 from .modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, ReBAPooling, RepeatTransformer
-from .safety import sized
+from .safety import load, sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 from .settings import masks_of
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
 _LOADING -= {"backend", "kwargs", "args"}
+_OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
+# Options of the method that RepeatTransformer takes as they are.
+_PASSED = ("instruction", "compute_matched", "read", "join", "final_norm")
 # What loads the base, and says nothing of a model that is put together.
 _OF_THE_BASE = {"revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"}
 
 
 class Assembly:
-    """One call of `build`; arguments as there, ``loading`` is what SentenceTransformer takes."""
+    """One call of `build`; ``loading`` holds what it takes of the base, and what SentenceTransformer takes."""
 
-    def __init__(
-        self,
-        base: Any,
-        method: Method,
-        loading: dict[str, Any],
-        *,
-        tokenizer: Any,
-        dtype: Any,
-        quantization: str | None,
-        gguf_file: str | None,
-        check: bool,
-    ) -> None:
-        if unknown := sorted(set(loading) - _LOADING):
+    def __init__(self, base: Any, method: Method, loading: dict[str, Any], *, check: bool) -> None:
+        self.method, self.loading, self.check = method, dict(loading), check
+        self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
+        if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(
                 f"{unknown[0]}={loading[unknown[0]]!r} is neither an option of {method.name} nor of loading."
             )
-        self.method, self.loading, self.tokenizer, self.check = method, dict(loading), tokenizer, check
-        self.dtype, self.quantization = dtype, quantization
         self.device = loading.get("device")
-        self._check_loading()
+        torch.device(self.device or "cpu")  # refuses an unknown one, before weights are loaded
         # As sentence-transformers finds a repository, and as transformers does.
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
         self.hub = {bases.HUB[name]: value for name, value in self.place.items()}
-        self.loaded = None if isinstance(base, (str, os.PathLike)) else base
+        self.llm = None if isinstance(base, (str, os.PathLike)) else base
         self.gguf = self.adapted = None
-        if self.loaded is not None:
+        if self.llm is not None:
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
         elif (found := bases.gguf_of(base, gguf_file)) is not None:
@@ -69,30 +61,13 @@ class Assembly:
             self.path, self.name = bases.locate(base)
             self.adapted = bases.adapted_model(self.path, self.name, self.hub)
 
-    def _check_loading(self) -> None:
-        prompts = self.loading.get("prompts")
-        if prompts is not None and not (
-            isinstance(prompts, Mapping) and all(isinstance(each, str) for pair in prompts.items() for each in pair)
-        ):
-            raise ValueError(f"prompts={prompts!r} must map names to texts, as {{'query': 'query: '}}.")
-        try:
-            torch.device(self.device or "cpu")
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={self.device!r} is not known: give cpu, cuda, cuda:1 or mps.") from error
-
     def run(self) -> SentenceTransformer:
         """The model."""
         listed = self.path and load_file_path(self.path, "modules.json", **self.place)
-        if listed:
-            with open(listed, encoding="utf-8") as stream:
-                if '"st_reba.' in stream.read():
-                    raise ValueError(
-                        f"base={self.name!r} is an embedder already. Load it, or build from its base model."
-                    )
-        if listed and self.method.name == "nosink" and self.method.pooling is None:
-            model = self._converted()
-        else:
-            model = self._made()
+        if listed and '"st_reba.' in Path(listed).read_text(encoding="utf-8"):
+            raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
+        own_input = listed and self.method.name == "nosink" and self.method.pooling is None
+        model = self._converted() if own_input else self._made()
         if self.method.filter is not None:
             from .filters import Filter, with_filter
 
@@ -104,15 +79,13 @@ class Assembly:
         allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
         if other := sorted(set(self.method.to_dict()) - allowed):
             raise ValueError(f"{other[0]}: the base keeps its own input and pooling. Drop it, or give pooling=….")
-        from .safety import load
-
         model = load(self.path, dtype=self.dtype, **self.loading)
         first: Any = model[0]
         if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
             raise ValueError(f"base={self.name!r} starts with a {type(first).__name__} of its own. Give pooling=….")
         if getattr(first.config, "output_hidden_states", False):
             raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
-        bases.check_quantized(first.model, self.name)
+        bases.check_model(first.model, self.name)
         model[0] = self._module(first, own_input=True)
         return model
 
@@ -130,32 +103,24 @@ class Assembly:
             # Raises where the template leaves no room. Fields may get their values with the text: any will do.
             fields = dict.fromkeys(transformer.fields(task), "-")
             room = transformer.budget(task=task, **fields)
-            if self.method.chunk is not None and room is not None:
-                self._check_chunk(transformer.frames(task=task, **fields)[0].overhead + room, room)
+            copies, chunk = self.method.repeats or 2, self.method.chunk or 0
+            if room is not None and copies * chunk > room:
+                raise ValueError(f"chunk={chunk}: {copies} copies do not fit. Give {room // copies} at most.")
         return model
-
-    def _check_chunk(self, limit: int, room: int) -> None:
-        copies, chunk = self.method.repeats or 2, self.method.chunk or 0
-        if copies * chunk > room:
-            most = room // copies
-            raise ValueError(
-                f"chunk={self.method.chunk}: {copies} copies take more than {limit} positions. Give {most}."
-            )
 
     def _transformer(self) -> RepeatTransformer:
         """The input module, its model cut to the layers that run."""
-        base = self._loaded() if self.loaded is None else self._sharing()
+        base = self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
-        bases.check_decoder(model, self.name)
+        bases.check_model(model, self.name)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if (limit := self.method.max_seq_length) and limit > (positions or limit):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
-        bases.check_quantized(model, self.name)
         if self.adapted is not None:
             bases.merge_adapter(model, self.path, self.name, self.hub)
-        if "device_map" in (self.loading.get("model_kwargs") or {}) or self.loaded is not None:
+        if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
@@ -168,17 +133,15 @@ class Assembly:
 
     def _layers(self, depth: int) -> list[int] | None:
         """The first and last layer that are read, 0 (embeddings) to L; None: the last layer's states."""
-        layer, outputs = self.method.layer, self.method.read == "attention"
+        layer, lowest = self.method.layer, int(self.method.read == "attention")
         if layer is None:
-            return [depth // 2 + 1, depth] if outputs else None
+            return [depth // 2 + 1, depth] if lowest else None
         ends = layer if isinstance(layer, tuple) else (layer, layer)
-        lowest = int(outputs)
-        if not all(lowest <= each % (depth + 1) and -depth - 1 <= each <= depth for each in ends):
-            lowest_name = "1" if outputs else "0 (embeddings)"
-            raise ValueError(f"layer={layer!r}: the model has {lowest_name} to {depth}, or negative, -1 being {depth}.")
         first, last = (each % (depth + 1) for each in ends)
-        if first > last:
-            raise ValueError(f"layer={layer!r}: {first} stands above {last}. Give the lower one first.")
+        if not lowest <= first <= last or not all(-depth - 1 <= each <= depth for each in ends):
+            raise ValueError(
+                f"layer={layer!r}: give {lowest} to {depth}, or negative numbers, -1 being {depth}; the lower first."
+            )
         return [first, last]
 
     def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
@@ -194,22 +157,14 @@ class Assembly:
         if not own:
             once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
             pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
-            options |= {
-                "template": method.layout,
-                "repeats": 1 if once else method.repeats or 2,
-                "instruction": method.instruction,
-                "pooled": method.pooled or pooled,
-                "compute_matched": method.compute_matched,
-                "layers": layers,
-                "read": method.read,
-                "join": method.join,
-                "final_norm": method.final_norm,
-            }
+            options |= {name: getattr(method, name) for name in _PASSED}
+            options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2, "layers": layers}
+            options["pooled"] = method.pooled or pooled
         kind: Any = RepeatTransformer
         if method.setting is not None:
             kind = NoSinkTransformer
             numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
-            options |= masks_of(method.setting, base.depth if hasattr(base, "depth") else _depth(base), **numbers)
+            options |= masks_of(method.setting, base.config.get_text_config().num_hidden_layers, **numbers)
         module: RepeatTransformer = kind(base, **options)
         if not own:
             self._check_copies(module, once)
@@ -257,7 +212,7 @@ class Assembly:
         kwargs = {"model_kwargs": model_kwargs, "processor_kwargs": processor_kwargs, "config_kwargs": config_kwargs}
         try:
             with sized(self.path, **self.place):
-                base = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
+                base: Any = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
@@ -269,7 +224,9 @@ class Assembly:
         elif self.dtype not in (None, "auto"):
             base.stored_dtype = None  # saved as it was asked for
         if self.tokenizer is not None:
-            self._check_vocabulary(base)
+            tokens, rows = max(base.tokenizer.get_vocab().values()) + 1, len(base.model.get_input_embeddings().weight)
+            if tokens > rows:
+                raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
         return base
 
     def _tokenizer(self, processor_kwargs: dict[str, Any]) -> str | None:
@@ -285,21 +242,13 @@ class Assembly:
         processor_kwargs["revision"] = None
         return self.adapted
 
-    def _check_vocabulary(self, base: RepeatTransformer) -> None:
-        tokens = max(base.tokenizer.get_vocab().values()) + 1
-        table: Any = base.model.get_input_embeddings()
-        if tokens > len(table.weight):
-            raise ValueError(
-                f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {len(table.weight)} embeddings."
-            )
-
     def _sharing(self) -> RepeatTransformer:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""
         if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
             raise ValueError("A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …).")
-        if not hasattr(self.loaded, "base_model") or not hasattr(self.loaded, "config"):
-            raise ValueError(f"base={type(self.loaded).__name__} is neither a name nor a loaded model of transformers.")
-        model = bases.shared(self.loaded)
+        if not hasattr(self.llm, "base_model") or not hasattr(self.llm, "config"):
+            raise ValueError(f"base={type(self.llm).__name__} is neither a name nor a loaded model of transformers.")
+        model = bases.shared(self.llm)
 
         class Sharing(RepeatTransformer):  # type: ignore[misc]
             def _load_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +274,3 @@ class Assembly:
         if method.templates is not None:
             modules.append(PromptEnsemble(method.template_weights, method.equal_norms))
         return [*modules, Normalize()] if method.normalize else modules
-
-
-def _depth(transformer: Any) -> int:
-    return int(transformer.config.get_text_config().num_hidden_layers)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from .optional import required
 
 # Models that come with the package.
 EMBEDDED = {"mini": Path(__file__).with_name("mini")}
@@ -68,52 +69,37 @@ def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, s
 
 def gguf_quantization(file: str) -> str:
     """Quantization of a local GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
-    try:
-        gguf: Any = import_module("gguf")
-    except ImportError as error:
-        raise ImportError("GGUF files need the gguf package: pip install 'st-reba[gguf]'") from error
     from collections import Counter
 
-    reader = _gguf_reader(gguf, file)
-    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
-    readable = [each for each in gguf.GGMLQuantizationType if _dequantizes(gguf, each)]
-    for each in types:
-        if each not in readable:
-            names = ", ".join(known.name for known in readable)
-            raise ValueError(
-                f"base={file!r} holds tensors of type {each.name}, which cannot be read. Readable: {names}."
-            )
-    field = reader.fields.get("general.file_type")
-    if field is not None:
-        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
-    return str(types.most_common(1)[0][0].name) if types else "unknown"
-
-
-def _gguf_reader(gguf: Any, file: str) -> Any:
-    """A reader of a GGUF file that refuses sizes beyond the file's end, on which gguf's own would hang."""
     import numpy as np
 
+    gguf: Any = required("gguf", "gguf", f"base={file!r}")
+
     class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        # gguf's own hangs on sizes beyond the file's end.
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError("a part reaches beyond its end")
             return super()._get(offset, dtype, count, override_order)
 
+    def readable(kind: Any) -> bool:
+        try:
+            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except (NotImplementedError, ValueError, KeyError):
+            return kind.name in ("F32", "F16")
+        return True
+
     try:
-        return Reader(file)
+        reader = Reader(file)
     except (ValueError, IndexError, KeyError) as error:
         raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
-
-
-def _dequantizes(gguf: Any, kind: Any) -> bool:
-    import numpy as np
-
-    _, size = gguf.GGML_QUANT_SIZES[kind]
-    try:
-        gguf.quants.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
-    except (NotImplementedError, ValueError, KeyError):
-        return kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-    return True
+    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
+    if wrong := [each.name for each in types if not readable(each)]:
+        known = ", ".join(each.name for each in gguf.GGMLQuantizationType if readable(each))
+        raise ValueError(f"base={file!r} holds tensors of type {wrong[0]}, which cannot be read. Readable: {known}.")
+    if (field := reader.fields.get("general.file_type")) is not None:
+        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
+    return str(types.most_common(1)[0][0].name)
 
 
 # Quantized weights.
@@ -127,35 +113,12 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
     config: Any = transformers.BitsAndBytesConfig
     if quantization not in ("nf4", "int8"):
         raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
-    try:
-        import_module("bitsandbytes")
-    except ImportError as error:
-        raise ImportError(
-            f"quantization={quantization!r} needs bitsandbytes: pip install 'st-reba[quantized]'"
-        ) from error
+    required("bitsandbytes", "quantized", f"quantization={quantization!r} needs bitsandbytes")
     if quantization == "int8":
         # A threshold would change how all texts of a batch are rounded by large numbers of one of them.
         return config(load_in_8bit=True, llm_int8_threshold=0.0)
     compute = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
     return config(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
-
-
-def check_quantized(model: Any, name: str) -> None:
-    """Refuse weights whose quantization was left out, or makes vectors depend on their batch."""
-    import torch
-
-    given: Any = getattr(model.config, "quantization_config", None) or {}
-    given = given if isinstance(given, dict) else given.to_dict()
-    quantized = getattr(model, "hf_quantizer", None) is not None
-    problem = None
-    if given and not quantized and given.get("quant_method") != "gguf":
-        problem = f"transformers left out its quantization {given.get('quant_method')!r}. Use another base"
-    elif given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold"):
-        problem = f"llm_int8_threshold={given['llm_int8_threshold']} makes vectors depend on their batch. Set it to 0"
-    elif any(weight.device == torch.device("meta") for weight in model.get_input_embeddings().parameters()):
-        problem = "its device_map leaves the embeddings on disk. Map them to a device"
-    if problem:
-        raise ValueError(f"base={name!r}: {problem}.")
 
 
 # Loaded models.
@@ -174,26 +137,11 @@ def shared(model: Any) -> Any:
         raise ValueError(
             "base: the loaded model lies on several devices, so it cannot be shared. Give its folder or Hub id."
         )
-    body = model.base_model
-    config = copy.deepcopy(body.config)
-    for each in (config, config.get_text_config()):
-        each.use_cache = False
-    return _copied(body, {id(body.config): config, id(body.config.get_text_config()): config.get_text_config()}, {})
-
-
-def _copied(module: Any, configs: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    if id(module) in done:
-        return done[id(module)]
-    done[id(module)] = other = copy.copy(module)
-    for name in ("_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-        other.__dict__[name] = copy.copy(module.__dict__[name])
-    for name, value in module.__dict__.items():
-        if id(value) in configs:
-            other.__dict__[name] = configs[id(value)]
-    other.__dict__["_modules"] = {
-        name: None if child is None else _copied(child, configs, done) for name, child in module._modules.items()
-    }
-    return other
+    # What the copy would make anew, it takes as it is.
+    tensors = {id(each): each for each in (*model.base_model.parameters(), *model.base_model.buffers())}
+    body = copy.deepcopy(model.base_model, tensors)
+    body.config.use_cache = body.config.get_text_config().use_cache = False
+    return body
 
 
 # Layers.
@@ -255,26 +203,36 @@ def _last_state(model: Any, layers: Any, index: int) -> Any:
 # What a base must be.
 
 
-def check_decoder(model: Any, name: str) -> None:
-    """Refuse what is no single stack of layers that texts alone go through."""
+def check_model(model: Any, name: str) -> None:
+    """Refuse what is no single stack of layers that texts alone go through, or whose weights are not as they should be.
+
+    Quantized weights may not have been loaded as such, or may make vectors depend on their batch.
+    """
     import inspect
 
-    problem = None
-    if getattr(model.config, "is_encoder_decoder", False):
-        problem = "is an encoder-decoder. Use a decoder-only base"
-    elif not isinstance(getattr(model.config.get_text_config(), "num_hidden_layers", None), int):
-        problem = "is no single stack of layers. Use a decoder-only base"
-    elif model.get_output_embeddings() is not None:
-        problem = "hands out what a head makes of its hidden states. Save its decoder alone, and use that"
-    for parameter in inspect.signature(model.forward).parameters.values():
-        needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if needed and parameter.name not in ("input_ids", "attention_mask", "position_ids", "use_cache"):
-            problem = f"needs {parameter.name!r} beside a text. Save its text decoder alone, and use that"
-    if problem:
-        raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
+    import torch
+
+    config = model.config
+    given: Any = getattr(config, "quantization_config", None) or {}
+    given = given if isinstance(given, dict) else given.to_dict()
+    threshold = given.get("load_in_8bit", given.get("_load_in_8bit")) and given.get("llm_int8_threshold")
+    lost = given.get("quant_method", "gguf") != "gguf" and getattr(model, "hf_quantizer", None) is None
+    on_disk = any(each.weight.is_meta for each in model.modules() if isinstance(each, torch.nn.Embedding))
+    depth = getattr(config.get_text_config(), "num_hidden_layers", None)
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = [each.name for each in parameters if each.default is each.empty and "VAR" not in each.kind.name]
+    needed = [each for each in needed if each not in ("input_ids", "attention_mask", "position_ids", "use_cache")]
+    for wrong, problem in (
+        (getattr(config, "is_encoder_decoder", False), "is an encoder-decoder. Use a decoder-only base"),
+        (not isinstance(depth, int), "is no single stack of layers. Use a decoder-only base"),
+        (model.get_output_embeddings() is not None, "gives the outputs of a head. Save its decoder alone"),
+        (needed, f"needs {', '.join(needed)!r} beside a text. Save its text decoder alone"),
+        (lost, f"was loaded without its quantization {given.get('quant_method')!r}. Use another base"),
+        (threshold, f"llm_int8_threshold={threshold} makes vectors depend on their batch. Set it to 0"),
+        (on_disk, "has its embeddings on disk, by its device_map. Map them to a device"),
+    ):
+        if wrong:
+            raise ValueError(f"base={name!r}: {type(model).__name__} {problem}.")
 
 
 def is_causal(model: Any) -> bool:
@@ -310,11 +268,7 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
         return None  # Loading the base says what is wrong with it.
     if file is None:
         return None
-    try:
-        peft: Any = import_module("peft")
-    except ImportError as error:
-        raise ImportError(f"base={name!r} is a PEFT adapter: pip install peft") from error
-    adapter = peft.PeftConfig.from_pretrained(path, **hub)
+    adapter = required("peft", "train", f"base={name!r} is an adapter of peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(
             f"base={name!r} is an adapter of learned positions, which are no text. Use an adapter of weights."
@@ -324,12 +278,11 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
 
 def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
     """Make a loaded adapter part of the weights, once all of it is seen to be there."""
-    peft: Any = import_module("peft")
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError(
             f"base={name!r}: merged into quantized weights, an adapter would be rounded. Load them unquantized."
         )
-    stored = peft.load_peft_weights(path, device="cpu", **hub)
+    stored = required("peft", "train").load_peft_weights(path, device="cpu", **hub)
     parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
     loaded = {_digest(tensor) for tensor in model.get_adapter_state_dict().values()}
     loaded |= {_digest(tensor) for tensor in model.state_dict().values() if tensor.numel() < 1 << 28}

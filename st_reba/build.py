@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .methods import DEFAULT, METHODS, OPTIONS, Method, method_from
+from .methods import DEFAULT, OPTIONS, Method, method_from
+from .recipe import recipe_for
 
 if TYPE_CHECKING:
     import torch
@@ -72,27 +72,16 @@ def build(
     if texts is not None:
         raise ValueError("texts belong to method='auto'. Drop them.")
     given = {name: options.pop(name) for name in list(options) if name in OPTIONS}
-    loading, described = options, {"tokenizer": tokenizer, "gguf_file": gguf_file, "quantization": quantization}
-    if isinstance(base, (str, os.PathLike)):
-        from .recipe import recipe_for
-
-        if (recipe := recipe_for(base, {**loading, **given})) is not None:
-            base, loading = recipe.base, {**recipe.loading, **loading}
-            own = {name: loading.pop(name, None) for name in described}
-            described = {name: own[name] if value is None else value for name, value in described.items()}
-            if method is None or (isinstance(method, str) and method == recipe.method.get("name")):
-                method, given = recipe.method.get("name"), {**recipe.method, **given}
-                given.pop("name", None)
-    chosen = _method(method, given)
+    named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
+    loading = {**options, **{name: value for name, value in named.items() if value is not None}}
+    recipe = recipe_for(base, {**loading, **given}) if isinstance(base, (str, os.PathLike)) else None
+    if recipe is not None:
+        base, loading = recipe.base, {**recipe.loading, **loading}
+        if method is None or method == recipe.method["name"]:
+            given = {**recipe.method, **given}
+            method = given.pop("name")
+    chosen = replace(method, **given) if isinstance(method, Method) else method_from(method or DEFAULT, given)
     # Here, so that most errors come before torch is imported.
     from .assembly import Assembly
 
-    return Assembly(base, chosen, loading, dtype=dtype, check=check, **described).run()
-
-
-def _method(method: str | Method | None, options: Mapping[str, Any]) -> Method:
-    if isinstance(method, Method):
-        return replace(method, **options)
-    if method is not None and not isinstance(method, str):
-        raise ValueError(f"method={method!r} is not known. Choose from {', '.join(METHODS)}.")
-    return method_from(method or DEFAULT, options)
+    return Assembly(base, chosen, loading, check=check).run()

@@ -39,6 +39,11 @@ _POOLINGS = {
     "prompteol": ("last",),
     "nosink": ("mean", "last", "cls"),
 }
+# Whole numbers: the least, and the most.
+_NUMBERS = (
+    *(("repeats", 1, 64), ("max_seq_length", 1, 1 << 30), ("chunk", 1, 1 << 30)),
+    *(("k0", 0, 1 << 30), ("m", 0, 1 << 30)),
+)
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
@@ -84,10 +89,6 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
         'This sentence: "{text}" means in one word:"',
         'A word that has nothing to do with this sentence: "{text}" is: "',
     ),
-    "contrastive-zh": (
-        "这句话：“{text}”的意思用一个词概括是：“",
-        "与这句话：“{text}”无关的一个词是：“",
-    ),
 }
 # ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
 ENSEMBLES |= {
@@ -95,7 +96,7 @@ ENSEMBLES |= {
     for name, each in TEMPLATES.items()
     if name.startswith("prompteol")
 }
-_WEIGHTS = {"contrastive": (1.0, -0.25), "contrastive-zh": (1.0, -0.25)}
+_WEIGHTS = {"contrastive": (1.0, -0.25)}
 
 
 def _option(default: Any, about: str) -> Any:
@@ -156,7 +157,13 @@ class Method:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         _choose("method", self.name, METHODS)
-        self._check_values()
+        _choose(f"{self.name}: pooling", self.pooling, (None, *_POOLINGS[self.name]))
+        _choose("pooled", self.pooled, (None, *POOLED))
+        _choose("implementation", self.implementation, ("paper", "authors"))
+        _choose("setting", self.setting, (None, *SETTINGS))
+        _choose("join", self.join, ("mean", "concat"))
+        _choose("read", self.read, ("states", "attention"))
+        self._check_types()
         for option, methods in _OF.items():
             if getattr(self, option) not in (None, False) and self.name not in methods:
                 raise ValueError(
@@ -166,53 +173,34 @@ class Method:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
         if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
             raise ValueError(f"chunk={self.chunk} goes with neither compute_matched nor implementation='authors'.")
-        self.layout  # noqa: B018 - refuses an unknown name
         if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
-            masks = masks_of(self.setting, 64, k=self.k, k0=self.k0, m=self.m, check_depth=False)
+            masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
             if masks["second"] and self.read != "states":
                 raise ValueError(f"read={self.read!r} goes with no setting in which layers run twice.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
         if self.read != "states" and (self.join, self.final_norm) != ("mean", True):
             raise ValueError(f"read={self.read!r} takes neither join nor final_norm. Drop them.")
-        listed = self.templates
-        if self.weights is not None and (listed is None or len(self.weights) != len(listed)):
+        if self.weights is not None and len(self.weights) != len(self.templates or ()):
             raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping
 
-    def _check_values(self) -> None:
-        if self.pooling not in (None, *_POOLINGS[self.name]):
-            raise ValueError(f"pooling={self.pooling!r}: {self.name} has {', '.join(_POOLINGS[self.name])}.")
-        _choose("pooled", self.pooled, (None, *POOLED))
-        _choose("implementation", self.implementation, ("paper", "authors"))
-        _choose("setting", self.setting, (None, *SETTINGS))
-        _choose("join", self.join, ("mean", "concat"))
-        _choose("read", self.read, ("states", "attention"))
-        for name, least in (("repeats", 1), ("max_seq_length", 1), ("chunk", 1), ("k0", 0), ("m", 0)):
+    def _check_types(self) -> None:
+        for name, least, most in _NUMBERS:
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or not least <= value <= 1 << 30):
-                raise ValueError(f"{name}={value!r} must be a whole number from {least} on.")
-        for name in (
-            "equal_norms",
-            "compute_matched",
-            "normalize",
-            "include_special",
-            "normalize_weights",
-            "final_norm",
-        ):
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
-        if (self.repeats or 1) > 64:
-            raise ValueError(f"repeats={self.repeats}: at most 64 copies.")
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
+        for name, default in _DEFAULTS.items():
+            value, kind = getattr(self, name), type(default)
+            if kind in (bool, str) and type(value) is not kind:
+                raise ValueError(f"{name}={value!r} must be {'a text' if kind is str else 'True or False'}.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
         if self.layer is not None and not (len(layers) == 2 and all(type(each) is int for each in layers)):
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
-        if not isinstance(self.instruction, str):
-            raise ValueError(f"instruction={self.instruction!r} must be a text.")
 
     @property
     def templates(self) -> tuple[Any, ...] | None:
@@ -288,7 +276,7 @@ def method_from(name: str, options: Mapping[str, Any]) -> Method:
         raise ValueError(
             f"{unknown[0]}={options[unknown[0]]!r} is not known. The options of {name}: {', '.join(OPTIONS)}."
         )
-    return Method.parse(name, **options) if ":" in name else Method(name, **options)
+    return Method.parse(name, **options) if ":" in str(name) else Method(name, **options)
 
 
 def method_of(model: SentenceTransformer) -> Method | None:

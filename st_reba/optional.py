@@ -27,12 +27,8 @@ def required(module: str, extra: str, need: str | None = None) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise missing(module, extra, need, f" ({error})") from error
-
-
-def missing(module: str, extra: str, need: str | None = None, why: str = "") -> ImportError:
-    """The error for a module that is not installed; arguments as for :func:`required`."""
-    need = need or f"this needs {module.partition('.')[0]}"
-    return ImportError(
-        f"{need}, which could not be imported{why}. Run: pip install 'st-reba[{extra}]' (in a checkout: '.[{extra}]')"
-    )
+        need = need or f"this needs {module.partition('.')[0]}"
+        raise ImportError(
+            f"{need}, which could not be imported ({error}). Run: pip install 'st-reba[{extra}]' "
+            f"(in a checkout: '.[{extra}]')"
+        ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
@@ -77,7 +76,7 @@ class Probe:
             about = dict(value)
             data = np.frombuffer(base64.b64decode(about.pop("vectors"), validate=True), "<f4")
             return cls(data.reshape(len(TEXTS), int(about.pop("dimension"))).astype(np.float32), **about)
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the probe of the model is damaged ({error})") from None
 
 
@@ -87,12 +86,24 @@ _taken: WeakKeyDictionary[SentenceTransformer, tuple[int, Probe, float]] = WeakK
 
 def probe(model: SentenceTransformer) -> Probe:
     """Take the probe of a model, or give the one that was taken before if neither weights nor settings changed."""
-    return _probe(model)[1]
+    version = version_of(model)
+    if model not in _taken or _taken[model][0] != version:
+        model.encode_document(TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
+        began = time.perf_counter()
+        vectors = np.asarray(model.encode_document(list(TEXTS), show_progress_bar=False), np.float32)
+        seconds = time.perf_counter() - began
+        if not np.isfinite(vectors).all() or not np.abs(vectors).max(axis=1).all():
+            raise ValueError(
+                "the model gives NaN, infinite or zero vectors for ordinary text; load it in another dtype"
+            )
+        _taken[model] = (version, Probe(vectors, **_about(model)), seconds)
+    return _taken[model][1]
 
 
 def encoding_rate(model: SentenceTransformer) -> float:
     """Short texts a second, as measured by the probe."""
-    return len(TEXTS) / max(_probe(model)[2], 1e-3)
+    probe(model)
+    return len(TEXTS) / max(_taken[model][2], 1e-3)
 
 
 def version_of(model: SentenceTransformer) -> int:
@@ -103,63 +114,22 @@ def version_of(model: SentenceTransformer) -> int:
     return hash((json.dumps(settings, sort_keys=True, default=repr), weights))
 
 
-def _probe(model: SentenceTransformer) -> tuple[int, Probe, float]:
-    version = version_of(model)
-    if model not in _taken or _taken[model][0] != version:
-        model.encode_document(TEXTS[0], show_progress_bar=False)  # the first call of a process takes long
-        began = time.perf_counter()
-        mark = _take(model)
-        _taken[model] = (version, mark, time.perf_counter() - began)
-    return _taken[model]
-
-
-def _take(model: SentenceTransformer) -> Probe:
-    vectors = np.asarray(model.encode_document(list(TEXTS), show_progress_bar=False), np.float32)
-    if not np.isfinite(vectors).all() or not np.abs(vectors).max(axis=1).all():
-        raise ValueError("the model gives NaN, infinite or zero vectors for ordinary text; load it in another dtype")
-    named, source, revision = _origin(model)
-    return Probe(vectors, dtype_of(model), named, revision, _method(model), source)
-
-
-def dtype_of(model: SentenceTransformer) -> str | None:
-    """The dtype of a model's weights; None: it has none."""
-    return next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
-
-
-def _method(model: SentenceTransformer) -> str:
+def _about(model: SentenceTransformer) -> dict[str, str | None]:
+    """What is known of a model: all of a probe but the vectors."""
     from .methods import method_of
 
-    found = method_of(model)
-    return str(found) if found is not None else " → ".join(type(one).__name__ for one in model.children())
-
-
-def _origin(model: SentenceTransformer) -> tuple[str | None, str | None, str | None]:
-    """Name of a model, its folder or Hub id if it was loaded from one, and the revision."""
+    dtype = next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
+    method = str(method_of(model) or " → ".join(type(one).__name__ for one in model.children()))
     card = model.model_card_data
-    config = next((one.config for one in model.modules() if hasattr(getattr(one, "config", None), "to_dict")), None)
-    path = getattr(config, "_name_or_path", None)
-    revision = getattr(card, "base_model_revision", None)
-    # sentence-transformers sets it of repositories with a modules.json, if it could ask the Hub.
-    place = card.base_model if isinstance(card.base_model, str) and card.base_model else path
-    if not isinstance(place, str) or not place:
-        return None, None, revision
+    # Of a model from the Hub that sentence-transformers could ask for; else what transformers loaded.
+    asked, revision = card.base_model if isinstance(card.base_model, str) else None, card.base_model_revision
+    loaded = (getattr(getattr(one, "config", None), "_name_or_path", None) for one in model.modules())
+    place = asked or next(filter(None, loaded), "")
+    saved = asked is not None or (Path(place) / "modules.json").is_file()
     if cached := _SNAPSHOT.search(place):
         place, revision = cached[1].replace("--", "/", 1), cached[2]
-    name = os.path.basename(os.path.normpath(place))
-    if os.path.isdir(place):
-        return name, place if (Path(place) / "modules.json").is_file() else None, revision
-    return name, place if place == card.base_model or _is_cached(place, revision) else None, revision
-
-
-def _is_cached(repository: str, revision: str | None) -> bool:
-    """True if a repository with a modules.json, which is that of a saved model, is in the cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(repository, "modules.json", revision=revision), str)
-    except HFValidationError:
-        return False
+    name = os.path.basename(os.path.normpath(place)) if place else None
+    return {"dtype": dtype, "name": name, "revision": revision, "method": method, "source": place if saved else None}
 
 
 def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
@@ -183,17 +153,6 @@ def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
     return float(np.linalg.norm(a - b) / spread)
 
 
-def difference(stored: Probe, now: Probe) -> str | None:
-    """Describe how two models differ; None: their vectors can be compared."""
-    if stored.dimension != now.dimension:
-        return f"the dimension ({stored.dimension} there, {now.dimension} here)"
-    exact = stored.dtype == now.dtype and stored.dtype in (None, "float32")
-    limit, distance = TOLERANCE["float32" if exact else "other"], worst(stored.vectors, now.vectors)
-    if distance <= limit:
-        return None
-    return f"the vectors of {len(TEXTS)} texts (by {distance:.2g} of their spread; at most {limit} is allowed)"
-
-
 def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the index") -> None:
     """Refuse a model that did not make the stored vectors.
 
@@ -206,10 +165,12 @@ def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the in
         ValueError: The dimension or the vectors differ.
     """
     now = model if isinstance(model, Probe) else probe(model)
-    if (found := difference(stored, now)) is not None:
+    limit = TOLERANCE["float32" if stored.dtype == now.dtype and stored.dtype in (None, "float32") else "other"]
+    if (distance := worst(stored.vectors, now.vectors)) > limit:
         raise ValueError(
-            f"{what} was built with {stored} and cannot be used with {now}: they differ in {found}. Load the model "
-            f"that {what} was built with, or build {what} again"
+            f"{what} was built with {stored} and cannot be used with {now}: vectors of {len(TEXTS)} texts differ by "
+            f"{distance:.2g} of their spread; at most {limit} is allowed. Load the model that {what} was built with, "
+            f"or build {what} again"
         )
 
 

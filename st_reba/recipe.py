@@ -13,22 +13,15 @@ from typing import Any
 
 from .methods import DEFAULT, OPTIONS, Method, method_from
 
-# What loads the base; `about` holds facts for people.
+# What loads the base.
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
-ABOUT = {
-    "language": "ISO 639 codes",
-    "licence": "of the base, as the Hub spells it; other: not in that list, or not known",
-    "licence_link": "where its text is",
-    "parameters": "of the base, as 7B",
-    "paper": "that ran this base by this method: reba, echo or nosink",
-    "scores": "of that paper: a list of {task, metric, value, table}",
-    "measured": "with this recipe: a list of {task, metric, value, table, interval}",
-    "status": "ready; remote-code: needs own code; old-transformers: does not run; tune: lacks numbers of layers",
-    "note": "why it is not ready, or what was chosen",
-}
+# Facts for people: languages and licence of the base as the Hub writes them, its parameters as 7B, the paper that ran
+# it and its scores, scores that were measured with this recipe, and a note on its status or on how it was chosen.
+ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
+# Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
 # Far more than any recipe needs; a file from elsewhere becomes memory and time.
-_MOST_CHARACTERS, _MOST_LEVELS, _MOST_EVENTS = 1 << 20, 16, 10_000
+_MOST_CHARACTERS, _MOST_LEVELS = 1 << 16, 16
 
 
 @dataclass(frozen=True)
@@ -61,16 +54,7 @@ class Recipe:
 
 
 def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
-    """The recipe that a base names, of the zoo or as a file; None: the base is a model.
-
-    Args:
-        base: As for `build`.
-        given: Options that `build` was given beside it.
-
-    Raises:
-        ValueError: It is no recipe, or cannot be built with these options; the message says why.
-        FileNotFoundError: There is no such file.
-    """
+    """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
     if text.startswith("zoo:"):
         from .zoo import recipe_to_build
@@ -87,8 +71,6 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         FileNotFoundError: There is no such file.
     """
     file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"recipe={str(path)!r}: there is no such file.")
     recipe = recipe_of(read_yaml(file), str(path), file.stem)
     if filter := recipe.method.get("filter"):
         recipe.method["filter"] = str(file.parent / filter)  # type: ignore[index]
@@ -99,8 +81,6 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    if values["base"].startswith("zoo:") or values["base"].endswith((".yaml", ".yml")):
-        raise ValueError(f"{file!r}: the base {values['base']!r} is a recipe itself. Name its base.")
     for key in values:
         if key not in ("base", "method", "about", *LOADING, *OPTIONS):
             raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
@@ -162,28 +142,27 @@ def save_recipe(
 
 
 def read_yaml(path: Path) -> Any:
-    """Read YAML without aliases, in which no key stands twice, of bounded size and depth; else a ValueError."""
+    """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [str(key.value) for key, _ in node.value]
-            for key in keys:
-                if keys.count(key) > 1:
-                    # YAML's own reader would take the last one and say nothing.
-                    raise ValueError(f"{str(path)!r}: the key {key!r:.80} stands twice. Keep one.")
-            return super().construct_mapping(node, deep)
+            values = super().construct_mapping(node, deep)
+            if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
+                raise ValueError(f"{str(path)!r}: one of the keys {str(list(values)):.80} stands twice. Keep one.")
+            return values
 
     try:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
         level = 0
-        for number, event in enumerate(yaml.parse(text, Loader)):
-            # A few lines of aliases can stand for gigabytes.
+        for event in yaml.parse(text, Loader):
+            # Reading takes the square of the depth, and a few lines of aliases can stand for gigabytes.
             level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            large = len(text) > _MOST_CHARACTERS or level > _MOST_LEVELS or number > _MOST_EVENTS
-            if large or isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"{str(path)!r} is {'too large' if large else 'written with an alias (*)'}.")
+            if isinstance(event, yaml.AliasEvent) or level > _MOST_LEVELS:
+                raise ValueError(f"{str(path)!r} holds an alias (*), or more than {_MOST_LEVELS} levels.")
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error

@@ -28,6 +28,8 @@ SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     # KV-Embedding (2026): every token also sees the last one.
     "rerouted": ("inplace", "rerouted", "forward", 0),
 }
+# Layers of a model of which nothing is known yet: enough for k0 to be compared with k.
+_DEPTH = 1 << 10
 # What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
 MASKS = {
     "forward": "the tokens up to i, as in the base",
@@ -40,9 +42,8 @@ MASKS = {
 
 
 def masks_of(
-    setting: str, depth: int, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper",
-    check_depth: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    setting: str, depth: int | None, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper"
+) -> dict[str, Any]:
     """What NoSinkTransformer takes for a setting of the paper.
 
     ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
@@ -50,12 +51,11 @@ def masks_of(
 
     Args:
         setting: One of ``SETTINGS``.
-        depth: The number of layers L.
+        depth: The number of layers L; None: it is not known yet, so that numbers are not compared with it.
         k: Converted layers: a number from the top, ``"all"``, or a list of layers, -1 being the topmost.
         k0: The topmost of them that hide the sink.
         m: Sink tokens that are hidden.
         implementation: Of inter and extra: ``"paper"`` or ``"authors"``.
-        check_depth: Compare the numbers with ``depth``.
 
     Raises:
         ValueError: A number that is missing, too large, or that the setting does not take.
@@ -78,7 +78,8 @@ def masks_of(
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
     hiding = fixed if fixed is not None else k0 or 0
     hiding = min(hiding, max(1, hiding // 2)) if setting == "mask0-mid" else hiding
-    layers = _layers(k, depth, extend=architecture == "extend", check=check_depth)
+    layers = _layers(k, depth, extend=architecture == "extend")
+    depth = depth or _DEPTH
     if hiding > len(layers):
         raise ValueError(f"k0={hiding} is more than k={k!r}: of the converted layers, k0 hide the sink.")
     masks = [mask] * (len(layers) - hiding) + ["nosink-bidirectional"] * hiding
@@ -99,18 +100,19 @@ def masks_of(
     }  # fmt: skip
 
 
-def _layers(k: Any, depth: int, *, extend: bool, check: bool) -> list[int]:
+def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
+    depth = known or _DEPTH
     if isinstance(k, Sequence) and not isinstance(k, str):
         if extend or not k or not all(type(each) is int for each in k) or len({each % depth for each in k}) < len(k):
             raise ValueError(f"k={k!r} must be a number of layers, or a list of different layers (not with extend).")
-        if check and not all(-depth <= each < depth for each in k):
+        if known and not all(-depth <= each < depth for each in k):
             raise ValueError(f"k={list(k)!r}: the model has {depth} layers.")
         return sorted(each % depth for each in k)
     if k == "all" and not extend:
         return list(range(depth))
     if k is not None and (type(k) is not int or k < 0):
         raise ValueError(f"k={k!r} must be a number of layers{'' if extend else ', all, or a list of layers'}.")
-    if check and not extend and (k or 0) > depth:
+    if known and not extend and (k or 0) > depth:
         raise ValueError(f"k={k}, but the model has {depth} layers.")
     return [depth - 1] * (k or 0) if extend else list(range(max(0, depth - (k or 0)), depth))

@@ -48,18 +48,13 @@ def recipe(name: str) -> Recipe:
 def recipe_to_build(name: str, given: Mapping[str, Any]) -> Recipe:
     """The recipe of a model that is to be built, with the options ``given`` to `build`; an error where it cannot be."""
     found = recipe(name)
-    note = found.about.get("note")
-    if found.status == "old-transformers":
-        raise ValueError(f"zoo:{name} cannot be built (old-transformers): {note}")
-    if found.status == "remote-code" and given.get("trust_remote_code") is not True:
-        raise ValueError(
-            f"zoo:{name} needs code from its base's repository: {note} If you trust {found.base!r}, give "
-            "trust_remote_code=True (--trust-remote-code)."
-        )
-    if found.status == "tune" and given.get("k") is None and given.get("k0") is None:
-        raise ValueError(
-            f"zoo:{name} lacks numbers of layers: {note} Give k=… and k0=…, or run: st-reba tune {found.base}"
-        )
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0"} else f"Give k=… and k0=…, or run: st-reba tune {found.base}",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
     return found
 
 

@@ -20,8 +20,6 @@ from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from st_reba import bases
-
 Base = Callable[..., str]
 
 
@@ -297,8 +295,3 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
             assert model.dtype == torch.float32 and torch.equal(encoded(again), encoded(model))
         size = (tmp_path / str(number) / "model.safetensors").stat().st_size
         assert size == pytest.approx(saved * sum(each.numel() for each in model.parameters()), rel=0.05)
-
-
-def test_weights_dtype() -> None:
-    assert bases.weights_dtype(None, "cpu") == torch.float32 and bases.weights_dtype("bfloat16", None) == torch.bfloat16
-    assert bases.weights_dtype(None, "cuda") == bases.weights_dtype("auto", "cpu") == "auto"

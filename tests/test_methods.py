@@ -13,6 +13,7 @@ from tiny import tiny_model
 import st_reba
 from st_reba import Method
 from st_reba.methods import METHODS, OPTIONS, method_from, method_of, read_value
+from st_reba.optional import required
 from st_reba.settings import SETTINGS, masks_of
 
 SOME = [
@@ -37,52 +38,31 @@ def test_read_as_written(method: Method) -> None:
 
 def test_options_beside_the_short_form() -> None:
     assert method_from("echo:pooling=mean,layer=3", {"layer": 4}) == Method("echo", pooling="mean", layer=4)
-    assert [read_value(each) for each in ("3", "True", "None", "all", '"3"', "a b")] == [
-        3,
-        True,
-        None,
-        "all",
-        "3",
-        "a b",
-    ]
+    values = ("3", "True", "None", "all", '"3"', "a b")
+    assert [read_value(each) for each in values] == [3, True, None, "all", "3", "a b"]
+
+
+REFUSED = {
+    "echo": (
+        "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
+        "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
+        "template=unknown template=a-{text}-{device}"
+    ),
+    "reba": "pooled=end chunk=5,implementation=authors chunk=5,compute_matched=true",
+    "nosink": (
+        "k=3 setting=mask0-bidir setting=mask0-2,k=4,k0=1 setting=mask0&bidir,k=4 setting=inter-back,k=2,m=3 "
+        "setting=baseline,k=2 setting=extend-back,k=[1]"
+    ),
+    "prompteol": (
+        "weights=[1,2] template=metaeol,weights=[1,2] read=values read=attention,join=concat "
+        "read=attention,final_norm=false read=attention,setting=inter-bidir,k=1"
+    ),
+    "classical": "repeats=2",
+}
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "ecko",
-        "echo:poling=mean",
-        "echo:pooling=meen",
-        "echo:pooling=cls",
-        "echo:repeats=0",
-        "echo:repeats=true",
-        "echo:repeats=2.0",
-        "echo:normalize=maybe",
-        "echo:pooling",
-        "echo:chunk=8",
-        "reba:pooled=end",
-        "reba:chunk=5,implementation=authors",
-        "reba:chunk=5,compute_matched=true",
-        "classical:repeats=2",
-        "nosink",
-        "nosink:k=3",
-        "nosink:setting=mask0-bidir",
-        "nosink:setting=mask0-2,k=4,k0=1",
-        "nosink:setting=mask0&bidir,k=4",
-        "nosink:setting=inter-back,k=2,m=3",
-        "nosink:setting=baseline,k=2",
-        "nosink:setting=extend-back,k=[1]",
-        "echo:setting=mask0&bidir,k=1,k0=2",
-        "echo:setting=sideways,k=1",
-        "echo:m=2",
-        "echo:layer=[1,2,3]",
-        "echo:layer=low",
-        "echo:join=sum",
-        "echo:template=[1",
-        "echo:instruction=3",
-        "prompteol:weights=[1,2]",
-        "prompteol:template=metaeol,weights=[1,2]",
-    ],
+    "text", ["ecko", "nosink", *(f"{name}:{each}" for name, options in REFUSED.items() for each in options.split())]
 )
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError):
@@ -121,16 +101,6 @@ def test_method_of_what_is_not_ours() -> None:
     assert method_of(model) is None
 
 
-def test_methods_and_recipes_need_no_torch() -> None:
-    code = (
-        "import sys, st_reba; from st_reba.recipe import recipe_of; "
-        "method = st_reba.Method.parse('echo:pooling=mean,setting=mask0-bidir,k=4,layer=3'); "
-        "recipe_of({'base': 'mini', 'k': 1, 'setting': 'mask0-for'}, 'x'); st_reba.Method(read='attention'); "
-        "assert not {'torch', 'transformers', 'sentence_transformers', 'faiss', 'yaml'} & set(sys.modules), 'heavy'"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_public_name_stays_what_it_is_whatever_is_imported_first() -> None:
     """A submodule takes the place of a public name that it shares."""
     code = (
@@ -138,6 +108,12 @@ def test_a_public_name_stays_what_it_is_whatever_is_imported_first() -> None:
         "assert [n for n in st_reba.__all__ if type(getattr(st_reba, n)).__name__ == 'module'] == []"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_missing_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
+    with pytest.raises(ImportError, match=r"needs seqeval.*Run: pip install 'st-reba\[evaluation\]'"):
+        required("seqeval.metrics", "evaluation")
 
 
 def test_the_surface_is_small() -> None:

@@ -13,36 +13,43 @@ import torch
 from tiny import tiny_model
 
 import st_reba
-from st_reba.probe import Probe, check, difference, located, probe, remembered, version_of, worst
+from st_reba.probe import Probe, check, located, probe, remembered, version_of, worst
 
 MODEL = tiny_model()
 
 
+def same(stored: Probe, now: Probe) -> bool:
+    try:
+        check(stored, now, "the corpus")
+    except ValueError as error:
+        assert str(error).startswith("the corpus was built with")
+        return False
+    return True
+
+
 def test_the_same_model_in_another_dtype() -> None:
     mark = probe(MODEL)
-    assert difference(mark, probe(tiny_model())) is None and mark.dtype == "float32" and mark.dimension == 16
+    assert same(mark, probe(tiny_model())) and mark.dtype == "float32" and mark.dimension == 16
     half = deepcopy(MODEL).to(torch.bfloat16)
-    assert probe(half).dtype == "bfloat16" and difference(mark, probe(half)) is None
+    assert probe(half).dtype == "bfloat16" and same(mark, probe(half))
     check(mark, half)
 
 
 def test_other_models() -> None:
     mark = probe(MODEL)
     other = probe(tiny_model(1))
-    assert difference(mark, other) and difference(mark, replace(other, vectors=mark.vectors)) is None
-    assert "dimension" in str(difference(mark, replace(mark, vectors=mark.vectors[:, :8])))
+    assert not same(mark, other) and same(mark, replace(other, vectors=mark.vectors))
+    assert not same(mark, replace(mark, vectors=mark.vectors[:, :8]))
     near = replace(mark, vectors=mark.vectors * 1.006)
-    assert difference(mark, near) and difference(mark, replace(near, dtype="float16")) is None
-    assert difference(mark, replace(mark, vectors=mark.vectors * np.nan))
-    with pytest.raises(ValueError, match="the corpus"):
-        check(mark, other, "the corpus")
+    assert not same(mark, near) and same(mark, replace(near, dtype="float16"))
+    assert not same(mark, replace(mark, vectors=mark.vectors * np.nan))
 
 
 def test_methods_of_one_base_differ() -> None:
     models = [st_reba.build("mini", name, pooling="mean") for name in ("reba", "echo", "classical")]
     marks = [probe(model) for model in models]
     for first in marks:
-        assert [difference(first, second) is None for second in marks].count(True) == 1
+        assert [same(first, second) for second in marks].count(True) == 1
     assert len({mark.method for mark in marks}) == 3 and "reba" in str(marks[0])
 
 
@@ -73,9 +80,6 @@ def test_versions() -> None:
     second = version_of(model)
     model.prompts = {"document": "a"}
     assert len({first, second, version_of(model)}) == 3
-    next(model.parameters()).data[:] = np.nan
-    model.prompts = {}
-    next(model.parameters()).data.mul_(np.nan)
     broken = tiny_model()
     broken[0].embedding.weight.data[:] = np.nan
     with pytest.raises(ValueError, match="NaN"):

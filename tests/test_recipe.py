@@ -81,24 +81,15 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         "base: mini\nk: 2\nk: 3\n",
         "base: mini\nabout: {status: ready, status: tune}\n",
         "base: mini\nrepeats: '2'\n",
-        "base: mini\nrepeats: true\n",
-        "base: mini\nrepeats: .nan\n",
-        "base: mini\nmethod: nosink\nsetting: mask0-bidir\nk: most\n",
         "base: mini\nmethod: nosink\n",
-        "base: mini\nprompts: [query]\n",
         "base: mini\nrevision: 3\n",
         "base: mini\nchunk: 3\nmethod: echo\n",
         "base: mini\nmethod: {name: echo}\n",
-        "base: mini\nmethod: 'echo:pooling=mean'\n",
         "base: {",
         "base: mini\nmethod: !!python/object/apply:os.getcwd []\n",
         "base: mini\nmethod: sink\n",
-        "base: other.yaml\n",
-        "base: zoo:mini-reba\n",
-        "base: mini\nabout: []\n",
         "base: mini\nabout: [language]\n",
         "base: mini\nabout: {notes: No.}\n",
-        "base: mini\nabout: {status: done, note: No.}\n",
         "base: mini\nabout: {status: tune}\n",
         # What only the caller may say.
         *(
@@ -108,11 +99,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
                 "token: hf_x",
                 "model_kwargs: {attn_implementation: org/kernel}",
                 "config_kwargs: {trust_remote_code: true}",
-                "processor_kwargs: {trust_remote_code: true}",
                 "cache_folder: /tmp",
-                "backend: onnx",
-                "device: cpu",
-                "check: false",
             )
         ),
     ],
@@ -150,11 +137,8 @@ LETTERS = "abcdefghi"
 BOMBS = {
     "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n"
     + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in zip(LETTERS, LETTERS[1:], strict=False)),
-    "nesting": "base: mini\nabout: " + "[" * 100_000 + "]" * 100_000 + "\n",
-    "nested mappings": "base: mini\nabout: " + "{a: " * 20_000 + "1" + "}" * 20_000 + "\n",
-    "size": "base: mini\nnote: " + "x" * (1 << 21) + "\n",
-    "digits": "base: mini\nrepeats: " + "9" * 100_000 + "\n",
-    "keys": "base: mini\n" + "".join(f"k{number}: 1\n" for number in range(50_000)),
+    "nesting": "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000 + "\n",
+    "size": "base: mini\nabout: {note: " + "x" * (1 << 21) + "}\n",
 }
 
 

@@ -30,7 +30,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "nosink": {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
     "second": {"method": "nosink", "setting": "inter-bidir", "k": 2},
     "ensemble": {"method": "prompteol", "template": "contrastive"},
-    "layers": {"method": "classical", "layer": [2, 4], "join": "concat"},
+    "layers": {"method": "reba", "layer": [2, 4], "join": "concat", "final_norm": False},
+    "chunk mask0": {"chunk": 4, "setting": "mask0-bidir", "k": 1},
     "filter": {"method": "classical"},
 }
 SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json", "st_reba.py")

@@ -76,26 +76,6 @@ def test_windows_and_sinks_are_no_disobedience(base: Base, name: str, m: int) ->
     build(base(name), "nosink", setting="extend-bidir", k=2, dtype="bfloat16")
 
 
-# Model types whose masks cannot be changed, or whose attention cannot be seen, and the method that says so.
-REFUSED: dict[str, tuple[str, str]] = {
-    "doge": ("nosink", "adds position biases"),
-    "deepseek_v32": ("nosink", "by an indexer"),
-    "lfm2_moe": ("nosink", "layer 0 ran as bidirectional 0 times"),
-    "mamba": ("reba", "showed theirs"),
-    "falcon": ("nosink", "attention interface"),
-}
-
-
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_types(tmp_path: Any, model_type: str) -> None:
-    families.save(model_type, tmp_path)
-    method, says = REFUSED[model_type]
-    options = {"setting": "inplace-bidir", "k": "all"} if method != "reba" else {}
-    with pytest.raises(ValueError, match=says):
-        build(str(tmp_path), method, **options)
-    build(str(tmp_path), "echo")
-
-
 def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A base whose captured attention is another than its own, or that looks both ways, is refused."""
     real = capture.BackwardAttention.attend

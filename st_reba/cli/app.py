@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from ..version import __version__
+from ..modules.version import __version__
 
 app = typer.Typer(
     help="Any decoder-only language model as a text embedder, without training. Start: st-reba build mini my_model",

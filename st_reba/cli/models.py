@@ -153,17 +153,16 @@ def push(
     create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request.")] = False,
     message: Annotated[str | None, Option(metavar="TEXT", help="Of the commit.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Verify, list the files, and send nothing.")] = False,
-    with_endpoint: Annotated[bool, Option("--with-endpoint", help="Add handler.py, for Inference Endpoints.")] = False,
     trust_remote_code: Trust = False,
 ) -> None:
-    """Verify a model in a process of its own, and publish it on the Hub.
+    """Verify a model, and publish it on the Hub.
 
     The token is that of hf auth login, or HF_TOKEN.
     """
     from ..hub import push as push_model
 
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
-    options |= {"dry_run": dry_run, "with_endpoint": with_endpoint, "trust_remote_code": trust_remote_code}
+    options |= {"dry_run": dry_run, "trust_remote_code": trust_remote_code}
     push_model(folder, repo_id, **options)
 
 

@@ -21,7 +21,7 @@ from ..settings import MASKS
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
-FILE = "README.md"
+FILE, SETTINGS = "README.md", "config_sentence_transformers.json"
 TEMPLATE = Path(__file__).with_name("template.md")
 # Name of the repository in the examples until `push` puts in its own.
 PLACEHOLDER = "path/to/model"
@@ -80,7 +80,8 @@ def values_of(
     facts |= {"licence": license} if license else {}
     # A stranger's name may hold anything.
     recorded = " ".join(str(first.base_model or "a base without a name").replace("`", "'").split())
-    base, linked, hub_id = _base(recorded)
+    base, found = recorded.rsplit("/", 1)[-1], _HUB_ID.match(recorded)
+    hub_id = found[1] if found and recorded not in EMBEDDED else None
     masks, used = _masks(first)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt}
     training = _training(model)
@@ -97,7 +98,8 @@ def values_of(
         "model_name": shown["model_name"],
         "title": f"{base} with {method or 'a pipeline of its own'}",
         "repo": PLACEHOLDER,
-        "base": linked,
+        "base": f"[{recorded}](https://huggingface.co/{hub_id})" if hub_id else f"`{recorded}`",
+        "embedded": recorded in EMBEDDED,
         "revision": first.base_revision,
         "method": method,
         "about_method": METHODS[method.name] if method else "",
@@ -119,7 +121,7 @@ def values_of(
         "prompts": prompts,
         "trusted": bool(getattr(first.model.config, "auto_map", None)),
         "hooked": first.capture is not None and first.model.config._attn_implementation == "eager",
-        "requirements": _read(place / "config_sentence_transformers.json").get("requirements", {}),
+        "requirements": json.loads((place / SETTINGS).read_text(encoding="utf-8")).get("requirements", {}),
         "training": training,
         "facts": facts,
         "licence": metadata.get("license"),
@@ -130,31 +132,18 @@ def values_of(
     }
 
 
-def _base(recorded: str) -> tuple[str, str, str | None]:
-    """Name of the base, the same with where it is, and its Hub id."""
-    base, found = recorded.rsplit("/", 1)[-1], _HUB_ID.match(recorded)
-    if recorded in EMBEDDED:
-        return base, f"`{base}` (a small model that comes with st_reba)", None
-    if found is None:
-        return base, f"`{recorded}` (a local folder or file, or a Hub id without an organization)", None
-    return base, f"[{recorded}](https://huggingface.co/{found[1]})", found[1]
-
-
 def _metadata(model: SentenceTransformer, facts: Mapping[str, Any], hub_id: str | None) -> dict[str, Any]:
     """Licence and language: as given, as sentence-transformers knows them, or as the card beside the base's weights."""
     from huggingface_hub import metadata_load, try_to_load_from_cache
 
-    backbone: Any = model.transformers_model
-    place, known = str(getattr(backbone, "name_or_path", "") or ""), model.model_card_data
-    file: Any = Path(place, FILE) if os.path.isdir(place) else None
-    if file is None and place.count("/") == 1:
-        first: Any = model[0]
-        file = try_to_load_from_cache(place, FILE, revision=first.base_revision)
+    first: Any = model[0]
+    place, known = str(getattr(first.model, "name_or_path", "")), model.model_card_data
     try:
-        stored: Any = metadata_load(file) if isinstance(file, (str, Path)) and os.path.isfile(file) else None
+        cached = None if os.path.isdir(place) else try_to_load_from_cache(place, FILE, revision=first.base_revision)
+        found: Any = metadata_load(cached or Path(place, FILE))
+        found = {key: found.get(key) for key in _INHERITED}
     except Exception:  # whatever a stranger's card holds, this model gets a card of its own
-        stored = None
-    found = {key: stored.get(key) for key in _INHERITED} if isinstance(stored, dict) else {}
+        found = {}
     own = {"license": facts.get("licence") or known.license, "license_link": facts.get("licence_link")}
     own |= {"language": list(facts.get("language") or []) or known.language}
     found |= {key: value for key, value in own.items() if value}
@@ -239,13 +228,13 @@ def _masks(first: Any) -> tuple[str, list[str]]:
 
 
 def _quantization(first: Any) -> str | None:
-    given: Any = getattr(first.model.config, "quantization_config", None) or {}
-    given = given if isinstance(given, dict) else given.to_dict()
     if "GGUF" in str(first.base_model):
         return "dequantized from the base's GGUF file, whose rounding they keep"
+    given: Any = getattr(first.model.config, "quantization_config", None) or {}
+    given = given if isinstance(given, dict) else given.to_dict()
     bits = next((bits for bits in (4, 8) if given.get(f"load_in_{bits}bit", given.get(f"_load_in_{bits}bit"))), None)
-    kind = given.get("bnb_4bit_quant_type", "") if bits == 4 else "int8"
-    return f"{given.get('quant_method')}, {bits} bits ({kind})" if bits else given.get("quant_method")
+    kind = f", {bits} bits ({given.get('bnb_4bit_quant_type', '') if bits == 4 else 'int8'})" if bits else ""
+    return f"{given['quant_method']}{kind}" if given else None
 
 
 def written_templates(first: Any) -> dict[str, list[str]]:
@@ -288,10 +277,6 @@ def _name(base: str, method: Method | None, rest: list[Any]) -> str:
         return text
     whole = json.dumps([base, method.to_dict() if method else None, *rest], sort_keys=True, ensure_ascii=False)
     return f"{text[:73].rstrip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _digest(file: Path) -> tuple[str, int, str]:

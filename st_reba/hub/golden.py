@@ -17,12 +17,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from ..modules.layout import PARTS
+from ..modules.version import __version__
 from ..probe import worst
-from ..version import __version__
 
 FILE = "golden.json"
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
-_MOST_BYTES = 1 << 26
 
 TEXTS = (
     "",
@@ -153,8 +152,8 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:
     """Compare a loaded model with golden vectors that :func:`read_golden` read."""
-    if other := sorted(set(stored["fields"]) - {*open_fields(model[0])}):
-        raise ValueError(f"The golden vectors are of a template with {other[0]!r:.80}, which this model does not have.")
+    if set(stored["fields"]) != {*open_fields(model[0])}:
+        raise ValueError(f"The golden vectors are of a template with the fields {[*stored['fields']]!s:.80}.")
     found = encoded(model, [each["text"] for each in stored["texts"]], stored["fields"])
     # That of the coarser type: then, or now.
     tolerance = max(tolerance_of(model), tolerance_of(model, stored["made"]["dtype"]))
@@ -228,15 +227,10 @@ def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
         ValueError: It is not what :func:`write_golden` writes.
     """
     try:
-        if Path(path).stat().st_size > _MOST_BYTES:
-            raise ValueError("it is too large")
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)
-        texts = [each["text"] for each in value["texts"]]
-        right = vectors.ndim == 2 and np.isfinite(vectors).all() and all(isinstance(text, str) for text in texts)
-        names = [value["made"]["dtype"], *value["fields"].values()]
-        if not (right and all(isinstance(name, str) for name in names) and hasattr(torch, names[0])):
+        if vectors.ndim != 2 or not np.isfinite(vectors).all() or not isinstance(value["made"]["dtype"], str):
             raise ValueError("a value is of the wrong type")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}). Save the model again.") from None
     return value

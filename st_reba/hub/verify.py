@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +11,14 @@ from typing import Any
 import torch
 from sentence_transformers.util import load_file_path
 
+from ..bases import HUB
 from ..modules.layout import PARTS
+from ..modules.version import __version__
 from ..safety import load
-from ..version import __version__
 from .golden import FILE, Report, compare, read_golden
 
 CODE = "st_reba.py"
 _VERSION = re.compile(r'""".*\bst_reba (\S+), ')
-_SCRIPT = (
-    "import json, sys; from st_reba.hub import verify; "
-    "print(json.dumps(verify(sys.argv[1], trust_remote_code=sys.argv[2] == 'True').to_dict()))"
-)
 
 
 def verify(
@@ -60,7 +53,8 @@ def verify(
         True
     """
     folder = os.fspath(path)
-    file = _file(folder, FILE, hub)
+    place = {name: hub[name] for name in HUB if name in hub}
+    file = load_file_path(folder, FILE, **place)
     if file is None:
         raise FileNotFoundError(f"{folder!r} holds no {FILE}. st-reba build and st_reba.hub.save write one.")
     stored = read_golden(file)
@@ -70,55 +64,20 @@ def verify(
         return verify_graph(folder, stored, device=device, dtype=dtype, hub=hub)
     dtype = dtype or stored["made"]["dtype"]
     model = load(folder, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **hub)
-    return replace(compare(model, stored), **_code(model, folder, hub))
+    return replace(compare(model, stored), **_code(model, load_file_path(folder, CODE, **place)))
 
 
-def verify_fresh(folder: str | os.PathLike[str], *, trust_remote_code: bool = False) -> str:
-    """Verify a folder in a process of its own, so that nothing of this one can help.
-
-    Returns:
-        What was compared, in a sentence.
-
-    Raises:
-        ValueError: It does not hold.
-    """
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", _SCRIPT, os.path.abspath(folder), str(trust_remote_code)]
-    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    try:
-        found = json.loads(run.stdout.splitlines()[-1])
-        reason = found["code"] or f"its vectors are off by {found['distance']:.1e}, of {found['tolerance']:.1e} allowed"
-        right = found["ok"] and found["code"] is None
-    except (ValueError, LookupError, TypeError):
-        reason, right = " ".join(run.stderr.strip().splitlines()[-1:]), False
-    if not right:
-        raise ValueError(f"{str(folder)!r} is not what it was when it was saved: {reason}. Save the model again.")
-    code = (
-        f"{found['graph']} was run by onnxruntime" if found["graph"] else f"the code is that of st_reba {__version__}"
-    )
-    distance = f"{found['distance']:.1e} from the stored ones ({found['tolerance']:.1e} allowed)"
-    return f"The vectors of {len(found['texts'])} texts are {distance}; {code}."
-
-
-def _code(model: Any, folder: str, hub: Mapping[str, Any]) -> dict[str, Any]:
+def _code(model: Any, file: str | None) -> dict[str, Any]:
     """Compare the repository's code with what the installed package writes: ``code`` and ``foreign`` of the report."""
-    first = model[0]
-    if not hasattr(first, "base_model"):
+    if not hasattr(model[0], "base_model"):
         return {}
-    file = _file(folder, CODE, hub)
     if file is None:
         return {"code": f"there is no {CODE}, so only readers with st_reba can load the model", "foreign": True}
     # As written, whatever a checkout made of the line ends.
     text = Path(file).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
-    if text == PARTS["code"](first, {type(module).__name__ for module in model}):
+    if text == PARTS["code"](model[0], {type(module).__name__ for module in model}):
         return {}
     found = _VERSION.match(text)
     if found and found[1] != __version__:
         return {"code": f"{CODE} is of st_reba {found[1]}, and was not compared with {__version__}", "foreign": True}
     return {"code": f"{CODE} is not what st_reba {__version__} writes. Do not trust it before you have read it"}
-
-
-def _file(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
-    places = ("token", "cache_folder", "revision", "local_files_only")
-    return load_file_path(path, name, **{place: hub[place] for place in places if place in hub})

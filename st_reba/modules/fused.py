@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
-from .attention import ATTENTION_NAME, Scores, blocked_attention
+from .attention import Scores, blocked_attention
 from .capture import BackwardAttention
-from .layers import current_pass
 from .layout import PARTS
 
 logger = logging.getLogger(__name__)
@@ -111,16 +108,3 @@ def _works(dtype: torch.dtype) -> bool:
 
 
 PARTS["fused"] = fused_attention
-
-
-def _mask_without_sync(*arguments: Any, **keywords: Any) -> Tensor | None:
-    """transformers' boolean mask, for which the host does not read padding that it knows not to matter."""
-    state, padding = current_pass(), keywords.get("attention_mask")
-    known = state is not None and (state.transformer.causal or not state.padded)
-    if state is not None and known and getattr(padding, "shape", None) == state.real.shape:
-        keywords["attention_mask"] = None
-    mask: Tensor | None = sdpa_mask(*arguments, **keywords)
-    return mask
-
-
-AttentionMaskInterface.register(ATTENTION_NAME, _mask_without_sync)

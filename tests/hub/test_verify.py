@@ -1,4 +1,4 @@
-"""hub.verify: vectors and code of a folder, here and in a process of its own."""
+"""hub.verify: vectors and code of a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from st_reba.hub import verify
-from st_reba.hub.verify import verify_fresh
 
 
 @pytest.fixture
@@ -45,16 +44,6 @@ def test_other_vectors(copied: Path) -> None:
     settings.write_text(json.dumps({**value, "pooled": "all"}), encoding="utf-8")
     report = verify(copied)
     assert not report.ok and report.distance > report.tolerance
-    with pytest.raises(ValueError):
-        verify_fresh(copied)
     (copied / "golden.json").unlink()
     with pytest.raises(FileNotFoundError):
         verify(copied)
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(copied: Path) -> None:
-    assert verify_fresh(copied).startswith("The vectors of 20 texts are ")
-    (copied / "st_reba.py").write_text("# changed\n", encoding="utf-8")
-    with pytest.raises(ValueError):
-        verify_fresh(copied)

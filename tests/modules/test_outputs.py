@@ -74,22 +74,6 @@ def test_what_reverse_takes_for_words() -> None:
     assert reverse("") == ""
 
 
-REFUSALS: list[dict[str, Any]] = [
-    {"read": "values"},
-    {"read": "attention", "layer": 0},
-    {"read": "attention", "join": "concat"},
-    {"read": "attention", "final_norm": False},
-    {"read": "attention", "setting": "inter-bidir", "k": 1},
-    {"template": "{text} {reversed}"},
-]
-
-
-@pytest.mark.parametrize("options", REFUSALS)
-def test_refusals(base: Base, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        build(base("llama"), "prompteol", **options)
-
-
 def test_attention_must_be_found(base: Base) -> None:
     with pytest.raises(ValueError, match="attention blocks"):
         build(base("bloom"), "prompteol", read="attention")
