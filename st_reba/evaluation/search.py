@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from ..encode import copied_positions, encode_texts
 from ..filters import Filter
 from ..methods import Method
-from ..version import __version__
+from ..modules.version import __version__
 from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
