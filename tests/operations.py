@@ -138,7 +138,7 @@ def operations(size: int = 24) -> list[Operation]:
 
     return [
         Operation("encode_corpus", empty, encode, lambda folder: corpus_state(folder / "corpus")),
-        *(building(f"build {factory}", factory) for factory in ("Flat", f"{lists},Flat", f"{lists},SQ8", "HNSW8")),
+        *(building(f"build {factory}", factory) for factory in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
         building("build overwrite", "Flat", built, overwrite=True),
         changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
         changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
@@ -147,8 +147,8 @@ def operations(size: int = 24) -> list[Operation]:
         changing("add that folds", folding, f"{lists},SQ8"),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), f"{lists},SQ8"),
-        changing("delete a few", lambda i, f: i.delete(["d0", "d2"], missing_ok=True)),
-        changing("delete most", lambda i, f: i.delete(most, missing_ok=True), f"{lists},Flat"),
+        changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
+        changing("delete most", lambda i, f: i.delete(most), f"{lists},Flat"),
         *(changing("compact", lambda i, f: i.compact(), one) for one in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
         *(exporting(suffix) for suffix in (".parquet", ".faiss")),
     ]

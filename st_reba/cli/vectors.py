@@ -125,7 +125,7 @@ def index(
     add: Annotated[bool, Option("--add", help="Add the documents that an index does not have.")] = False,
     upsert: Annotated[bool, Option("--upsert", help="Add documents, in place of those with the same ids.")] = False,
     overwrite: Overwrite = False,
-    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, HNSW32, …")] = "auto",
+    factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")] = "auto",
     parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")] = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.encode import Settings, encode_corpus
-from ..corpus.folder import Corpus, Row, sha256, unusable
+from ..corpus.folder import Corpus, Row, is_corpus, sha256, unusable
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source, unique
 from ..files import LOCK_FILE, refuse_links, sole_writer
@@ -34,17 +34,16 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 BUILDING = ".building"
+_NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
+_THERE = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
 # Vectors beside the FAISS file, before they are folded in: so many, or this share of it, but not more than the last.
 FEWEST_PENDING, PENDING_SHARE, MOST_PENDING = 1_000, 0.1, 20_000
-
-Kind = Literal["build", "add", "upsert", "delete", "compact"]
 
 
 @dataclass(frozen=True)
 class Change:
     """Outcome of a change."""
 
-    kind: Kind
     count: int  # documents in the index, afterwards
     added: int = 0
     replaced: int = 0
@@ -76,6 +75,8 @@ def one_writer(folder: Path) -> Iterator[Path]:
     """
     building = folder / BUILDING
     with sole_writer(folder, BUILDING):
+        if not is_corpus(building):  # a writer was killed while it removed it
+            shutil.rmtree(building, ignore_errors=True)
         yield building
         shutil.rmtree(building, ignore_errors=True)
 
@@ -140,7 +141,8 @@ class Writer:
                 if index in bad:
                     rejects.append(replace(bad[index], id=identity))
                 elif (outcome := self.insert(row, identity, upsert=upsert)) is None:
-                    rejects.append(_already_there(f"record {row.record}", identity, row.text))
+                    place, reason = f"record {row.record}", _THERE.format(identity)
+                    rejects.append(Reject(place, reason, identity, beginning(row.text)))
                 else:
                     self.counts[outcome] += 1
                     taken[index] = True
@@ -171,18 +173,19 @@ class Writer:
 
         It is the same index, with its training, unless a factory is named ("auto": by the number of vectors).
         """
-        state, old = self.state, ann.open_file(self.folder, self.state, mmap=False)
+        state = self.state
+        old = None if state.file is None else ann.VectorFile(self.folder, state, mmap=False)
         keys, pending = tables.read_pending(self.tx, state, self.path)
-        alive = tables.vector_keys(self.tx, "key < ?", state.stop)
         segments: list[Segment] = [(keys, lambda: pending), *new]
         index = None
         if old is not None and factory is None:
-            index = ann.add(old.without(tables.read_dead(self.tx), alive), segments)
+            index = ann.add(old.without(tables.read_dead(self.tx)), segments)
         else:
+            alive = tables.vector_keys(self.tx, "key < ?", state.stop)
             segments = [*(old.segments(alive) if old else ()), *segments]
-            if count := sum(len(keys) for keys, _ in segments):
-                state.factory = ann.choose_factory(count) if factory in (None, "auto") else str(factory)
-                made, state.parameters = ann.trained(state.factory, state.dimension, parameters, segments)
+            if any(len(keys) for keys, _ in segments):
+                chosen = (factory or "auto", state.dimension, parameters, segments)
+                made, state.factory, state.parameters = ann.trained(*chosen)
                 index = ann.add(made, segments)
         self.tx.execute("DELETE FROM pending")
         self.tx.execute("DELETE FROM dead")
@@ -199,14 +202,6 @@ class Writer:
 def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str) -> Matrix:
     vectors = corpus.vectors(number)
     return ann.scaled(vectors if mask.all() else vectors[mask], metric)
-
-
-def _already_there(place: str, identity: str | None, text: str) -> Reject:
-    reason = (
-        f"id in the index: {identity!r} is there already, with another text or metadata; replace that document with "
-        "upsert, or give this one another id"
-    )
-    return Reject(place, reason, identity, beginning(text))
 
 
 def _sweep(folder: Path, name: str | None) -> None:
@@ -246,36 +241,33 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
 # Documents that are taken in
 
 
-def _only_new(source: Source, store: Store, kind: Kind, counts: Counter[str]) -> Source:
+def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: bool) -> Source:
     """The records of a source that an index does not have; the others are counted as "unchanged".
 
-    An id that is there with another text is passed on by "upsert", else a reject. A text without an id is there if
+    An id that is there with another text is passed on by ``upsert``, else a reject. A text without an id is there if
     another without an id has the same text and metadata.
     """
 
     def read() -> Iterator[Document | Reject]:
         with store.reading() as tx:
             for number, record in enumerate(source.read()):
-                if isinstance(record, Reject):
-                    yield record
-                    continue
-                place, metadata = f"record {number}", to_json(record.metadata)
-                if record.id is None and kind == "upsert":
-                    reason = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
-                    yield Reject(place, reason, None, beginning(record.text))
-                    continue
-                if record.id is None:
-                    there = documents(tx, "content = ?", content_of(record.text, metadata))
-                    same = any(one.text == record.text for one in there)
-                else:
-                    old = next(documents(tx, "id = ?", record.id), None)
-                    same = old is not None and (old.text, old.metadata) == (record.text, metadata)
-                    if old is not None and not same and kind == "add":
-                        yield _already_there(place, record.id, record.text)
+                if isinstance(record, Document):
+                    values, reason = (record.text, to_json(record.metadata)), None
+                    if record.id is None and upsert:
+                        same, reason = False, _NO_ID
+                    elif record.id is None:
+                        there = documents(tx, "content = ? AND text = ?", content_of(*values), record.text)
+                        same = next(there, None) is not None
+                    else:
+                        old = next(documents(tx, "id = ?", record.id), None)
+                        same = old is not None and (old.text, old.metadata) == values
+                        reason = None if old is None or upsert else _THERE.format(record.id)
+                    if same:
+                        counts["unchanged"] += 1
                         continue
-                counts["unchanged"] += same
-                if not same:
-                    yield record
+                    if reason is not None:
+                        record = Reject(f"record {number}", reason, record.id, beginning(record.text))
+                yield record
 
     return replace(source, read=read)
 
@@ -285,19 +277,16 @@ def take_in(
     model: SentenceTransformer,
     source: Source | Corpus,
     settings: Settings,
-    kind: Kind,
     *,
+    upsert: bool = False,
     fresh: State | None = None,
     factory: str = "auto",
     parameters: str | None = None,
     **running: Any,
 ) -> Change:
-    """Encode a source, or what is new of it, and take it into an index; or take in a corpus that is encoded.
+    """Encode documents, or what is new of them, and take them in; or take in a corpus that is encoded.
 
-    Args:
-        store, model, source, settings, kind: Index, model, what is read, how, and kind of change.
-        fresh, factory, parameters: State and FAISS index of an index that is built.
-        **running: workers and show_progress_bar, for ``encode_corpus``.
+    ``fresh``, ``factory`` and ``parameters`` belong to an index that is built; ``running`` to ``encode_corpus``.
     """
     counts, strict = Counter[str](), settings.strict and not isinstance(source, Corpus)
     with one_writer(store.folder) as building:
@@ -306,15 +295,15 @@ def take_in(
         else:
             state = fresh or store.state()
             if fresh is None:
-                source = _only_new(unique(source, state.next_number), store, kind, counts)
+                source = _only_new(unique(source, state.next_number), store, counts, upsert=upsert)
             running |= {"passages": state.passages, "overwrite": True, "settings": settings}
             corpus = encode_corpus(model, source, building, **running)
         with changing(store, fresh) as writer:
-            segments = writer.take(corpus, upsert=kind == "upsert", strict=strict)
+            segments = writer.take(corpus, upsert=upsert, strict=strict)
             if fresh is None:
                 writer.place(segments)
             elif not writer.state.documents:
                 raise ValueError("there are no documents; an index needs at least one")
             else:
                 writer.fold(segments, factory, parameters)
-    return Change(kind, writer.state.documents, rejected=dict(writer.rejected), **counts, **writer.counts)
+    return Change(writer.state.documents, rejected=dict(writer.rejected), **counts, **writer.counts)

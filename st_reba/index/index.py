@@ -8,22 +8,22 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..corpus.encode import Settings
 from ..corpus.folder import Corpus, is_corpus
-from ..corpus.records import Document, Reject
+from ..corpus.records import Document, Reject, beginning, clean_text
 from ..corpus.source import Input, open_source, unique
 from ..probe import Probe, check, load, located, probe, remembered, version_of
 from .changes import Change, changing, check_target, one_writer, take_in
-from .export import about, export, verify
-from .search import Snapshot, query_texts
+from .export import export, verify
+from .search import Snapshot
 from .store import State, Store, documents, documents_with, read_state
 from .vectors import METRICS, make_index, scaled_queries
 from .where import Where
@@ -60,7 +60,7 @@ class Index:
         self._store, self._model, self._options = store, model, options
         self._snapshot: Snapshot | None = None
         self._lock = threading.Lock()
-        self._checked: tuple[int, Any] | None = None  # version of the model, and the probe that it was compared with
+        self._checked: tuple[Any, Any] = (None, None)  # version of the model, and the probe that it was compared with
 
     @classmethod
     def build(
@@ -90,7 +90,7 @@ class Index:
                 the folder of a corpus that it has encoded.
             path: The folder to make.
             factory: "auto": exact search ("Flat") up to 200,000 vectors, beyond that "IVF4√n,Flat"; or a FAISS factory
-                string, as "HNSW32" or "IVF4096,PQ48np,RFlat".
+                string of inverted lists, as "IVF1024,SQ8" or "IVF4096,PQ48np".
             parameters: FAISS search parameters, as "nprobe=32"; None: nprobe 1/32 of the lists.
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
@@ -127,8 +127,7 @@ class Index:
             make_index(factory, mark.dimension, parameters)
         fresh = State(remembered(model, mark, store.folder), metric, mark.dimension, columns, passages)
         running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
-        options: dict[str, Any] = {"fresh": fresh, "factory": factory, "parameters": parameters, **running}
-        take_in(store, loaded, source, settings, "build", **options)
+        take_in(store, loaded, source, settings, fresh=fresh, factory=factory, parameters=parameters, **running)
         return cls(store, loaded, {})
 
     @classmethod
@@ -168,7 +167,6 @@ class Index:
         k: int = 10,
         *,
         where: Where | None = None,
-        prompt: str | None = None,
     ) -> list[Any]:
         """Find the nearest documents of one or more queries.
 
@@ -177,7 +175,6 @@ class Index:
             k: How many documents to return for each query; all when there are fewer.
             where: Conditions on the metadata, which must all hold: ``{"lang": "zh", "year": {">=": 2020}}``. The
                 operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
-            prompt: Put in front of the queries instead of the model's own prompt.
 
         Returns:
             The results of one text or of one vector, best first; a list of such lists for several. Documents with the
@@ -194,17 +191,19 @@ class Index:
             >>> [result.id for result in index.search("Cats sleep.", where={"year": {">=": 2020}})]
             ['b']
         """
-        if isinstance(k, bool) or (k := operator.index(k)) < 1:
+        if (k := operator.index(k)) < 1:
             raise ValueError(f"k={k} must be a whole number from 1 on")
-        single = isinstance(queries, str) or (isinstance(queries, np.ndarray) and queries.ndim == 1)
-        known: Any = None
+        single, known = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1, None
         if isinstance(queries, np.ndarray):
-            vectors, known = np.atleast_2d(queries), self._checked and self._checked[1]
+            vectors, known = np.atleast_2d(queries), self._checked[1]
         else:
-            texts = query_texts([queries] if isinstance(queries, str) else queries)
+            texts = [queries] if isinstance(queries, str) else list(queries)
             if not texts:
                 return []
-            vectors = np.asarray(self._its_model().encode_query(texts, prompt=prompt, show_progress_bar=False))
+            if not all(isinstance(one, str) and one.strip() for one in texts):
+                raise ValueError(f"queries={beginning(queries)}: give texts that are not empty, or an array of floats")
+            texts = [clean_text(one) for one in texts]
+            vectors = np.asarray(self._its_model().encode_query(texts, show_progress_bar=False))
         with self._store.reading() as tx:
             snapshot = self._present(tx)
             state = snapshot.state
@@ -280,17 +279,17 @@ class Index:
         Raises:
             ValueError: With ``strict``: an id is there with another text (use `upsert`), or a record cannot be taken.
         """
-        return self._take("add", input, **options)
+        return self._take(input, upsert=False, **options)
 
     def upsert(self, input: Input, **options: Any) -> Change:
         """Add documents that have ids, in the place of those with the same ids; otherwise as `add`."""
-        return self._take("upsert", input, **options)
+        return self._take(input, upsert=True, **options)
 
     def _take(
         self,
-        kind: Literal["add", "upsert"],
         input: Input,
         *,
+        upsert: bool,
         strict: bool = True,
         workers: int | None = None,
         settings: Settings | None = None,
@@ -302,27 +301,23 @@ class Index:
         source = open_source(input, **columns, encoding=settings.encoding)
         self._check(state)
         running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
-        return take_in(self._store, self._its_model(), source, settings, kind, **running)
+        return take_in(self._store, self._its_model(), source, settings, upsert=upsert, **running)
 
-    def delete(self, ids: Iterable[str], *, missing_ok: bool = False) -> Change:
+    def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.
 
-        If an id is not there, nothing is deleted, unless ``missing_ok``.
+        A warning names ids that are not there.
         """
         wanted = dict.fromkeys(ids)
         if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
             raise TypeError(f"ids={ids!r}: give a list of strings")
         with changing(self._store) as writer:
             found = list(documents_with(writer.tx, "id", wanted))
-            absent = wanted.keys() - {one.id for one in found}
-            if absent and not missing_ok:
-                raise ValueError(
-                    f"{len(absent)} ids are not in the index: {', '.join(map(repr, sorted(absent)[:5]))}; nothing was "
-                    "deleted. Leave them out (from Python, missing_ok=True passes over them)"
-                )
+            if absent := wanted.keys() - {one.id for one in found}:
+                logger.warning("%s: not in the index: %s", self.path, ", ".join(sorted(absent)[:5]))
             for document in found:
                 writer.remove(document)
-        return Change("delete", writer.state.documents, deleted=len(found))
+        return Change(writer.state.documents, deleted=len(found))
 
     def compact(self, *, factory: str | None = None, parameters: str | None = None) -> Change:
         """Write the FAISS file anew, with what was added and without what was deleted, which leaves the disk.
@@ -341,7 +336,7 @@ class Index:
             logger.warning("%s: being read, so what was deleted is on the disk until the next compact", self.path)
         with suppress(BlockingIOError), one_writer(self.path):
             pass  # the texts of an addition that failed leave the disk too
-        return Change("compact", writer.state.documents, deleted=deleted)
+        return Change(writer.state.documents, deleted=deleted)
 
     def export(self, out: str | PathLike[str], *, overwrite: bool = False) -> int:
         """Write all vectors, as they are at one moment, for other tools; returns their number.
@@ -352,7 +347,7 @@ class Index:
             overwrite: Replace a file.
         """
         with self._store.reading() as tx:
-            return export(self._store, tx, Path(out), overwrite=overwrite)
+            return export(self._store, tx, read_state(tx, self._store.path), Path(out), overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
         """Records that the last build or addition set aside."""
@@ -361,13 +356,17 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """Facts about the index, as JSON values."""
-        with self._store.reading() as tx:
-            return about(self._store, tx)
+        state = self._store.state()
+        model = Probe.from_json(state.model)
+        size = sum(one.stat().st_size for one in self.path.iterdir() if one.is_file())
+        found = {"path": str(self.path), **asdict(state), "vectors": state.filed - state.deleted + state.pending}
+        return {**found, "bytes": size, "model": str(model), "model_source": model.source, "revision": model.revision}
 
     def verify(self) -> dict[str, Any]:
         """Compare every file with the digests that were kept, or raise a ValueError; returns the same as `info`."""
         with self._store.reading() as tx:
-            return verify(self._store, tx)
+            verify(self._store, tx, read_state(tx, self._store.path))
+        return self.info()
 
     @property
     def path(self) -> Path:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.records import clean_text
-from .store import Keys, Matrix, State, Store, damaged, documents_with, owners, read_dead, read_pending, vector_keys
-from .vectors import VectorFile, best, compared, open_file, rescored
+from .store import Keys, Matrix, State, Store, damaged, documents_with, read_dead, read_pending, vector_keys
+from .vectors import VectorFile, best, compared, rescored
 from .where import Where, conditions
 
 logger = logging.getLogger(__name__)
@@ -21,6 +20,8 @@ logger = logging.getLogger(__name__)
 # Fetched beyond k, so that equal scores at the cut are told apart by their order.
 _TIES = 32
 _KEPT_CONDITIONS = 8
+# The document that a vector's key belongs to.
+_OWNERS = "SELECT value, (SELECT MAX(key) FROM documents WHERE key <= value) FROM json_each(?)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Snapshot:
     def read(cls, tx: sqlite3.Connection, store: Store, state: State, old: Snapshot | None) -> Snapshot:
         """The snapshot of a state; the FAISS file of an old one is kept if it is the same."""
         same = old is not None and (old.state.sha256, old.state.file) == (state.sha256, state.file)
-        file = old.file if old is not None and same else open_file(store.folder, state)
+        file = old.file if old is not None and same else VectorFile(store.folder, state) if state.file else None
         keys, pending = read_pending(tx, state, store.path)
         alive = np.zeros(state.next_key, bool)
         alive[: state.stop] = True
@@ -112,7 +113,8 @@ class Snapshot:
                 more, filed = self.file.search(queries, fetch, mask)
                 scores, found = np.hstack([more, scores]), np.hstack([filed, found])
             scores, found = best(scores, found, fetch)
-            owner = owners(tx, {int(key) for key in found.ravel() if key >= 0}) if cut else {}
+            wanted = json.dumps(np.unique(found[found >= 0]).tolist()) if cut else "[]"
+            owner = dict(tx.execute(_OWNERS, (wanted,)).fetchall())
             results = [dict[int, tuple[int, float]]() for _ in queries]
             for query, rank in zip(*np.nonzero(found >= 0), strict=True):
                 key = int(found[query, rank])
@@ -122,12 +124,3 @@ class Snapshot:
                 return results
             # Several passages of one document are one result.
             fetch = min(4 * fetch, total)
-
-
-def query_texts(queries: Sequence[str]) -> list[str]:
-    """Queries as the model takes them."""
-    texts = list(queries)
-    for number, query in enumerate(texts):
-        if not isinstance(query, str) or not query.strip():
-            raise ValueError(f"query {number} is {query!r}; give texts that are not empty, or a NumPy array of floats")
-    return [clean_text(query) for query in texts]

@@ -235,12 +235,6 @@ def documents_with(tx: sqlite3.Connection, column: str, values: Iterable[Any]) -
     return documents(tx, f"{column} IN (SELECT value FROM json_each(?))", json.dumps(list(values)))
 
 
-def owners(tx: sqlite3.Connection, keys: Iterable[int]) -> dict[int, int]:
-    """Key of the document that each vector's key belongs to."""
-    query = "SELECT value, (SELECT MAX(key) FROM documents WHERE key <= value) FROM json_each(?)"
-    return dict(tx.execute(query, (to_json(list(keys)),)).fetchall())
-
-
 def vector_keys(tx: sqlite3.Connection, where: str = "1", *parameters: Any) -> Keys:
     """Keys of the vectors of documents that meet a condition in SQL, ascending."""
     found: list[int] = []
@@ -252,10 +246,8 @@ def vector_keys(tx: sqlite3.Connection, where: str = "1", *parameters: Any) -> K
 def read_pending(tx: sqlite3.Connection, state: State, path: Path) -> tuple[Keys, Matrix]:
     """Pending vectors: keys [n] and vectors [n, dim]."""
     rows = tx.execute("SELECT key, crc, vector FROM pending ORDER BY key").fetchall()
-    intact = len(rows) == state.pending
-    for _, crc, vector in rows:
-        intact = intact and type(vector) is bytes and len(vector) == 4 * state.dimension and zlib.crc32(vector) == crc
-    if not intact:
+    intact = (type(one) is bytes and len(one) == 4 * state.dimension and zlib.crc32(one) == crc for _, crc, one in rows)
+    if len(rows) != state.pending or not all(intact):
         raise ValueError(damaged(path, "its pending vectors are not what was written"))
     vectors = np.frombuffer(b"".join(one[2] for one in rows), "<f4").reshape(len(rows), state.dimension)
     return np.array([one[0] for one in rows], np.int64), np.asarray(vectors, np.float32)

@@ -68,25 +68,19 @@ def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
 
 
 def parse_where(texts: Iterable[str]) -> dict[str, Any]:
-    """Conditions of a command line: ``lang=zh``, ``year>=2020``, or a JSON object.
+    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings.
 
     Example:
-        >>> parse_where(["lang=zh", "year>=2020", '{"tags": {"has": "a"}}'])
-        {'lang': {'=': 'zh'}, 'year': {'>=': 2020}, 'tags': {'has': 'a'}}
+        >>> parse_where(["lang=zh", "year>=2020", "year<2024"])
+        {'lang': {'=': 'zh'}, 'year': {'>=': 2020, '<': 2024}}
     """
     found: dict[str, Any] = {}
     for text in texts:
-        if text.lstrip().startswith("{"):
-            try:
-                found |= json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"--where {text!r} is no JSON ({error})") from None
-            continue
         parts = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
-        if parts is None or not isinstance(found.setdefault(parts[1], {}), dict):
-            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >), or a JSON object")
+        if parts is None:
+            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
         name, operator, value = parts.groups()
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-        found[name][operator] = value
+        found.setdefault(name, {})[operator] = value
     return found

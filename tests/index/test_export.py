@@ -12,7 +12,7 @@ import pytest
 from indexes import QUIET, build, documents, encoded, texts
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat", "HNSW8"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
 def test_export(tmp_path: Path, factory: str) -> None:
     index = build(tmp_path / "index", documents(60), factory=factory)
     index.add(texts(5, 1), **QUIET)

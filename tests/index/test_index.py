@@ -21,9 +21,9 @@ from st_reba.index import Document, Index, OtherModelError
 QUERIES = ["cat ship", "gold", "moon rain king"]
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF2,PQ4np,RFlat"])
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
 def test_exact_where_all_is_looked_at(tmp_path: Path, factory: str) -> None:
-    wide = {"IVF4,Flat": "nprobe=4", "IVF2,PQ4np,RFlat": "nprobe=2,k_factor_rf=200"}.get(factory)
+    wide = None if factory == "Flat" else "nprobe=4"
     index = build(tmp_path / "index", documents(300), factory=factory, parameters=wide)
     index.add(documents(320)[300:], **QUIET)
     index.upsert([Document("gold gold king", "d7", {"n": 7})], **QUIET)
@@ -58,7 +58,6 @@ def test_queries_of_every_kind(tmp_path: Path) -> None:
     assert index.search(vector, 3) == index.search(["gold"], 3)[0] == index.search(vector[None], 3)[0] == one
     assert [result.rank for result in one] == [1, 2, 3]
     assert index.search([]) == []
-    assert index.search("gold", prompt="cat ")[0].id == index.search("cat gold")[0].id
 
 
 @pytest.mark.parametrize(
@@ -138,13 +137,10 @@ def test_ids_never_collide(tmp_path: Path) -> None:
     index.verify()
 
 
-def test_deletions(tmp_path: Path) -> None:
+def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
-    with pytest.raises(ValueError, match="nothing was deleted"):
-        index.delete(["d0", "x"])
-    assert len(index) == 42
-    assert index.delete(["d0", "x", "d0", "41", "secret"], missing_ok=True).deleted == 3
+    assert index.delete(["d0", "x", "d0", "41", "secret"]).deleted == 3 and "not in the index: x" in caplog.text
     assert {one.id for one in index.search("gold", 50)} == {f"d{n}" for n in range(1, 40)}
     assert index.compact().deleted == 2
     assert not any(b"xylophone" in file.read_bytes() for file in index.path.iterdir())
@@ -161,7 +157,7 @@ def test_deletions(tmp_path: Path) -> None:
 def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(100))
     monkeypatch.setattr(type(MODEL), "encode_document", None)
-    for factory in ("IVF2,Flat", "HNSW8", "Flat"):
+    for factory in ("IVF2,Flat", "IVF2,SQ8", "Flat"):
         index.compact(factory=factory)
         assert index.info()["factory"] == factory and index.verify()["vectors"] == 100
     assert index.info()["parameters"] is None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from st_reba.index import vectors as ann
+from st_reba.index.store import State
 from st_reba.index.vectors import VectorFile, best, scaled
 
 COUNT, DIM = 400, 8
@@ -15,20 +17,26 @@ RANDOM = np.random.default_rng(0)
 VECTORS = scaled(RANDOM.standard_normal((COUNT, DIM)), "cosine")
 KEYS = np.cumsum(RANDOM.integers(1, 4, COUNT))
 QUERIES = scaled(RANDOM.standard_normal((9, DIM)), "cosine")
-EXACT = {"Flat": None, "IVF4,Flat": "nprobe=4", "HNSW16": "efSearch=400", "OPQ4_8,IVF2,Flat": "nprobe=2"}
+FACTORIES = ["Flat", "IVF4,Flat", "IVF4,SQ8", "IVF4_HNSW4,PQ4x4"]
 
 
-def opened(path: Path, factory: str, parameters: str | None, *, mmap: bool = True) -> VectorFile:
+def opened(folder: Path, factory: str, parameters: str | None = None, *, mmap: bool = True) -> VectorFile:
     segments = [(KEYS[:150], lambda: VECTORS[:150]), (KEYS[150:], lambda: VECTORS[150:])]
-    index, _ = ann.trained(factory, DIM, parameters, segments)
-    ann.save(path, ann.add(index, segments))
-    return VectorFile(path, DIM, parameters, mmap=mmap)
+    index, *_ = ann.trained(factory, DIM, parameters, segments)
+    return saved(folder / "a.faiss", ann.add(index, segments), parameters, mmap=mmap)
 
 
-@pytest.mark.parametrize("factory", EXACT)
+def saved(path: Path, index: Any, parameters: str | None = None, *, dim: int = DIM, mmap: bool = True) -> VectorFile:
+    ann.save(path, index)
+    state = State({}, "cosine", dim, {}, None, parameters=parameters, file=path.name)
+    state.bytes, state.filed = path.stat().st_size, index.ntotal
+    return VectorFile(path.parent, state, mmap=mmap)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
 @pytest.mark.parametrize("share", [None, 0.5, 0.02])
 def test_search(tmp_path: Path, factory: str, share: float | None) -> None:
-    file = opened(tmp_path / "a.faiss", factory, EXACT[factory])
+    file = opened(tmp_path, factory, "nprobe=4" if factory != "Flat" else None)
     allowed = np.zeros(KEYS[-1] + 1, bool)
     chosen = np.ones(COUNT, bool) if share is None else np.random.default_rng(1).random(COUNT) < share
     allowed[KEYS[chosen]] = True
@@ -42,34 +50,34 @@ def test_search(tmp_path: Path, factory: str, share: float | None) -> None:
         assert file.search(queries, 3, np.zeros_like(allowed))[1].shape == (len(queries), 0)
 
 
-@pytest.mark.parametrize("factory", [*EXACT, "IVF4,SQ8", "PQ4x4", "IVF2,PQ4x4,RFlat"])
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_all_that_is_allowed_is_found_and_given_back(tmp_path: Path, factory: str) -> None:
-    file = opened(tmp_path / "a.faiss", factory, None)
+    file = opened(tmp_path, factory, None if factory == "Flat" else "nprobe=1")
     allowed = np.zeros(KEYS[-1] + 1, bool)
     allowed[KEYS[::3]] = True
     for mask, wanted in ((None, KEYS), (allowed, KEYS[::3])):
         _, keys = file.search(QUERIES, COUNT, mask)
         assert [sorted(row) for row in keys.tolist()] == [wanted.tolist()] * len(QUERIES)
     distance = np.abs(file.vectors(KEYS[5:90:2]) - VECTORS[5:90:2])
-    assert distance.max() == 0 if factory in ("Flat", "IVF4,Flat", "HNSW16") else distance.mean() < 0.2
+    assert distance.max() == 0 if factory.endswith("Flat") else distance.mean() < 0.2
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "IVF4,SQ8", "HNSW16", "PQ4x4"])
+@pytest.mark.parametrize("factory", FACTORIES)
 def test_keys_are_taken_out(tmp_path: Path, factory: str) -> None:
-    index = opened(tmp_path / "a.faiss", factory, None, mmap=False).without(KEYS[::2], KEYS[1::2])
-    ann.save(tmp_path / "b.faiss", index)
-    _, keys = VectorFile(tmp_path / "b.faiss", DIM).search(QUERIES[:1], COUNT)
-    assert sorted(keys[0].tolist()) == KEYS[1::2].tolist()
+    before = opened(tmp_path, factory).vectors(KEYS[1::2])
+    left = saved(tmp_path / "b.faiss", opened(tmp_path, factory, mmap=False).without(KEYS[::2]))
+    assert sorted(left.search(QUERIES[:1], COUNT)[1][0].tolist()) == KEYS[1::2].tolist()
+    assert np.array_equal(left.vectors(KEYS[1::2]), before)
     with pytest.raises(ValueError):
-        VectorFile(tmp_path / "b.faiss", DIM + 1)
+        saved(tmp_path / "c.faiss", left.whole, dim=DIM + 1)
 
 
-def test_the_rule_by_size() -> None:
-    assert ann.choose_factory(ann.FLAT_UP_TO) == "Flat"
-    assert ann.choose_factory(ann.FLAT_UP_TO + 1) == "IVF1789,Flat"
-    segments = [(np.arange(640), lambda: np.random.default_rng(0).standard_normal((640, DIM)).astype(np.float32))]
-    for lists, probed in ((320, 10), (16, 8)):
-        assert ann.trained(f"IVF{lists},Flat", DIM, None, segments)[1] == f"nprobe={probed}"
+def test_the_rule_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [(KEYS, lambda: VECTORS)]
+    assert ann.trained("auto", DIM, None, segments)[1:] == ("Flat", None)
+    monkeypatch.setattr(ann, "FLAT_UP_TO", COUNT - 1)
+    assert ann.trained("auto", DIM, None, segments)[1:] == ("IVF80,Flat", "nprobe=8")
+    assert ann.trained("IVF320,Flat", DIM, None, segments)[2] == "nprobe=10"
 
 
 def test_best_and_scaled() -> None:

@@ -58,10 +58,8 @@ def test_refused(where: Any) -> None:
 
 
 def test_from_the_command_line() -> None:
-    assert parse_where(["a>1", "a<3", "year >= 2020", "b!=c=d"]) == {
-        "a": {">": 1, "<": 3}, "year": {">=": 2020}, "b": {"!=": "c=d"},
-    }  # fmt: skip
-    assert parse_where(["a=true", 'b="1"', '{"c": {"has": 1}}']) == {"a": {"=": True}, "b": {"=": "1"}, "c": {"has": 1}}
-    for wrong in (["lang"], ["{a"], ["=x"], ['{"a": 1}', "a=2"]):
+    assert parse_where(["a>1", "a<3", "b!=c=d"]) == {"a": {">": 1, "<": 3}, "b": {"!=": "c=d"}}
+    assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
+    for wrong in (["lang"], ["{a"], ["=x"]):
         with pytest.raises(ValueError):
             parse_where(wrong)
