@@ -72,7 +72,7 @@ def encode_texts(
 def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
     """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
 
-    Of a model that pads nothing (bags of words, sequences laid end to end), its characters.
+    Of a model without a tokenizer of transformers, its characters.
 
     Example:
         >>> import st_reba
@@ -88,7 +88,11 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
         return copied_positions(model[0], texts, layout)
-    return _padded_positions(model, texts, layout) or [len(text) for text in texts]
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if not callable(tokenizer):
+        return [len(text) for text in texts]
+    prompted = [(prompt or "") + text for text in texts]
+    return [len(ids) for ids in tokenizer(prompted, truncation=True, max_length=model.max_seq_length)["input_ids"]]
 
 
 def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | None:
@@ -154,17 +158,3 @@ def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str
     # A text without a token is represented by one.
     counts = (max(1, len(ids)) for piece in pieces for ids in transformer.content(piece)["input_ids"])
     return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]
-
-
-def _padded_positions(model: SentenceTransformer, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int] | None:
-    counts = [0] * len(texts)
-    # By characters, so that one long text does not pad many short ones.
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    for start in range(0, len(order), _COUNTED_TOGETHER):
-        piece = order[start : start + _COUNTED_TOGETHER]
-        mask: Any = model.preprocess([texts[index] for index in piece], **layout).get("attention_mask")
-        if getattr(mask, "ndim", None) != 2 or len(mask) != len(piece):
-            return None
-        for index, count in zip(piece, mask.sum(dim=1).tolist(), strict=True):
-            counts[index] = int(count)
-    return counts

@@ -79,8 +79,8 @@ def encode_corpus(
         input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, a table, or an iterable, which a
             repeated call must give again. A ``Source`` is taken as it is, ids that occur twice too.
         path: The folder. One that holds anything else is refused.
-        text_column: Column or key of the text; None: "text", or another usual name.
-        id_column: Column or key of the id; None: "id", another usual name, or the number of the record; "": the number.
+        text_column, id_column: Columns or keys of text and id; None: "text" and "id", or other usual names; a document
+            without an id gets the number of its record, and so do all with ``id_column=""``.
         passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
             passage gets a vector.
         workers: Encode with so many workers of Ray Data, one a GPU if there are any: on the cluster of RAY_ADDRESS, or
@@ -227,11 +227,11 @@ def encode_part(
 
 
 def _encode_pending(corpus: Corpus, model: SentenceTransformer, workers: int | None, disable: bool | None) -> None:
-    counts, pending = [corpus.about(number)["vectors"] for number in range(corpus.parts())], corpus.pending()
-    kept = sum(counts) - sum(counts[number] for number in pending)
+    pending = corpus.pending()
     if pending:
         corpus.reopen()
-    with tqdm(total=sum(counts), initial=kept, desc="Encoding", unit=" texts", disable=disable) as bar:
+    total = sum(corpus.about(number)["vectors"] for number in pending)
+    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
         if workers is not None and pending:
             from .ray import encode_on_ray
 
