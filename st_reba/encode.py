@@ -88,8 +88,10 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
     layout = {name: each for name, each in {"prompt": prompt, "task": task, **fields}.items() if each is not None}
     if hasattr(model[0], "budget"):
         return copied_positions(model[0], texts, layout)
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if not callable(tokenizer):
+    from transformers import PreTrainedTokenizerBase
+
+    tokenizer = getattr(model, "tokenizer", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return [len(text) for text in texts]
     prompted = [(prompt or "") + text for text in texts]
     return [len(ids) for ids in tokenizer(prompted, truncation=True, max_length=model.max_seq_length)["input_ids"]]
