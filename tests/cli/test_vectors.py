@@ -64,7 +64,6 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     for arguments in (
         ["index", "x", index],
         ["prune", index],
-        ["prune", index, "a"],
         ["search", index, "a", "--where", "x"],
         ["search", index],
     ):
