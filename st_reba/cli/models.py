@@ -224,6 +224,6 @@ def _told(place: str, model: Any) -> dict[str, Any]:
 
 
 def _print(value: Any, as_json: bool) -> None:
-    text = dumped(value, indent=1)
+    text = dumped(value if as_json else {name: each for name, each in value.items() if each is not None}, indent=1)
     options: dict[str, Any] = {"allow_unicode": True, "default_flow_style": None, "sort_keys": False, "width": 1000}
     typer.echo(text if as_json else yaml.safe_dump(json.loads(text), **options).rstrip())
