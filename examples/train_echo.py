@@ -228,6 +228,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     trainer = SentenceTransformerTrainer(model=model, args=settings, train_dataset=train, loss=loss, evaluator=dev)
     last = get_last_checkpoint(settings.output_dir) if options.resume and Path(settings.output_dir).is_dir() else None
     trainer.train(resume_from_checkpoint=last)
+    # Else the autocast of --bf16 stays on, and what is saved was computed by it.
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     after = {} if dev is None else dict(dev(model))
     history = [entry for entry in trainer.state.log_history if "loss" in entry or "train_runtime" in entry]
     if trainer.is_world_process_zero():
