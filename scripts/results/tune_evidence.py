@@ -76,13 +76,13 @@ def sets(data: Path) -> dict[str, tuple[str, list[tuple], list[str]]]:
     names = [(data / f"clustering/{part}_StackOverflow.txt").read_text("utf-8") for part in ("title", "label")]
     files = [f"classification/tnews/{part}.json" for part in ("train_few_all", "dev_few_all", "test_public")]
     news = [(row["sentence"], row["label_desc"]) for file in files for row in lines(file) if "label_desc" in row]
-    known, chinese = data / "sts/sts-dev.csv", data / "sts/cnsd-sts-dev.txt"
+    known, chinese = (pairs(data / f"sts/{name}") for name in ("sts-dev.csv", "cnsd-sts-dev.txt"))
     return {
-        "STS-B": ("STS", some(pairs(data / "sts/sts-test.csv"), COUNT), texts(pairs(known))),
-        "STS13-16": ("STS", some(sum(years, []), COUNT), texts(pairs(known))),
+        "STS-B": ("STS", some(pairs(data / "sts/sts-test.csv"), COUNT), texts(known)),
+        "STS13-16": ("STS", some(sum(years, []), COUNT), texts(known)),
         "STS12": ("STS", early[:COUNT], texts(early[1000:])),
         "StackOverflow": classes(list(zip(*(each.strip().split("\n") for each in names), strict=True))),
-        "STS-B-zh": ("STS", some(pairs(data / "sts/cnsd-sts-test.txt"), COUNT), texts(pairs(chinese))),
+        "STS-B-zh": ("STS", some(pairs(data / "sts/cnsd-sts-test.txt"), COUNT), texts(chinese)),
         "AFQMC": ("STS", alike[: 2 * COUNT], texts(alike[1000:2000])),
         "OCNLI": ("STS", ocnli[: 2 * COUNT], texts(ocnli[800:])),
         "QBQTC": ("Reranking", [row for rows in judged[:COUNT] for row in rows], some(alone, 1000)),

@@ -11,7 +11,6 @@ import yaml
 
 _FOLDER = Path(__file__).with_name("prompts")
 _FIELD = "{instruction}"
-NAMED = ("nosink", "echo")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def read_instructions(source: Any) -> Instructions:
         return Instructions()
     name = "own"
     if not isinstance(source, Mapping):
-        name, path = Path(source).stem, _FOLDER / f"{source}.yaml" if source in NAMED else Path(source)
+        name, path = Path(source).stem, _FOLDER / f"{source}.yaml" if source in ("nosink", "echo") else Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
         source = yaml.safe_load(path.read_text(encoding="utf-8"))

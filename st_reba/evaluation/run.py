@@ -132,7 +132,7 @@ def compare(
         (['classical:pooling=mean', 'echo:pooling=mean'], 1)
     """
     task = read_task(table, seed=seed, **reading)
-    chosen = list(dict.fromkeys(map(_method, methods)))
+    chosen = list(dict.fromkeys(Method.parse(str(each)) for each in methods))
     if not chosen:
         raise ValueError("methods: name one at least, such as 'classical' or 'echo:pooling=mean'.")
     scoring = SCORINGS[task.kind]
@@ -178,7 +178,7 @@ def curve(
     """
     import pandas as pd
 
-    model, asked = _opened(base, loading), list(map(_method, methods))
+    model, asked = _opened(base, loading), [Method.parse(str(each)) for each in methods]
     frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
     for method, value in product(asked, values):
         try:
@@ -273,10 +273,6 @@ def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
     rows = [["", *map(shown, frame.columns)], ["---"] * (len(frame.columns) + 1)]
     rows += [[shown(name), *map(shown, values)] for name, *values in frame.itertuples(name=None)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _method(method: str | Method) -> Method:
-    return Method.parse(method) if isinstance(method, str) else method
 
 
 def _opened(base: Any, loading: Mapping[str, Any] | None) -> Any:

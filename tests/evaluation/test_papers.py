@@ -50,7 +50,6 @@ def test_instructions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        {"STS": 3},
         {"tasks": {"STS": "x"}, "query": "no field"},
         {"tasks": {"STS": "x"}, "passage": "{instruction}"},
         {"tasks": {"STS": {}}},
@@ -63,25 +62,15 @@ def test_what_is_none_of_instructions_is_refused(source: Any) -> None:
         read_instructions("nowhere.yaml")
 
 
-class Prompted:
-    """Records the prompts that stand while a task runs."""
-
-    def __init__(self) -> None:
-        self.prompts = {"query": "q"}
-
-    def __getitem__(self, index: int) -> Any:
-        return object()
-
-
 def test_instructions_are_the_prompts_while_mteb_runs() -> None:
     mteb = pytest.importorskip("mteb")
-    model = Prompted()
-    task = mteb.get_task("SciFact")
+    model, task = st_reba.build("mini", "classical", prompts={"query": "q"}), mteb.get_task("SciFact")
+    before = dict(model.prompts)
     with mteb_tasks._prompted(model, task, Instructions("x", {"SciFact": "Find."})):
-        assert model.prompts == {"query": "q", "SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
-    assert model.prompts == {"query": "q"}
+        told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
+        assert model.prompts == {**before, **told}
     with mteb_tasks._prompted(model, task, Instructions("x", {"STSB": "Find."})):
-        assert model.prompts == {"query": "q"}
+        assert model.prompts == before
 
 
 WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]

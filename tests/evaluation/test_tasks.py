@@ -111,7 +111,6 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
     ("table", "options"),
     [
         (PAIRS, {"kind": "Pairs"}),
-        (PAIRS, {"limit": 0}),
         (PAIRS, {"columns": {"text1": "nowhere"}}),
         (PAIRS, {"kind": "Classification"}),
         (PAIRS, {"train": PAIRS}),
@@ -121,7 +120,6 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
         (PAIRS.assign(score="high"), {}),
         (PAIRS.assign(score=float("nan")), {}),
         (PAIRS.assign(sentence1=" "), {}),
-        (PAIRS.drop(columns="sentence1"), {}),
         (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}),
         (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}),
         (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}),
