@@ -69,8 +69,7 @@ def choose_k(
     numbers = range(1, transformer.depth + 1)
     bidirectional = best([method("inplace-bidir", k) for k in (0, *numbers)])
     masked = best([method("mask0-bidir", k) for k in numbers])
-    combined = {k0 for k0 in (masked.k, max(1, masked.k // 2)) if k0 <= (bidirectional.k or 0)}
-    if combined:
-        best([method("mask0&bidir", bidirectional.k, k0) for k0 in sorted(combined)])
+    for k0 in sorted({masked.k, max(1, masked.k // 2)} & {*range(1, 1 + (bidirectional.k or 0))}):
+        best([method("mask0&bidir", bidirectional.k, k0)])
     rows = [(each.setting, each.k or 0, each.k0, score) for each, score in scores.items()]
     return min(scores, key=rank), pd.DataFrame(rows, columns=["setting", "k", "k0", "score"])

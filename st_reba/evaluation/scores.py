@@ -196,16 +196,15 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _correlation(rows: Evidence, *, of_ranks: bool) -> float:
-    """Pearson's correlation of [N, 2] values, or of their ranks, which is Spearman's; 0 where one side is constant.
+    """Pearson's correlation of [N, 2] values, or of their ranks (Spearman's); 0 where one side is constant.
 
     scipy's own functions also compute p-values, which takes ten times as long, for each draw of a bootstrap.
     """
     from scipy.stats import rankdata
 
-    first, second = (rankdata(rows, axis=0) if of_ranks else rows).T
-    first, second = first - first.mean(), second - second.mean()
-    size = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / size if size else 0.0
+    values: Any = rankdata(rows, axis=0) if of_ranks else rows
+    table: Any = np.corrcoef(values.T) if np.ptp(values, axis=0).all() else np.zeros((2, 2))
+    return float(table[0, 1])
 
 
 def _average_precision(rows: Evidence) -> float:
