@@ -180,8 +180,10 @@ def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the in
 def load(
     model: SentenceTransformer | str | PathLike[str], options: Mapping[str, Any] | None = None
 ) -> SentenceTransformer:
-    """A model, loaded by `st_reba.safety.load` if only its folder or Hub id is given."""
+    """A model, loaded by `st_reba.safety.load` if only its folder or Hub id is given; options belong to that alone."""
     if not isinstance(model, (str, PathLike)):
+        if given := {name: value for name, value in (options or {}).items() if value not in (None, False)}:
+            raise TypeError(f"{given}: the model is loaded already; drop these options")
         return model
     from .safety import load as load_model
 

@@ -37,11 +37,6 @@ def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
     return [Document(text, f"{prefix}{n}", {"n": n}) for n, text in enumerate(texts(count, seed))]
 
 
-def write_lines(path: Path, values: list[Any]) -> None:
-    """A .jsonl file."""
-    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
-
-
 def index_state(path: Path) -> State:
     """Contents and findings of an index; None: there is none yet."""
     try:
@@ -76,32 +71,28 @@ def corpus_state(path: Path) -> State:
     return {"totals": header["totals"], "files": header["files"], "parts": parts, "rejects": list(corpus.rejects())}
 
 
-def export_state(path: Path) -> State:
-    """The bytes of an export; None: there is none."""
-    return path.read_bytes() if path.exists() else None
-
-
 def operations(size: int = 24) -> list[Operation]:
     """All of them; ``size``: documents of the index that is built first."""
     more = max(4, size // 3)
     # Ids of its own, ids that are there, none, and what is set aside.
-    mixed = [
+    mixed: list[dict[str, Any]] = [
         *({"id": one.id, "text": one.text, "n": one.metadata["n"]} for one in documents(more, 1, "e")),
         *({"id": f"d{n}", "text": text} for n, text in enumerate(texts(more, 2))),
         *({"text": text} for text in texts(more, 3)),
         *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
     ]
-    plain = texts(more, 4)
+    inputs = {"in.jsonl": mixed, "plain.jsonl": [{"text": text} for text in texts(more, 4)]}
     parts: dict[str, Any] = {"settings": Settings(part_size=max(2, size // 3)), "show_progress_bar": False}
-    lists = f"IVF{max(2, size // 12)}"
+    ivf, sq8 = (f"IVF{max(2, size // 12)},{code}" for code in ("Flat", "SQ8"))
     most = [f"d{n}" for n in range(size)]
 
     def empty(folder: Path) -> None:
-        write_lines(folder / "in.jsonl", mixed)
+        for name, rows in inputs.items():
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / name).write_text(lines, encoding="utf-8")
 
     def built(folder: Path, factory: str = "Flat") -> None:
         empty(folder)
-        write_lines(folder / "plain.jsonl", [{"text": text} for text in plain])
         index = Index.build(model(), documents(size), folder / "index", factory=factory, show_progress_bar=False)
         index.add(texts(more, 5), show_progress_bar=False)
         index.delete(["d1", "d4"])
@@ -116,17 +107,20 @@ def operations(size: int = 24) -> list[Operation]:
     def encode(folder: Path) -> None:
         encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **parts)
 
-    def exporting(suffix: str) -> Operation:
+    def exporting(name: str) -> Operation:
         def export(folder: Path) -> None:
-            Index.open(folder / "index").export(folder / f"out{suffix}")
+            Index.open(folder / "index").export(folder / name)
 
-        return Operation(f"export {suffix}", built, export, lambda f: export_state(f / f"out{suffix}"), FileExistsError)
+        def state(folder: Path) -> State:
+            return (folder / name).read_bytes() if (folder / name).exists() else None
+
+        return Operation(f"export {name}", built, export, state, FileExistsError)
 
     def building(title: str, factory: str, prepare: Callable[[Path], None] = empty, **options: Any) -> Operation:
         def build(folder: Path) -> None:
-            Index.build(model(), folder / "in.jsonl", folder / "index", factory=factory, **options, **parts)
+            options.update(factory=factory, strict=False, **parts)
+            Index.build(model(), folder / "in.jsonl", folder / "index", **options)
 
-        options["strict"] = False
         return Operation(title, prepare, build, lambda f: index_state(f / "index"), FileExistsError)
 
     def folding(index: Index, folder: Path) -> None:
@@ -138,17 +132,17 @@ def operations(size: int = 24) -> list[Operation]:
 
     return [
         Operation("encode_corpus", empty, encode, lambda folder: corpus_state(folder / "corpus")),
-        *(building(f"build {factory}", factory) for factory in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
+        *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
         building("build overwrite", "Flat", built, overwrite=True),
         changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
         changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
-        changing("add a list", lambda i, f: i.add(plain, **parts), f"{lists},Flat"),
+        changing("add a list", lambda i, f: i.add(texts(more, 4), **parts), ivf),
         changing("add that folds", folding),
-        changing("add that folds", folding, f"{lists},SQ8"),
+        changing("add that folds", folding, sq8),
         changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
-        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), f"{lists},SQ8"),
+        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), sq8),
         changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
-        changing("delete most", lambda i, f: i.delete(most), f"{lists},Flat"),
-        *(changing("compact", lambda i, f: i.compact(), one) for one in ("Flat", f"{lists},Flat", f"{lists},SQ8")),
-        *(exporting(suffix) for suffix in (".parquet", ".faiss")),
+        changing("delete most", lambda i, f: i.delete(most), ivf),
+        *(changing("compact", lambda i, f: i.compact(), factory) for factory in ("Flat", ivf, sq8)),
+        *(exporting(name) for name in ("out.parquet", "out.faiss")),
     ]

@@ -52,9 +52,6 @@ class Change:
     rejected: dict[str, int] = field(default_factory=dict)  # records that were set aside, by kind of reason
 
 
-# The folder
-
-
 def check_target(store: Store, *, overwrite: bool) -> None:
     """Refuse to build where something else is than an index, or what a build leaves that was killed."""
     folder = store.folder
@@ -69,19 +66,13 @@ def check_target(store: Store, *, overwrite: bool) -> None:
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[Path]:
-    """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded.
-
-    A folder that is made for it goes if nothing was encoded in it.
-    """
+    """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded."""
     building = folder / BUILDING
     with sole_writer(folder, BUILDING):
         if not is_corpus(building):  # a writer was killed while it removed it
             shutil.rmtree(building, ignore_errors=True)
         yield building
         shutil.rmtree(building, ignore_errors=True)
-
-
-# One transaction
 
 
 class Writer:
@@ -236,9 +227,6 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
             _sweep(store.folder, name)
             raise
     _sweep(store.folder, state.file)
-
-
-# Documents that are taken in
 
 
 def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: bool) -> Source:

@@ -119,7 +119,7 @@ class Index:
             source = unique(open_source(input, **names, encoding=settings.encoding))
             columns = source.columns
         check_target(store, overwrite=overwrite)
-        loaded = _loaded(model, loading)
+        loaded = load(model, loading)
         mark, metric = probe(loaded), loaded.similarity_fn_name
         if metric not in METRICS:
             raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
@@ -157,7 +157,7 @@ class Index:
         with index._store.reading() as tx:
             state = index._present(tx).state
         if model is not None:
-            index._model = _loaded(model, loading)
+            index._model = load(model, loading)
             index._check(state)
         return index
 
@@ -387,11 +387,3 @@ class Index:
     def __repr__(self) -> str:
         state = self._store.state()
         return f"Index({str(self.path)!r}, {state.documents} documents, dim {state.dimension}, {state.metric})"
-
-
-def _loaded(model: SentenceTransformer | str | PathLike[str], loading: dict[str, Any]) -> SentenceTransformer:
-    """A model, loaded if only its folder or Hub id is given; options of loading it may be given only then."""
-    given = {name: value for name, value in loading.items() if value not in (None, False)}
-    if given and not isinstance(model, (str, PathLike)):
-        raise TypeError(f"{next(iter(given))}={next(iter(given.values()))!r}: the model is loaded already; drop it")
-    return load(model, loading)

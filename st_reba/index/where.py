@@ -36,11 +36,7 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
         path = "'$.\"" + name.replace("'", "''") + "\"'"
         one = wanted if isinstance(wanted, Mapping) else {"=": wanted}
         found += [_condition(path, operator, value) for operator, value in one.items()]
-    return _joined(found, " AND ") or "1", [value for _, values in found for value in values]
-
-
-def _joined(found: Iterable[tuple[str, list[Any]]], word: str) -> str:
-    return word.join(f"({sql})" for sql, _ in found)
+    return " AND ".join(f"({sql})" for sql, _ in found) or "1", [value for _, values in found for value in values]
 
 
 def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
@@ -49,7 +45,7 @@ def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
         return f"{kind} IS {'NOT ' if value else ''}NULL", []
     if operator == "in" and isinstance(value, (list, tuple, set, frozenset)):
         found = [_condition(path, "=", one) for one in value]
-        return _joined(found, " OR ") or "0", [one for _, values in found for one in values]
+        return " OR ".join(sql for sql, _ in found) or "0", [one for _, values in found for one in values]
     if operator in ("=", "!=") and value is None:
         return f"json_extract(metadata, {path}) IS {'NOT ' if operator == '!=' else ''}NULL", []
     if operator in ("=", "!=") and isinstance(value, bool):

@@ -7,25 +7,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tiny import WORDS, tiny_model
+from operations import documents, texts
+from tiny import tiny_model
 
-from st_reba.index import Document, Index
+from st_reba.index import Index
 
+__all__ = ["MODEL", "QUIET", "brute", "build", "documents", "encoded", "found", "texts"]
 MODEL = tiny_model()
 # Words that it does not know have no vector.
 MODEL[0].embedding.weight.data[0] = 0
 QUIET: dict[str, Any] = {"show_progress_bar": False}
-
-
-def texts(count: int, seed: int = 0) -> list[str]:
-    """Texts of one to six words."""
-    random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS[:12], size=random.integers(1, 7))) for _ in range(count)]
-
-
-def documents(count: int, seed: int = 0) -> list[Document]:
-    """Documents d0, d1, …"""
-    return [Document(text, f"d{n}", {"n": n}) for n, text in enumerate(texts(count, seed))]
 
 
 def build(path: Path, input: Any = None, **options: Any) -> Index:
