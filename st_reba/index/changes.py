@@ -5,6 +5,7 @@ What is encoded for a change lies in ``.building``, a corpus, until the change t
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import zlib
@@ -197,8 +198,8 @@ def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str) -
 
 def _sweep(folder: Path, name: str | None) -> None:
     """Remove FAISS files of another name: of writers that were killed or failed, or the one that was replaced."""
-    for path in [*folder.glob("vectors-*.faiss"), *folder.glob(".vectors-*.tmp")]:
-        if path.name != name:
+    for path in folder.iterdir():
+        if path.name != name and re.fullmatch(r"vectors-\d+\.faiss|\.vectors-.*\.tmp", path.name):
             with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
                 path.unlink()
 

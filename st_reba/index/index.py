@@ -115,9 +115,8 @@ class Index:
             source.verify()
             passages = source.header()["settings"]["passages"]
         else:
-            names: dict[str, Any] = {"text_column": text_column, "id_column": id_column}
-            source = unique(open_source(input, **names, encoding=settings.encoding))
-            columns = source.columns
+            source = open_source(input, text_column=text_column, id_column=id_column, encoding=settings.encoding)
+            source, columns = unique(source), source.columns
         check_target(store, overwrite=overwrite)
         loaded = load(model, loading)
         mark, metric = probe(loaded), loaded.similarity_fn_name

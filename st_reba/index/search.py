@@ -82,8 +82,7 @@ class Snapshot:
         rows = {row.key: row for row in documents_with(tx, "key", wanted)}
         if rows.keys() != wanted:
             raise ValueError(damaged(self.store.path, "documents are missing"))
-        cut = self.state.passages is not None
-        results = []
+        cut, results = self.state.passages is not None, []
         for listed in found:
             results.append(list[SearchResult]())
             for rank, (key, (vector, score)) in enumerate(listed.items(), 1):
@@ -106,8 +105,9 @@ class Snapshot:
         cut, total = self.state.passages is not None, len(self.alive) if allowed is None else int(allowed.sum())
         fetch = k + _TIES
         while True:
-            found = compared(queries, fetch, [(keys, lambda: vectors)])[1]
-            scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
+            scores, found = compared(queries, fetch, [(keys, lambda: vectors)])
+            if len(keys):
+                scores = rescored(queries, found, lambda wanted: vectors[np.searchsorted(keys, wanted)])
             if self.file is not None:
                 mask = None if allowed is None else allowed[: self.state.stop]
                 more, filed = self.file.search(queries, fetch, mask)

@@ -26,7 +26,6 @@ from ..corpus.records import Document, to_json
 
 FILE = "index.sqlite"
 FORMAT = 4
-_WAIT_SECONDS = 30
 _SCHEMA = """
 CREATE TABLE documents (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, vectors INTEGER NOT NULL, spans TEXT,
@@ -128,7 +127,7 @@ class Store:
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
-        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=_WAIT_SECONDS)
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
 
     def _reader(self) -> sqlite3.Connection:
         # In a folder that cannot be written to, with no writer, the file is all there is.

@@ -186,8 +186,10 @@ def compared(queries: Matrix, k: int, segments: Iterable[Segment]) -> tuple[Matr
     scores, found = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
     for keys, vectors in segments:
         if len(keys):
-            more, rows = faiss.knn(queries, vectors(), min(k, len(keys)), metric=faiss.METRIC_INNER_PRODUCT)
-            scores, found = best(np.hstack([scores, more]), np.hstack([found, keys[rows]]), k)
+            products = queries @ vectors().T  # with a partition, several times faster than faiss.knn
+            kept = np.argpartition(-products, min(k, len(keys)) - 1, axis=1)[:, :k]
+            more = np.take_along_axis(products, kept, axis=1)
+            scores, found = best(np.hstack([scores, more]), np.hstack([found, keys[kept]]), k)
     return scores, found
 
 
