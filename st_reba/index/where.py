@@ -24,8 +24,8 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
     """The SQL of conditions that must all hold, and its parameters; see ``Index.search``.
 
     Example:
-        >>> conditions({"seen": {"exists": True}})
-        ("(json_type(metadata, '$.\\"seen\\"') IS NOT NULL)", [])
+        >>> conditions({"lang": "zh", "year": {">=": 2020}})[1]
+        ['zh', 2020]
     """
     if not isinstance(where, Mapping):
         raise ValueError(f'where={where!r} must be a dict, as {{"lang": "zh", "year": {{">=": 2020}}}}')
