@@ -60,6 +60,14 @@ def test_classes_learn_from_train_or_in_folds_that_share_no_text() -> None:
     assert classify(vectors, ["a"] * 40, vectors[:2]) == ["a", "a"]
 
 
+def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() -> None:
+    vectors = np.concatenate(
+        [[1.0, 0.0, 0.03 * side] + RANDOM.normal(0, 0.005, (n, 3)) for side, n in ((-1, 30), (1, 10))]
+    )
+    items = tuple((n, "large" if n < 30 else "small") for n in range(40))
+    assert scored(Task("t", "Classification", tuple(map(str, range(40))), items), vectors)["accuracy"] > 0.95
+
+
 def test_clusters() -> None:
     vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 5)])
     texts = tuple(map(str, range(40)))
