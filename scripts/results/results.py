@@ -195,11 +195,12 @@ def sentences_zh(base: Base, given: argparse.Namespace) -> None:
         columns = {"text": "sentence", "label": label}
         tasks.append(read_task(rows, "Classification", name=name.upper(), limit=200, columns=columns))
     rows = pd.read_json(given.data / "ranking" / "qbqtc-dev.json", lines=True)
-    tasks.append(read_task(rows, "Reranking", name="QBQTC", limit=60))
+    tasks.insert(3, read_task(rows, "Reranking", name="QBQTC", limit=60))
     half, chinese = base.depth // 2, "prompteol:template=prompteol-zh"
     methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
-    methods |= {"PromptEOL in Chinese": chinese, "the same, attention outputs": f"{chinese},read=attention"}
+    methods["PromptEOL in Chinese"] = chinese
     methods["the same with an example"] = "prompteol:template=prompteol-example-zh"
+    methods["the same, attention outputs"] = f"{chinese},read=attention"
     methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
     fill("sentences-zh.md", base.name, table(frame.assign(mean=frame.mean(axis=1)), base.name))
