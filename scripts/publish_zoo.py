@@ -15,7 +15,7 @@ from pathlib import Path
 
 from st_reba import build
 from st_reba.hub import push, save
-from st_reba.zoo import recipe, zoo
+from st_reba.recipe import recipe, zoo
 
 
 def publish(name: str, organization: str, *, private: bool) -> str:

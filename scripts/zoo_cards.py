@@ -18,8 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from st_reba import build  # noqa: E402
 from st_reba.hub import save  # noqa: E402
-from st_reba.recipe import Recipe  # noqa: E402
-from st_reba.zoo import recipe, zoo  # noqa: E402
+from st_reba.recipe import Recipe, recipe, zoo  # noqa: E402
 
 FOLDER = ROOT / "model_cards"
 BUILT = ("mini-reba", "mini-echo", "mini-nosink")

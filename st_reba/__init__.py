@@ -11,11 +11,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Now, as their files bear the same names, and would take their places.
+# Now, as its file bears the same name, and would take its place.
 from .build import build as build
 from .modules.version import __version__ as __version__
+from .recipe import zoo as zoo
 from .registration import register
-from .zoo import zoo as zoo
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune

@@ -1,4 +1,4 @@
-"""Recipes: a base, a method and facts about both, as a YAML file.
+"""Recipes: a base, a method and facts about both, as a YAML file; the zoo is a list of them, in zoo.yaml.
 
 A recipe cannot allow foreign code, hold a token or reach transformers' own options: these are the caller's alone.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .methods import DEFAULT, OPTIONS, Method, method_from
+from .methods import DEFAULT, OPTIONS, Method
 
 # What loads the base.
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
@@ -57,9 +59,7 @@ def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe
     """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
     if text.startswith("zoo:"):
-        from .zoo import recipe_to_build
-
-        return recipe_to_build(text.removeprefix("zoo:"), given)
+        return _buildable(text.removeprefix("zoo:"), given)
     return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
 
 
@@ -71,10 +71,10 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         FileNotFoundError: There is no such file.
     """
     file = Path(path)
-    recipe = recipe_of(read_yaml(file), str(path), file.stem)
-    if filter := recipe.method.get("filter"):
-        recipe.method["filter"] = str(file.parent / filter)  # type: ignore[index]
-    return recipe
+    found = recipe_of(_read_yaml(file), str(path), file.stem)
+    if filter := found.method.get("filter"):
+        found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
+    return found
 
 
 def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
@@ -90,20 +90,18 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
     loading = {key: values[key] for key in LOADING if values.get(key) is not None}
     method = {key: values[key] for key in OPTIONS if key in values}
-    recipe = Recipe(values["base"], loading, {"name": values.get("method", DEFAULT), **method}, about, name)
-    if recipe.status not in STATUSES or (recipe.status != "ready" and not about.get("note")):
-        raise ValueError(f"{file!r}: status={recipe.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
+    found = Recipe(values["base"], loading, {"name": values.get("method", DEFAULT), **method}, about, name)
+    if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
+        raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
     for key, value in loading.items():
         if key != "prompts" and not isinstance(value, str):
             raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
-    if recipe.status == "ready":  # others may lack numbers of layers, which the caller gives
+    if found.status == "ready":  # others may lack numbers of layers, which the caller gives
         try:
-            if ":" in str(recipe.method["name"]):
-                raise ValueError("method must be a name; its options are keys of their own.")
-            method_from(recipe.method["name"], method)
+            Method(**found.method)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file!r}: {str(error)[:500]}") from None
-    return recipe
+    return found
 
 
 def save_recipe(
@@ -134,14 +132,14 @@ def save_recipe(
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, file.parent)
     loading = {name: value for name, value in loading.items() if value is not None}
-    recipe = Recipe(base, loading, values, about or {}, file.stem)
-    recipe_of(recipe.to_dict(), str(path))
-    text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    made = Recipe(base, loading, values, about or {}, file.stem)
+    recipe_of(made.to_dict(), str(path))
+    text = yaml.safe_dump(made.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     file.write_text(text, encoding="utf-8")
-    return recipe
+    return made
 
 
-def read_yaml(path: Path) -> Any:
+def _read_yaml(path: Path) -> Any:
     """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
     import yaml  # here, as a model alone does not need it
 
@@ -166,3 +164,81 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
+
+
+# The zoo.
+
+
+def zoo() -> list[str]:
+    """The names of the zoo's models, in alphabetical order; ``build("zoo:NAME")`` builds one.
+
+    Example:
+        >>> import st_reba
+        >>> [name for name in st_reba.zoo() if name.startswith("mini-")]
+        ['mini-classical', 'mini-echo', 'mini-nosink', 'mini-reba']
+        >>> st_reba.build("zoo:mini-reba").encode("你好").shape
+        (192,)
+    """
+    return sorted(_models())
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a model of the zoo.
+
+    Args:
+        name: One of :func:`zoo`.
+
+    Raises:
+        ValueError: There is none.
+
+    Example:
+        >>> found = recipe("mini-echo")
+        >>> found.base, found.method, found.status
+        ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
+    """
+    if name not in _models():
+        near = get_close_matches(name, zoo(), n=3, cutoff=0.3)
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
+    return recipe_of(_models()[name], f"zoo:{name}", name)
+
+
+def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
+    found = recipe(name)
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0"} else f"Give k=… and k0=…, or run: st-reba tune {found.base}",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
+    return found
+
+
+@cache
+def _models() -> dict[str, dict[str, Any]]:
+    known = _read_yaml(Path(__file__).with_name("zoo.yaml"))
+    models = {}
+    for name, base in known["bases"].items():
+        own = {key: value for key, value in base.items() if key not in ("sets", "about", "scores")}
+        for methods in (known["sets"][each] for each in base["sets"]):
+            for ending, method in methods.items():
+                if ending != "about":
+                    about = {**methods.get("about", {}), **method.get("about", {}), **base["about"]}
+                    if scores := _scores(base.get("scores", {}), ending):
+                        about["scores"] = scores
+                    models[f"{name}-{ending}"] = {**method, **own, "about": about}
+    return models
+
+
+def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
+    """Scores of a method, from its column of the tables."""
+    found = []
+    for table, rows in tables.items():
+        columns, *rest = rows.items()
+        if ending in columns[1]:
+            column = columns[1].index(ending)
+            for row, values in rest:
+                task, _, metric = row.rpartition(" ")
+                found.append({"task": task, "metric": metric, "value": values[column], "table": table})
+    return found

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.recipe import Recipe, recipe_of
-from st_reba.zoo import recipe
+from st_reba.recipe import Recipe, recipe, recipe_of
 
 ROOT = Path(__file__).parents[1]
 NAMES = st_reba.zoo()

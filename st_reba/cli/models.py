@@ -102,8 +102,7 @@ def info(
 ) -> None:
     """Show what a model, a recipe or an index is: base, method, layers, masks, sizes."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
-        from ..recipe import read_recipe
-        from ..zoo import recipe
+        from ..recipe import read_recipe, recipe
 
         found = recipe(model.removeprefix("zoo:")) if model.startswith("zoo:") else read_recipe(model)
         return _print(found.to_dict(), as_json)
@@ -169,8 +168,8 @@ def push(
 @app.command()
 def zoo(as_json: AsJson = False) -> None:
     """List the models of the zoo. st-reba info zoo:NAME shows a recipe, st-reba build zoo:NAME OUT builds its model."""
-    from ..zoo import recipe
-    from ..zoo import zoo as names
+    from ..recipe import recipe
+    from ..recipe import zoo as names
 
     found = [recipe(each) for each in names()]
     if as_json:

@@ -40,7 +40,7 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(import_module("st_reba.zoo"), "zoo", fail)
+    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
     assert main(["zoo"]) == 1
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "st-reba: a b\n")
@@ -50,7 +50,7 @@ def test_arguments_of_python_are_flags(capsys: pytest.CaptureFixture[str], monke
     def fail() -> None:
         raise ValueError("overwrite=True (--overwrite), or trust_remote_code=True")
 
-    monkeypatch.setattr(import_module("st_reba.zoo"), "zoo", fail)
+    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
     assert main(["zoo"]) == 1 and capsys.readouterr().err == "st-reba: --overwrite, or --trust-remote-code\n"
 
 
@@ -58,7 +58,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop() -> None:
         raise KeyboardInterrupt  # of which typer itself says nothing
 
-    monkeypatch.setattr(import_module("st_reba.zoo"), "zoo", stop)
+    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", stop)
     assert main(["zoo"]) == 130
 
 

@@ -15,8 +15,7 @@ from huggingface_hub import ModelCard
 import st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub import save
-from st_reba.recipe import read_recipe
-from st_reba.zoo import recipe
+from st_reba.recipe import read_recipe, recipe
 
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reba": ({"pooling": "mean", "prompts": {"query": "Q: "}}, ["(1/n) Σ_i e_i", '- Prompt `query`: `"Q: "`']),
