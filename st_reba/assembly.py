@@ -38,9 +38,7 @@ class Assembly:
         self.method, self.loading, self.check = method, dict(loading), check
         self.tokenizer, self.dtype, self.quantization, gguf_file = (self.loading.pop(each, None) for each in _OURS)
         if unknown := sorted(set(self.loading) - _LOADING):
-            raise ValueError(
-                f"{unknown[0]}={loading[unknown[0]]!r} is neither an option of {method.name} nor of loading."
-            )
+            raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
         self.device = loading.get("device")
         torch.device(self.device or "cpu")  # refuses an unknown one, before weights are loaded
         # As sentence-transformers finds a repository, and as transformers does.
@@ -62,7 +60,6 @@ class Assembly:
             self.adapted = bases.adapted_model(self.path, self.name, self.hub)
 
     def run(self) -> SentenceTransformer:
-        """The model."""
         listed = self.path and load_file_path(self.path, "modules.json", **self.place)
         if listed and '"st_reba.' in Path(listed).read_text(encoding="utf-8"):
             raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
@@ -109,7 +106,6 @@ class Assembly:
         return model
 
     def _transformer(self) -> RepeatTransformer:
-        """The input module, its model cut to the layers that run."""
         base = self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
         bases.check_model(model, self.name)
@@ -140,12 +136,11 @@ class Assembly:
         first, last = (each % (depth + 1) for each in ends)
         if not lowest <= first <= last or not all(-depth - 1 <= each <= depth for each in ends):
             raise ValueError(
-                f"layer={layer!r}: give {lowest} to {depth}, or negative numbers, -1 being {depth}; the lower first."
+                f"layer={layer!r}: give {lowest} to {depth}, or -1 for {depth} and so on; the lower first."
             )
         return [first, last]
 
     def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
-        """RepeatTransformer or NoSinkTransformer around a loaded Transformer."""
         method = self.method
         options: dict[str, Any] = {
             "recipe": {name: value for name, value in method.to_dict().items() if name != "filter"},
@@ -175,18 +170,15 @@ class Assembly:
     def _check_copies(self, module: RepeatTransformer, once: bool) -> None:
         method = self.method
         if once and module.copies > 1:
-            raise ValueError(
-                f"template has {module.copies} {{text}} slots, but {method.name} has one. Use method='echo'."
-            )
+            raise ValueError(f"template has {module.copies} {{text}} slots, {method.name} has one. Use method='echo'.")
         if method.template is not None and method.repeats not in (None, module.copies) and method.chunk is None:
             raise ValueError(
-                f"repeats={method.repeats}, but the template has {module.copies} {{text}} slots. Drop repeats."
+                f"repeats={method.repeats}: the template has {module.copies} {{text}} slots. Drop repeats."
             )
         if method.instruction and "instruction" not in module.forward_kwargs:
             raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
 
     def _loaded(self) -> RepeatTransformer:
-        """The base as transformers loads it."""
         dtype = bases.weights_dtype(self.dtype, self.device)
         trusted = {"trust_remote_code": bool(self.loading.get("trust_remote_code"))}
         model_kwargs = {**self.hub, **trusted, "dtype": dtype, **(self.loading.get("model_kwargs") or {})}
@@ -201,9 +193,7 @@ class Assembly:
             for each in (model_kwargs, config_kwargs, processor_kwargs):
                 each["gguf_file"] = self.gguf
             if not hasattr(transformers, "GgufConfig"):
-                raise ImportError(
-                    f"base={self.name!r}: GGUF files need a newer transformers: pip install -U transformers"
-                )
+                raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
         if self.method.max_seq_length is not None:

@@ -61,9 +61,7 @@ def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, s
         return None
     files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
     if len(files) > 1:
-        raise ValueError(
-            f"base={text!r} holds several GGUF files. Choose one: gguf_file={files[0]!r}, or {files[1]!r}."
-        )
+        raise ValueError(f"base={text!r} holds several GGUF files. Choose one, as gguf_file={files[0]!r}.")
     return (text, files[0]) if files else None
 
 
@@ -125,18 +123,12 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
 
 
 def shared(model: Any) -> Any:
-    """A model of the same weights, in the same memory, that can be changed without changing ``model``.
+    """A backbone of the same weights, in the same memory, that can be changed without changing ``model``.
 
-    Modules and configuration are copied, tensors are not: hooks, attention and number of layers are the copy's own, so
-    that ``model`` goes on generating beside it.
-
-    Args:
-        model: A model of transformers; its backbone is taken where it has a head.
+    Modules and configuration are copied, tensors are not, so that ``model`` goes on generating beside it.
     """
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
-        raise ValueError(
-            "base: the loaded model lies on several devices, so it cannot be shared. Give its folder or Hub id."
-        )
+        raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
     # What the copy would make anew, it takes as it is.
     tensors = {id(each): each for each in (*model.base_model.parameters(), *model.base_model.buffers())}
     body = copy.deepcopy(model.base_model, tensors)
@@ -148,11 +140,7 @@ def shared(model: Any) -> Any:
 
 
 def cut(model: Any, layers: int) -> None:
-    """Leave the lowest layers of a model only; its final norm follows the last of them.
-
-    Raises:
-        ValueError: The model cannot be cut, or its lower layers by themselves give other hidden states.
-    """
+    """Leave the lowest layers of a model only; its final norm follows the last of them."""
     from .modules.layers import layers_of
     from .modules.layout import decoder_of
 
@@ -161,9 +149,7 @@ def cut(model: Any, layers: int) -> None:
     if layers == depth:
         return
     if decoder_of(model).config is not model.config:
-        raise ValueError(
-            f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone."
-        )
+        raise ValueError(f"layer={layers}: {type(model).__name__} has other towers. Save the decoder alone.")
     before = _last_state(model, listed, layers - 1)
     kept = max(1, layers)  # Layer 0, the embeddings, is what enters the first.
     del listed[kept:]
@@ -176,13 +162,10 @@ def cut(model: Any, layers: int) -> None:
     after = _last_state(model, listed, layers - 1)
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:
-        raise ValueError(
-            f"layer={layers}: without the layers above, hidden states change by {difference:.1%}. Drop it."
-        )
+        raise ValueError(f"layer={layers}: without those above, hidden states change by {difference:.1%}. Drop it.")
 
 
 def _last_state(model: Any, layers: Any, index: int) -> Any:
-    """What a layer hands on for a few tokens."""
     import torch
 
     kept: list[Any] = []
@@ -204,10 +187,7 @@ def _last_state(model: Any, layers: Any, index: int) -> Any:
 
 
 def check_model(model: Any, name: str) -> None:
-    """Refuse what is no single stack of layers that texts alone go through, or whose weights are not as they should be.
-
-    Quantized weights may not have been loaded as such, or may make vectors depend on their batch.
-    """
+    """Refuse what is no single stack of layers that texts alone go through, or whose weights are not whole."""
     import inspect
 
     import torch
@@ -270,18 +250,14 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
         return None
     adapter = required("peft", "train", f"base={name!r} is an adapter of peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
-        raise ValueError(
-            f"base={name!r} is an adapter of learned positions, which are no text. Use an adapter of weights."
-        )
+        raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
     return str(adapter.base_model_name_or_path or path)
 
 
 def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
     """Make a loaded adapter part of the weights, once all of it is seen to be there."""
     if getattr(model, "hf_quantizer", None) is not None:
-        raise ValueError(
-            f"base={name!r}: merged into quantized weights, an adapter would be rounded. Load them unquantized."
-        )
+        raise ValueError(f"base={name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized.")
     stored = required("peft", "train").load_peft_weights(path, device="cpu", **hub)
     parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
     loaded = {_digest(tensor) for tensor in model.get_adapter_state_dict().values()}

@@ -39,11 +39,8 @@ _POOLINGS = {
     "prompteol": ("last",),
     "nosink": ("mean", "last", "cls"),
 }
-# Whole numbers: the least, and the most.
-_NUMBERS = (
-    *(("repeats", 1, 64), ("max_seq_length", 1, 1 << 30), ("chunk", 1, 1 << 30)),
-    *(("k0", 0, 1 << 30), ("m", 0, 1 << 30)),
-)
+# Whole numbers: the least.
+_NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
@@ -190,8 +187,8 @@ class Method:
         return hash(str(self))  # a template may be a mapping
 
     def _check_types(self) -> None:
-        for name, least, most in _NUMBERS:
-            value = getattr(self, name)
+        for name, least in _NUMBERS.items():
+            value, most = getattr(self, name), 64 if name == "repeats" else 1 << 30
             if value is not None and (type(value) is not int or not least <= value <= most):
                 raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
         for name, default in _DEFAULTS.items():
@@ -216,7 +213,7 @@ class Method:
             return [TEMPLATES.get(each, each) if isinstance(each, str) else each for each in self.templates]
         named = "prompteol" if self.template is None and self.name == "prompteol" else self.template
         if isinstance(named, str) and "{" not in named and named not in TEMPLATES:
-            raise ValueError(f"template={named!r} is no text with a {{text}} slot, and none of {_named()}.")
+            raise ValueError(f"template={named!r} is no text with a {{text}} slot, and no template's name.")
         return TEMPLATES.get(named, named) if isinstance(named, str) else named
 
     @property
@@ -302,10 +299,6 @@ def read_value(text: str) -> Any:
         return text
 
 
-def _named() -> str:
-    return ", ".join([*TEMPLATES, *ENSEMBLES])
-
-
 def _written(value: Any) -> str:
     plain = isinstance(value, str) and not re.search(r'[,="\[\]{}]', value) and isinstance(read_value(value), str)
     return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -313,6 +306,4 @@ def _written(value: Any) -> str:
 
 def _choose(option: str, value: Any, known: Any) -> None:
     if value not in known:
-        raise ValueError(
-            f"{option}={value!r} is not known. Choose from {', '.join(str(each) for each in known if each)}."
-        )
+        raise ValueError(f"{option}={value!r} is not known. Choose from {', '.join(filter(None, known))}.")

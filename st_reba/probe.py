@@ -93,9 +93,7 @@ def probe(model: SentenceTransformer) -> Probe:
         vectors = np.asarray(model.encode_document(list(TEXTS), show_progress_bar=False), np.float32)
         seconds = time.perf_counter() - began
         if not np.isfinite(vectors).all() or not np.abs(vectors).max(axis=1).all():
-            raise ValueError(
-                "the model gives NaN, infinite or zero vectors for ordinary text; load it in another dtype"
-            )
+            raise ValueError("the model gives NaN, infinite or zero vectors; load it in another dtype")
         _taken[model] = (version, Probe(vectors, **_about(model)), seconds)
     return _taken[model][1]
 
@@ -137,10 +135,7 @@ def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
 
     Args:
         stored: [texts, d].
-        now: [texts, d].
-
-    Returns:
-        The distance; infinite if shapes differ or a value is not finite.
+        now: [texts, d]. Where shapes differ or a value is not finite, the distance is infinite.
 
     Example:
         >>> worst(np.eye(2), np.eye(2) * 1.01).__round__(4)

@@ -143,11 +143,9 @@ class _Files:
         self.path, self.hub = path, dict(hub)
 
     def refused(self, file: str, reason: str) -> RepositoryRefused:
-        """The error for a file."""
         return RepositoryRefused(f"{self.path!r}: {file}: {reason}")
 
     def find(self, file: str) -> str | None:
-        """Where a file is on this machine, downloaded if need be; None: there is no such file."""
         from sentence_transformers.util import load_file_path
 
         found: str | None = load_file_path(self.path, file, **self.hub)
@@ -203,7 +201,6 @@ class _Files:
         return sum(self._numbers(name) for name in names)
 
     def _numbers(self, name: str) -> int:
-        """Numbers that a file of weights holds; safetensors compares its size with its header."""
         from safetensors import SafetensorError, safe_open
 
         if (file := self.find(name)) is None:
@@ -218,7 +215,6 @@ class _Files:
 
 
 def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: bool) -> None:
-    """Refuse a module by its type, its settings and its weights; of a Router each module in it."""
     from sentence_transformers.base.modules import Transformer
 
     if (kind := _kind(name)) is None:
@@ -275,7 +271,6 @@ def _kind(name: Any) -> Any:
 
 
 def _check_base(files: _Files, folder: str) -> _Files | None:
-    """Check config.json, of an adapter that of the model that it adapts, which is returned."""
     files.settings(os.path.join(folder, "config.json"))
     name = files.settings(os.path.join(folder, "adapter_config.json")).get("base_model_name_or_path")
     if not isinstance(name, str):

@@ -28,19 +28,7 @@ _SIZE = 8.0
 
 
 def check_masks(transformer: Any) -> None:
-    """Run a few tokens through the model and compare what each layer sees with its mask.
-
-    Args:
-        transformer: A NoSinkTransformer.
-
-    Raises:
-        ValueError: A layer sees something else, or does not run as often as it should; the layer is named.
-
-    Example:
-        >>> import st_reba
-        >>> model = st_reba.build("mini", "nosink", setting="mask0-bidir", k=2, check=False)
-        >>> check_masks(model[0])
-    """
+    """Run a few tokens through a NoSinkTransformer; raise a ValueError that names a layer which disobeys its mask."""
     if not transformer.changed:
         return
     if any("indexer" in type(module).__name__.lower() for module in transformer.model.modules()):
@@ -148,11 +136,7 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, ca
 
 
 def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
-    """Compare hidden states with ``plain``, those without capturing.
-
-    Raises:
-        ValueError: They differ, or the model looks ahead where no mask says so.
-    """
+    """Raise where hidden states are not ``plain``, those without capturing, or the model looks ahead unasked."""
     name, capture = type(transformer.model).__name__, Capture("copy")
     captured = hidden_states(transformer, capture=capture)
     if not getattr(transformer, "changed", False):
@@ -184,6 +168,4 @@ def check_padding(transformer: Any, name: str) -> None:
             hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
-        raise ValueError(
-            f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another base."
-        )
+        raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")
