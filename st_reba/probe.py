@@ -113,7 +113,6 @@ def version_of(model: SentenceTransformer) -> int:
 
 
 def _about(model: SentenceTransformer) -> dict[str, str | None]:
-    """What is known of a model: all of a probe but the vectors."""
     from .methods import method_of
 
     dtype = next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
@@ -149,27 +148,14 @@ def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
 
 
 def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the index") -> None:
-    """Refuse a model that did not make the stored vectors.
-
-    Args:
-        stored: Probe of the model that did.
-        model: The model to be used now, in any dtype; or its probe.
-        what: What holds the vectors, for the message.
-
-    Raises:
-        ValueError: The dimension or the vectors differ.
-    """
+    """Refuse a model, in any dtype, or its probe, that did not make the stored vectors; ``what`` holds them."""
     now = model if isinstance(model, Probe) else probe(model)
     limit = TOLERANCE["float32" if stored.dtype == now.dtype and stored.dtype in (None, "float32") else "other"]
     if (distance := worst(stored.vectors, now.vectors)) > limit:
         raise ValueError(
             f"{what} was built with {stored} and cannot be used with {now}: vectors of {len(TEXTS)} texts differ by "
-            f"{distance:.2g} of their spread; at most {limit} is allowed. Load the model that {what} was built with, "
-            f"or build {what} again"
+            f"{distance:.2g} of their spread; at most {limit} is allowed. Load that model, or build {what} again"
         )
-
-
-# Where the model is
 
 
 def load(

@@ -64,12 +64,7 @@ def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe's file; a filter's file is relative to it.
-
-    Raises:
-        ValueError: A key or value that the format does not have; the message names it.
-        FileNotFoundError: There is no such file.
-    """
+    """Read a recipe's file; a filter's file is relative to it."""
     file = Path(path)
     found = recipe_of(_read_yaml(file), str(path), file.stem)
     if filter := found.method.get("filter"):
@@ -185,12 +180,6 @@ def zoo() -> list[str]:
 def recipe(name: str) -> Recipe:
     """The recipe of a model of the zoo.
 
-    Args:
-        name: One of :func:`zoo`.
-
-    Raises:
-        ValueError: There is none.
-
     Example:
         >>> found = recipe("mini-echo")
         >>> found.base, found.method, found.status
@@ -232,7 +221,6 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
-    """Scores of a method, from its column of the tables."""
     found = []
     for table, rows in tables.items():
         columns, *rest = rows.items()

@@ -94,10 +94,9 @@ def masks_of(
         chosen = dict(converted)
         converted = [(layer, chosen.get(layer, others)) for layer in range(converted[0][0], depth)]
     second = [list(each) for each in converted]
-    return {
-        "layer_masks": plain, "second": second, "architecture": architecture if second else "inplace", "m": m,
-        "implementation": implementation,
-    }  # fmt: skip
+    architecture = architecture if second else "inplace"
+    named = {"architecture": architecture, "m": m, "implementation": implementation}
+    return {"layer_masks": plain, "second": second, **named}
 
 
 def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:

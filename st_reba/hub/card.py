@@ -91,7 +91,8 @@ def values_of(
     shown |= {"base_model": hub_id} if hub_id else {}
     relation = "finetune" if training else "quantized" if _quantization(first) else None
     shown |= {"base_model_relation": relation} if hub_id and relation else {}
-    shown["model_name"] = name or _name(base, method, [prompts, training, _dense(model)])
+    dense = [f"{each.in_features} to {each.out_features}" for each in model if isinstance(each, Dense)]
+    shown["model_name"] = name or _name(base, method, [prompts, training, dense])
     config = first.model.config.get_text_config()
     return {
         "metadata": yaml.safe_dump(shown, sort_keys=True, allow_unicode=True, width=120).strip(),
@@ -107,7 +108,7 @@ def values_of(
         "recipe": _recipe(recorded, first.base_revision, method, prompts),
         "local": hub_id is None and recorded not in EMBEDDED,
         "options": {key: OPTIONS[key] for key in method.to_dict() if key in OPTIONS} if method else {},
-        "dense": _dense(model),
+        "dense": dense,
         "layers": f"{first.depth} of {type(first.model).__name__}",
         "masks": masks,
         "states": _states(first),
@@ -171,8 +172,7 @@ def _recipe(base: str, revision: str | None, method: Method | None, prompts: Map
     if method is None:
         return ""
     options = method.to_dict()
-    file = _GGUF.match(base)  # of a local file, its name alone
-    if file:
+    if file := _GGUF.match(base):  # of a local file, its name alone
         base, options = file[1] or file[2], {**options, **({"gguf_file": file[2]} if file[1] else {})}
     values = {"base": base, "revision": revision, "method": options.pop("name"), **options, "prompts": dict(prompts)}
     given = {key: value for key, value in values.items() if value not in (None, {})}
@@ -180,7 +180,6 @@ def _recipe(base: str, revision: str | None, method: Method | None, prompts: Map
 
 
 def _states(first: Any) -> str:
-    """What is read at a position."""
     if first.layers is None:
         return "the hidden state"
     lowest, highest = first.layers
@@ -240,19 +239,14 @@ def _quantization(first: Any) -> str | None:
 def written_templates(first: Any) -> dict[str, list[str]]:
     """The templates of queries and of documents, as text with ``{names}`` where something is put in."""
     return {
-        task: [
-            "".join(literal + (f"{{{name}}}" if name else "") for literal, name in each[task])
-            for each in first.templates
-        ]
+        task: ["".join(text + (f"{{{name}}}" if name else "") for text, name in each[task]) for each in first.templates]
         for task in ("query", "document")
     }
 
 
 def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
-    """Templates, fields, copies, and how many tokens of a text are read."""
     fields = {task: dict.fromkeys(open_fields(first, task), "…") for task in ("query", "document")}
     written = written_templates(first)
-    frames = first.frames(None, "document", **fields["document"])
     return {
         "fields": fields,
         "templates": written,
@@ -262,12 +256,8 @@ def _input(first: Any, model: SentenceTransformer) -> dict[str, Any]:
         "rows": first.rows,
         "positions": model.max_seq_length,
         "budget": first.budget(None, "document", **fields["document"]),
-        "overhead": max(frame.overhead for frame in frames),
+        "overhead": max(each.overhead for each in first.frames(None, "document", **fields["document"])),
     }
-
-
-def _dense(model: SentenceTransformer) -> list[str]:
-    return [f"{each.in_features} to {each.out_features}" for each in model if isinstance(each, Dense)]
 
 
 def _name(base: str, method: Method | None, rest: list[Any]) -> str:

@@ -106,10 +106,6 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     precision; in float32, at most 4·ε·√L off those in a batch, and 25 in random models. Two machines may each be so far
     off: 2.5·ε·√L are allowed in 16 bits, and 64 in float32. Another method is off by 0.27 or more, where 0.11 are
     allowed (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
-
-    Args:
-        model: The model.
-        dtype: Type of its weights; None: as they are.
     """
     backbone: Any = model.transformers_model
     config = getattr(backbone, "config", None)
@@ -133,10 +129,7 @@ def environment(model: SentenceTransformer) -> dict[str, str]:
 
 
 def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> None:
-    """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them.
-
-    The vectors are computed as the code in the repository does, without the installed package's fused attention.
-    """
+    """Write ``golden.json`` into a model's folder: texts, their vectors, and what made them."""
     first: Any = model[0]
     fields = dict.fromkeys(open_fields(first), "Find its meaning.")
     texts = list(TEXTS)
@@ -166,7 +159,7 @@ def report(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping
     found = np.asarray(found, dtype=np.float64)
     if found.shape != golden.shape:
         raise ValueError(
-            f"The model gives {found.shape[1]} dimensions, its golden vectors have {golden.shape[1]}. Save it again."
+            f"The vectors have {found.shape[1]} dimensions, the golden ones {golden.shape[1]}. Save again."
         )
     lengths = np.maximum(np.linalg.norm(golden, axis=1), np.finfo(np.float64).tiny)
     distances = np.linalg.norm(found - golden, axis=1) / lengths
@@ -221,11 +214,7 @@ def write_file(
 
 
 def read_golden(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read a golden.json.
-
-    Raises:
-        ValueError: It is not what :func:`write_golden` writes.
-    """
+    """Read a golden.json; a ValueError where it is not what :func:`write_golden` writes."""
     try:
         value: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         vectors = np.array([each["vector"] for each in value["texts"]], dtype=np.float64)

@@ -64,11 +64,7 @@ def save(
 
 
 def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, kind: str = "saved model") -> None:
-    """Refuse a folder that holds something else than a saved model, or one that may not be replaced.
-
-    Raises:
-        FileExistsError: It does.
-    """
+    """Refuse a folder that holds something else than a saved model, or one that may not be replaced."""
     target = Path(folder)
     if target.is_dir() and not any(target.iterdir()) or not (target.exists() or target.is_symlink()):
         return
