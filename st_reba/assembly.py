@@ -251,7 +251,6 @@ class Assembly:
             return Sharing(folder, processor_kwargs=kwargs)
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
-        """The modules behind the first, which gives ``width`` numbers a token."""
         method, pooling = self.method, self.method.sentence_pooling
         weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
         modules: list[Any]

@@ -7,18 +7,7 @@ from typing import Any
 
 
 def required(module: str, extra: str, need: str | None = None) -> Any:
-    """Import a module that an extra of st_reba installs.
-
-    Args:
-        module: Its full name, as ``"matplotlib.figure"``.
-        extra: The extra, as ``"evaluation"``.
-        need: How the error begins; None: as ``"this needs matplotlib"``.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: It is not installed, or does not load; the message has the remedy.
+    """Import a module that an extra of st_reba installs, or say how to install it; ``need`` begins the message.
 
     Example:
         >>> required("scipy.stats", "evaluation").rankdata([30, 10, 20]).tolist()

@@ -104,13 +104,6 @@ def save_recipe(
 ) -> Recipe:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
-    Args:
-        path: The file, which ends in .yaml. A filter's file is named relative to it.
-        base: As for `build`.
-        method: The method.
-        about: Facts; see ``ABOUT``.
-        **loading: Those of ``LOADING`` that the base needs.
-
     Example:
         >>> _ = save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), about={"language": ["zh"]})
         >>> print(Path("my.yaml").read_text(encoding="utf-8"), end="")

@@ -32,9 +32,8 @@ class KnownClasses(Mapping[str, Any]):
 def register() -> None:
     """Register this package's module classes with sentence-transformers, now or when it is imported.
 
-    Sentence-transformers refuses a module class from outside its own package unless remote code is trusted. A class
-    whose package the user has imported needs no such trust: its exact name is entered into the table that
-    sentence-transformers consults first. No other name becomes loadable.
+    It refuses classes from outside its own package unless remote code is trusted, but for those in a table that it
+    consults first. No other name becomes loadable.
     """
     wrapt.when_imported("sentence_transformers.base.model")(_register)
 

@@ -79,16 +79,8 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
     Refused are module types other than sentence-transformers' own and ours, pickled weights, options that are the
     caller's alone, kernels by name, and weights that are missing, cut, or smaller than their configuration says.
 
-    Args:
-        model: Folder or Hub id.
-        trust_remote_code: Allow module types from elsewhere.
-        **hub: ``token``, ``cache_folder``, ``revision`` and ``local_files_only``, as ``SentenceTransformer`` has them.
-
     Returns:
         The folder of the first module.
-
-    Raises:
-        RepositoryRefused: What is wrong, in which file, and what to do.
     """
     files = _Files(os.fspath(model), hub)
     about = files.read("config_sentence_transformers.json")
@@ -107,11 +99,6 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
 
     Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
     that it adapts. transformers makes a model without memory at first, so that none is taken.
-
-    Args:
-        path: Folder or Hub id of a saved model or a base.
-        folder: Of the module in it.
-        **hub: As for :func:`check_repository`.
     """
     from torch.nn.modules.module import register_module_parameter_registration_hook
 

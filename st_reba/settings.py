@@ -47,18 +47,8 @@ def masks_of(
     """What NoSinkTransformer takes for a setting of the paper.
 
     ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
-    best k of MASK0-BIDIR, and use it, or half of it (at least 1).
-
-    Args:
-        setting: One of ``SETTINGS``.
-        depth: The number of layers L; None: it is not known yet, so that numbers are not compared with it.
-        k: Converted layers: a number from the top, ``"all"``, or a list of layers, -1 being the topmost.
-        k0: The topmost of them that hide the sink.
-        m: Sink tokens that are hidden.
-        implementation: Of inter and extra: ``"paper"`` or ``"authors"``.
-
-    Raises:
-        ValueError: A number that is missing, too large, or that the setting does not take.
+    best k of MASK0-BIDIR, and use it, or half of it (at least 1). Where ``depth``, the number of layers, is None, k and
+    k0 are not compared with it; the options are those of :class:`st_reba.Method`.
 
     Source:
         NoSink, sections 3.1, 3.5 and 3.6, figures 2 and 4 to 6.
