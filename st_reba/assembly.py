@@ -135,9 +135,7 @@ class Assembly:
         ends = layer if isinstance(layer, tuple) else (layer, layer)
         first, last = (each % (depth + 1) for each in ends)
         if not lowest <= first <= last or not all(-depth - 1 <= each <= depth for each in ends):
-            raise ValueError(
-                f"layer={layer!r}: give {lowest} to {depth}, or -1 for {depth} and so on; the lower first."
-            )
+            raise ValueError(f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first.")
         return [first, last]
 
     def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
@@ -172,9 +170,7 @@ class Assembly:
         if once and module.copies > 1:
             raise ValueError(f"template has {module.copies} {{text}} slots, {method.name} has one. Use method='echo'.")
         if method.template is not None and method.repeats not in (None, module.copies) and method.chunk is None:
-            raise ValueError(
-                f"repeats={method.repeats}: the template has {module.copies} {{text}} slots. Drop repeats."
-            )
+            raise ValueError(f"repeats={method.repeats}: the template has {module.copies} {{text}} slots. Drop it.")
         if method.instruction and "instruction" not in module.forward_kwargs:
             raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
 

@@ -162,10 +162,8 @@ class Method:
         _choose("read", self.read, ("states", "attention"))
         self._check_types()
         for option, methods in _OF.items():
-            if getattr(self, option) not in (None, False) and self.name not in methods:
-                raise ValueError(
-                    f"{option}={getattr(self, option)!r} belongs to {', '.join(methods)}, not to {self.name}."
-                )
+            if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
+                raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
         if self.name == "nosink" and self.setting is None:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
         if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
@@ -270,9 +268,7 @@ OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.n
 def method_from(name: str, options: Mapping[str, Any]) -> Method:
     """A method of a name, or of the short form, and options; an unknown option is named."""
     if unknown := sorted(set(options) - set(OPTIONS)):
-        raise ValueError(
-            f"{unknown[0]}={options[unknown[0]]!r} is not known. The options of {name}: {', '.join(OPTIONS)}."
-        )
+        raise ValueError(f"{unknown[0]}={options[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
     return Method.parse(name, **options) if ":" in str(name) else Method(name, **options)
 
 

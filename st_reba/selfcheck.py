@@ -82,10 +82,8 @@ def check_masks(transformer: Any) -> None:
     calls = [*enumerate(transformer.layer_masks), *transformer.second]
     for (layer, name), times in Counter(call for call in map(tuple, calls) if call[1] != "forward").items():
         # Some models run a layer several times by themselves.
-        if not ran[layer, name] or (transformer.second and ran[layer, name] != times):
-            raise ValueError(
-                f"setting: layer {layer} ran as {name} {ran[layer, name]} times, not {times}. Convert others."
-            )
+        if not (had := ran[layer, name]) or (transformer.second and had != times):
+            raise ValueError(f"setting: layer {layer} ran as {name} {had} times, not {times}. Convert others.")
 
 
 @contextmanager

@@ -158,9 +158,7 @@ def report(stored: Mapping[str, Any], found: Any, tolerance: float, now: Mapping
     golden = np.array([each["vector"] for each in stored["texts"]], dtype=np.float64)
     found = np.asarray(found, dtype=np.float64)
     if found.shape != golden.shape:
-        raise ValueError(
-            f"The vectors have {found.shape[1]} dimensions, the golden ones {golden.shape[1]}. Save again."
-        )
+        raise ValueError(f"The model gives {found.shape[1]} dimensions, golden vectors have {golden.shape[1]}.")
     lengths = np.maximum(np.linalg.norm(golden, axis=1), np.finfo(np.float64).tiny)
     distances = np.linalg.norm(found - golden, axis=1) / lengths
     then = stored["made"]
