@@ -113,8 +113,6 @@ def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int
 def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
     """Group texts of similar length into batches of bounded size and padding, the longest first.
 
-    A budget alone would put the longest and the shortest of a few hundred texts together, at 15 to 25 % of padding.
-
     Args:
         lengths: Positions of each text.
         budget: Positions a batch, padding included; None: 4,096. A text that is longer makes a batch of its own.
@@ -145,14 +143,9 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
 
 
 def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str, Any]) -> list[int]:
-    """Positions that each text takes: all copies as cut to the budget, template, prompt and special tokens.
+    """Positions that each text takes in a RepeatTransformer; ``layout`` is as its ``preprocess`` takes it.
 
     The rows of an ensemble of templates are padded to one length: the longest row's positions times the rows.
-
-    Args:
-        transformer: A RepeatTransformer.
-        texts: The texts.
-        layout: ``prompt``, ``task`` and the template's fields, as its ``preprocess`` takes them.
     """
     frames, budget = transformer.frames(**layout), transformer.budget(**layout)
     overhead, copies = max(each.overhead for each in frames), frames[0].copies

@@ -104,7 +104,6 @@ def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Ro
 
 
 def _opened(path: Path, encoding: str) -> TextIO:
-    """A text file with the ends of its lines; bytes that are not of the encoding become lone surrogates."""
     opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     return cast(TextIO, opened(path, "rt", encoding=encoding, errors="surrogateescape", newline=""))
 
@@ -120,7 +119,6 @@ def _lines(stream: TextIO) -> Iterator[str]:
 
 
 def _text_lines(stream: TextIO, as_json: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Rows of the lines that are not blank; in place of one that is no JSON, the reason."""
     for number, line in enumerate(_lines(stream), 1):
         if not line.isspace():
             try:
@@ -177,7 +175,6 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 
 
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
-    """Rows of batches or tables of Arrow, without columns of bytes."""
     from pyarrow import types  # type: ignore[import-untyped, unused-ignore]
 
     left_out = [one.name for one in schema if types.is_binary(one.type) or types.is_large_binary(one.type)]

@@ -151,7 +151,6 @@ def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling |
 def _outputs(
     model: SentenceTransformer, texts: list[str], layout: dict[str, Any], batch_tokens: int | None, show: bool
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Run the texts by batches of similar length; the texts of each batch, and what the input module gives."""
     first, pooling = _parts(model)
     capture = None if pooling is None else pooling.token_capture
     if layout["prompt"] is None:
@@ -167,7 +166,6 @@ def _outputs(
 
 
 def _placed(index: int, item: Any) -> tuple[str, tuple[int, int]]:
-    """An item's text and its word's characters."""
     try:
         text, word = item
         if not isinstance(text, str):

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -67,9 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # It tells of kernels that it does without, whatever model is loaded.
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     try:
-        given = None if arguments is None else list(arguments)
         command = typer.main.get_command(app)
-        return int(command.main(args=given, prog_name="st-reba", standalone_mode=False) or 0)
+        return int(command.main(args=arguments, prog_name="st-reba", standalone_mode=False) or 0)
     except BrokenPipeError:  # the reader, as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -78,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         # Messages of the package name its arguments; other libraries' stay as they are.
         named = re.compile(r"\b(overwrite|trust_remote_code)=True\b( \(--[a-z-]+\))?")
-        return _fail(named.sub(_flag, str(error) or type(error).__name__), 1)
+        message = named.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error) or type(error).__name__)
+        return _fail(message, 1)
     except Exception as error:
         # Click's own errors; its classes are private to typer in some versions.
         if not hasattr(error, "format_message"):
@@ -87,10 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = context.command_path if context is not None else "st-reba"
         message = error.format_message()
         return _fail(f"{message} Help: {path} --help", 2) if message else 2
-
-
-def _flag(argument: re.Match[str]) -> str:
-    return f"--{argument[1].replace('_', '-')}"
 
 
 def _fail(message: str, status: int) -> int:
@@ -108,7 +103,6 @@ def quiet() -> None:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
     return {name: value for name, value in options.items() if value is not None and value is not False and value != {}}
 
 
@@ -119,23 +113,5 @@ def pairs(words: list[str] | None, option: str) -> dict[str, str]:
     return dict(each.split("=", 1) for each in words or [])
 
 
-def read_texts(path: Path, column: str | None = None) -> list[str]:
-    """The texts of a file or folder; what is set aside is told on standard error."""
-    from ..corpus import Document
-    from ..corpus.source import open_source
-
-    records = list(open_source(path, text_column=column).read())
-    tell_rejects([each for each in records if not isinstance(each, Document)], "they are not used")
-    return [each.text for each in records if isinstance(each, Document)]
-
-
-def tell_rejects(rejects: list[Any], remedy: str) -> None:
-    """Say on standard error how many records were set aside, and why."""
-    if rejects:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
-        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)
-
-
 def dumped(value: Any, indent: int | None = None) -> str:
-    """A value as JSON."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)

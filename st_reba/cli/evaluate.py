@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet, read_texts
+from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet
 
 Columns = Annotated[list[str] | None, typer.Option("--column", help="A column's role, as text1=premise. Repeatable.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="A label's value, as entailment=1. Repeatable.")]
@@ -142,6 +142,7 @@ def tune(
         st-reba tune mini texts.txt tuned
         st-reba tune mini texts.txt tuned --labels pairs.tsv
     """
+    from ..corpus.source import read_texts
     from ..evaluation.tasks import read_task
     from ..evaluation.tune import tune as search
 

@@ -10,23 +10,7 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from .app import (
-    AsJson,
-    Device,
-    Dtype,
-    Model,
-    Out,
-    Overwrite,
-    Revision,
-    Task,
-    Trust,
-    app,
-    dumped,
-    given,
-    pairs,
-    quiet,
-    read_texts,
-)
+from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Task, Trust, app, dumped, given, pairs, quiet
 
 
 @app.command()
@@ -65,6 +49,7 @@ def build(
     st-reba build mini my_model --method nosink --set setting=mask0-bidir --set k=2
     """
     from .. import build as build_model
+    from ..corpus.source import read_texts
     from ..hub.save import check_free, save
     from ..methods import read_value
     from ..recipe import recipe_for
@@ -173,7 +158,7 @@ def zoo(as_json: AsJson = False) -> None:
 
     found = [recipe(each) for each in names()]
     if as_json:
-        return print(dumped([{"name": each.name, **each.to_dict()} for each in found], indent=1))
+        return _print([{"name": each.name, **each.to_dict()} for each in found], as_json)
     rows: list[tuple[str, ...]] = [("NAME", "BASE", "SIZE", "LICENCE", "STATUS", "METHOD")]
     for each in found:
         method = ",".join(f"{key}={value}" for key, value in each.method.items() if key != "name")
@@ -205,7 +190,6 @@ def onnx(
 
 
 def _told(place: str, model: Any) -> dict[str, Any]:
-    """What `info` shows of a loaded model."""
     from ..hub.card import written_templates
     from ..methods import method_of
 

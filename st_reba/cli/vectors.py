@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet, tell_rejects
+from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet
 
 _FILES = ".txt (a text a line), .jsonl, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
@@ -69,7 +69,7 @@ def encode(
         raise FileNotFoundError(f"{out.parent}: no such folder")
     from tqdm.auto import tqdm
 
-    from ..corpus import Settings, encode_corpus
+    from ..corpus import Reject, Settings, encode_corpus
     from ..corpus.source import open_source, unique
     from ..encode import encode_texts
     from ..files import write_npy
@@ -85,8 +85,11 @@ def encode(
         corpus = encode_corpus(loaded, unique(source), out, settings=settings, **running)
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
-        return tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
-    texts = list(_texts(source))
+        return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
+    records = list(source.read())
+    if wrong := [one for one in records if isinstance(one, Reject)]:
+        raise ValueError(str(wrong[0]))
+    texts = [one.text for one in records if not isinstance(one, Reject)]
     options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
     if word is not None:
         return _encode_word(loaded, texts, word, options)
@@ -97,14 +100,6 @@ def encode(
         return print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} dimensions")
     for text, vector in zip(texts, vectors.tolist(), strict=True):
         print(dumped({"text": text, "vector": vector}))
-
-
-def _texts(source: Any) -> Iterator[str]:
-    """The texts of a source; an error where a record has none."""
-    for record in source.read():
-        if hasattr(record, "reason"):
-            raise ValueError(str(record))
-        yield record.text
 
 
 def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any]) -> None:
@@ -168,7 +163,7 @@ def index(
         print(dumped({**opened.info(), **outcome, "rejects": [asdict(one) for one in rejects]}))
     else:
         print(f"{folder}: {len(opened):,} documents; {', '.join(said) or 'nothing new'}")
-        tell_rejects(rejects, "--json lists all")
+        _tell_rejects(rejects, "--json lists all")
     return int(bool(rejects) and not said)  # all was set aside
 
 
@@ -244,5 +239,10 @@ def export(
 
 
 def _lines(input: str) -> Any:
-    """A path, or the lines of standard input."""
     return [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if input == "-" else input
+
+
+def _tell_rejects(rejects: list[Any], remedy: str) -> None:
+    if rejects:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(one.kind for one in rejects).items())
+        print(f"set aside: {kinds}; first {rejects[0]} ({remedy})", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -120,13 +120,23 @@ def encode_corpus(
         size = _begin(corpus, model, settings, passages, overwrite)
         parts = _parts(source, size, settings.strict, cutter(model, passages), disable)
         gather(parts, source.name, corpus, overwrite)
-        _encode_pending(corpus, model, workers, disable)
+        pending = corpus.pending()
+        if pending:
+            corpus.reopen()
+        total = sum(corpus.about(number)["vectors"] for number in pending)
+        with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
+            if workers is not None and pending:
+                from .ray import encode_on_ray
+
+                encode_on_ray(model, corpus, pending, bar.update, workers)
+            else:
+                for number in pending:
+                    encode_part(model, corpus, number, bar.update)
         _finish(corpus)
     return corpus
 
 
 def _check_target(folder: Path) -> None:
-    """Refuse to write where something else is than a corpus, or what a run leaves that was killed at its start."""
     if not folder.exists() or is_corpus(folder):
         return
     names = {file.name for file in folder.glob("*") if not file.name.startswith(f".{HEADER_FILE}.")}
@@ -168,7 +178,6 @@ def _begin(
 
 
 def _parts(source: Source, size: int, strict: bool, cut: Cut, disable: bool | None) -> Iterator[Part]:
-    """The records of a source in parts, texts cut into passages."""
     part, chars = Part(0, 0), 0
     for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
         if isinstance(record, Document):
@@ -211,38 +220,17 @@ def gather(parts: Iterator[Part], name: str, corpus: Corpus, overwrite: bool) ->
 def encode_part(
     model: SentenceTransformer, corpus: Corpus, number: int, progress: Callable[[int], object] | None = None
 ) -> int:
-    """Encode a part's texts in this process and write their vectors; returns the number of texts.
-
-    The batches depend on the part alone, so the file is the same bit for bit however often it was tried, on the same
-    hardware with as many threads.
-    """
+    """Encode a part's texts in this process and write their vectors; returns the number of texts."""
     header = corpus.header()
     texts = [text for row in corpus.part(number).rows for text in row.passages]
-    vectors = np.zeros((0, header["model"]["dimension"]), np.float32)
+    vectors, budget = np.zeros((0, header["model"]["dimension"]), np.float32), header["settings"]["batch_tokens"]
     if texts:
-        options: dict[str, Any] = {"batch_tokens": header["settings"]["batch_tokens"], "progress": progress}
-        vectors = encode_texts(model, texts, task="document", **options)
+        vectors = encode_texts(model, texts, task="document", batch_tokens=budget, progress=progress)
     corpus.write_vectors(number, vectors, header["settings"]["dtype"])
     return len(texts)
 
 
-def _encode_pending(corpus: Corpus, model: SentenceTransformer, workers: int | None, disable: bool | None) -> None:
-    pending = corpus.pending()
-    if pending:
-        corpus.reopen()
-    total = sum(corpus.about(number)["vectors"] for number in pending)
-    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
-        if workers is not None and pending:
-            from .ray import encode_on_ray
-
-            encode_on_ray(model, corpus, pending, bar.update, workers)
-        else:
-            for number in pending:
-                encode_part(model, corpus, number, bar.update)
-
-
 def _finish(corpus: Corpus) -> None:
-    """Write ``rejects.jsonl``, then the header with totals and digests, unless they are there already."""
     header, files = corpus.header(), corpus.files()
     if header.get("files") == files:
         return

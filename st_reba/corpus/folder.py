@@ -46,7 +46,6 @@ class Row(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        """Number of vectors."""
         return len(self.spans) // 2 or 1
 
     @property
@@ -71,11 +70,9 @@ class Part:
 
     @property
     def vectors(self) -> int:
-        """Number of vectors."""
         return sum(row.vectors for row in self.rows)
 
     def cut(self, cut: Cut) -> Part:
-        """Give the rows the spans of their passages."""
         spans = cut([row.text for row in self.rows])
         self.rows = [row._replace(spans=one) for row, one in zip(self.rows, spans, strict=True)]
         return self
@@ -115,7 +112,6 @@ class Corpus:
             raise ValueError(f"{path}: no header of a corpus, or damaged ({error}); encode the corpus again") from None
 
     def write_header(self, value: dict[str, Any]) -> None:
-        """Write or replace corpus.json."""
         with whole_file(self.path / HEADER_FILE) as stream:
             stream.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
@@ -126,11 +122,9 @@ class Corpus:
             self.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
 
     def documents_path(self, number: int) -> Path:
-        """File of a part's documents."""
         return self.path / "documents" / f"{number:05d}.parquet"
 
     def vectors_path(self, number: int) -> Path:
-        """File of a part's vectors."""
         return self.path / "vectors" / f"{number:05d}.npy"
 
     def parts(self) -> int:
@@ -196,7 +190,6 @@ class Corpus:
         return array
 
     def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
-        """Write the vectors of a part."""
         with np.errstate(over="ignore", under="ignore"):
             rows = vectors.astype(dtype)
         write_npy(self.vectors_path(number), rows)
@@ -222,7 +215,6 @@ class Corpus:
         return {path.relative_to(self.path).as_posix(): sha256(path) for path in paths if path.is_file()}
 
     def part_files(self) -> list[Path]:
-        """Files of all parts."""
         found = [file for folder in ("documents", "vectors") for file in (self.path / folder).glob("*")]
         return sorted(file for file in found if file.stem.isdecimal())
 

@@ -57,7 +57,6 @@ def encode_on_ray(
 
 
 def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int) -> Any:
-    """The data set of one stage that encodes parts; its rows tell how many texts each had."""
     resources = ray.cluster_resources()
     gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     if workers > (gpus or cores):
@@ -82,8 +81,6 @@ def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[i
 
 
 class _Encoder:
-    """An actor of the pool."""
-
     def __init__(self, sent: Any, path: str, device: str, threads: int) -> None:
         import torch
 

@@ -61,9 +61,7 @@ class Reject:
 
 def is_missing(value: Any) -> bool:
     """True for None and for what pandas puts into an empty cell: NaN, NaT and NA."""
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    return type(value).__name__ in ("NoneType", "NAType", "NaTType") or (isinstance(value, float) and value != value)
 
 
 def checked(document: Document, place: str) -> Document | Reject:
@@ -73,7 +71,6 @@ def checked(document: Document, place: str) -> Document | Reject:
         >>> checked(Document(" "), "line 1").reason
         'no text: it is empty or blank; leave the record out or give it a text'
     """
-
     text, identity = document.text, document.id
     valid = isinstance(identity, str) and identity and not _NOT_IN_IDS.search(identity)
     reason, metadata = None, {}

@@ -59,8 +59,6 @@ def open_source(
         id_column: Column or key of the id; None: "id", another usual name, or none; "": none.
         encoding: Of text files.
     """
-    if isinstance(input, Source):
-        return input
     columns = {"text_column": text_column, "id_column": id_column}
     name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
     if isinstance(input, (str, PathLike)):
@@ -73,6 +71,14 @@ def open_source(
     if (first := next(records, None)) is None:
         raise ValueError(f"{name}: no documents: it is empty")
     return Source(name, total, lambda: chain([first], records), columns)
+
+
+def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:
+    """The texts of a file or folder; a warning tells what is set aside."""
+    records = list(open_source(path, text_column=column).read())
+    if rejects := [one for one in records if isinstance(one, Reject)]:
+        logger.warning("%s: %d records are set aside; first %s", path, len(rejects), rejects[0])
+    return [one.text for one in records if isinstance(one, Document)]
 
 
 def unique(source: Source, first: int = 0) -> Source:
@@ -101,7 +107,6 @@ def unique(source: Source, first: int = 0) -> Source:
 
 
 def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[Row]]:
-    """The rows of a file, or of each file in a folder."""
     if not path.is_dir() or is_dataset(path):
         yield read_rows(path, name=path.name, encoding=encoding)
         return
@@ -147,7 +152,6 @@ def _item_rows(input: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def _documents(
     rows: Iterable[tuple[str, Any]], text: str | None, identity: str | None, columns: dict[str, str | None]
 ) -> Iterator[Document | Reject]:
-    """Documents of rows of one table, or why there is none; the names of its columns are kept in ``columns``."""
     names: tuple[str, str] | None = None
     for place, row in rows:
         if isinstance(row, str):
@@ -180,7 +184,6 @@ def _names(row: Mapping[str, Any], text: str | None, identity: str | None) -> tu
 
 
 def _document(row: Mapping[str, Any], place: str, text: str, identity: str) -> Document | Reject:
-    """The document of a row; empty cells are left out of the metadata."""
     if text not in row:
         return Reject(place, f"no text: there is no {text!r}; give it one")
     given = {key: None if is_missing(value) else value for key, value in row.items()}

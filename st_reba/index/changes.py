@@ -231,11 +231,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
 
 
 def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: bool) -> Source:
-    """The records of a source that an index does not have; the others are counted as "unchanged".
-
-    An id that is there with another text is passed on by ``upsert``, else a reject. A text without an id is there if
-    another without an id has the same text and metadata.
-    """
+    """The records of a source that an index does not have; the others are counted as "unchanged"."""
 
     def read() -> Iterator[Document | Reject]:
         with store.reading() as tx:
@@ -273,10 +269,7 @@ def take_in(
     parameters: str | None = None,
     **running: Any,
 ) -> Change:
-    """Encode documents, or what is new of them, and take them in; or take in a corpus that is encoded.
-
-    ``fresh``, ``factory`` and ``parameters`` belong to an index that is built; ``running`` to ``encode_corpus``.
-    """
+    """Take in documents, or what is new of them, or an encoded corpus; ``fresh`` is the state of an index to build."""
     counts, strict = Counter[str](), settings.strict and not isinstance(source, Corpus)
     with one_writer(store.folder) as building:
         if isinstance(source, Corpus):

@@ -213,14 +213,12 @@ class Index:
         return results[0] if single else results
 
     def _its_model(self) -> SentenceTransformer:
-        """The model to encode with."""
         if self._model is None:
             place, revision = located(Probe.from_json(self._store.state().model), self.path)
             self._model = load(place, {**revision, **self._options})
         return self._model
 
     def _check(self, state: State) -> None:
-        """Refuse a model that did not build the index; one that was trained since is another."""
         model = self._its_model()
         wanted = (version_of(model), state.model)
         if self._checked != wanted:

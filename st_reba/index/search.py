@@ -93,10 +93,7 @@ class Snapshot:
     def _nearest(
         self, tx: sqlite3.Connection, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None
     ) -> list[dict[int, tuple[int, float]]]:
-        """Keys of the k nearest documents of queries, best first, each with the key of its vector and the score.
-
-        ``allowed`` tells by key which vectors may be found. Equal scores are in the order of their keys.
-        """
+        """Keys of the k nearest documents of queries, best first, each with the key of its vector and the score."""
         keys, vectors = self.keys, self.pending
         if allowed is not None:
             keys, vectors = keys[allowed[keys]], vectors[allowed[keys]]

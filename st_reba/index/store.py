@@ -85,7 +85,6 @@ class Store:
         self._owner = self._process()
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._idle is not None and self._owner == self._process():  # a connection must not be used after a fork
             self._idle.close()
         self._idle = None
@@ -138,7 +137,6 @@ class Store:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's errors as those of the system, or of a damaged index."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -179,7 +177,6 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State:
 
 
 def write_state(tx: sqlite3.Connection, state: State) -> None:
-    """Replace the state."""
     text = to_json({"format": FORMAT, **asdict(state)})
     tx.execute("DELETE FROM meta")
     tx.execute("INSERT INTO meta VALUES (?, ?)", (text, hashlib.sha256(text.encode()).hexdigest()))
@@ -199,7 +196,6 @@ class Stored(NamedTuple):
 
     @property
     def keys(self) -> range:
-        """Keys of its vectors."""
         return range(self.key, self.key + self.vectors)
 
     def passage(self, key: int) -> str:
@@ -253,5 +249,4 @@ def read_pending(tx: sqlite3.Connection, state: State, path: Path) -> tuple[Keys
 
 
 def read_dead(tx: sqlite3.Connection) -> Keys:
-    """Dead keys, ascending."""
     return np.array([key for (key,) in tx.execute("SELECT key FROM dead ORDER BY key")], np.int64)

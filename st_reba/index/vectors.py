@@ -46,10 +46,7 @@ def make_index(factory: str, dim: int, parameters: str | None = None) -> Any:
 
 
 def trained(factory: str, dim: int, parameters: str | None, segments: Sequence[Segment]) -> tuple[Any, str, str | None]:
-    """An empty index, trained on a sample at equal steps over all segments; its factory and its search parameters.
-
-    The factory "auto" stands for an exact index, or from ``FLAT_UP_TO`` vectors on for inverted lists.
-    """
+    """An empty index, trained on a sample at equal steps over all segments; its factory and its search parameters."""
     count = sum(len(keys) for keys, _ in segments)
     if factory == "auto":
         factory = "Flat" if count <= FLAT_UP_TO else f"IVF{ceil(4 * sqrt(count))},Flat"
@@ -107,11 +104,7 @@ class VectorFile:
             faiss.ParameterSpace().set_index_parameters(self.whole, state.parameters or "")
 
     def search(self, queries: Matrix, k: int, allowed: NDArray[np.bool_] | None = None) -> tuple[Matrix, Keys]:
-        """The k nearest vectors of queries [q, d], among those that are allowed by key.
-
-        Returns:
-            Scores and keys [q, ≤ k], best first, equal scores by key; −1: nothing more was found.
-        """
+        """Scores and keys [q, ≤ k] of the vectors nearest to queries [q, d], best first; a key of −1 is nothing."""
         mask = allowed if allowed is None or self.keys is None else allowed[self.keys]
         total = int(self.whole.ntotal)
         count = total if mask is None else min(int(mask.sum()), total)
@@ -152,9 +145,6 @@ class VectorFile:
         if len(dead):
             self.whole.remove_ids(faiss.IDSelectorBatch(dead))
         return self.whole
-
-
-# Scores
 
 
 def scaled(vectors: NDArray[Any], metric: str) -> Matrix:

@@ -78,7 +78,15 @@ def export(
         export_graph(graph, new / GRAPH)
         golden, wanted = _write_golden(model, graph, new)
         report: dict[str, Any] = {"dimension": graph.dimension, "max_seq_length": graph.max_length}
-        report["distance"] = _distance(graph, Runner(new), golden, wanted)
+        runner, count = Runner(new), len(golden)
+        found = (runner.encode(golden), runner.encode(golden, count), runner.encode(golden, count, "left"))
+        report["distance"] = distance = max(worst(wanted, each) for each in found)
+        if not distance <= TOLERANCE:
+            raise ValueError(
+                f"The graph of {type(graph.model).__name__} computes something else: its vectors are off by "
+                f"{distance:.1e} ({TOLERANCE:.0e} are allowed). Its forward pass depends on the input in a way that a "
+                "graph cannot hold."
+            )
         if quantize is not None:
             report["int8"] = _quantize(new, golden)
         _write_card(model, graph, new, report.get("int8"))
@@ -87,7 +95,6 @@ def export(
 
 
 def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> tuple[list[str], Any]:
-    """Write golden.json with the vectors that the model gives in torch; returns its texts and these vectors."""
     # The stock tokenizer may make no token of an empty text, so that nothing would reach the graph.
     empty = graph.empty is not None and graph.before + graph.after > 0
     texts = [text for text in TEXTS if text or empty]
@@ -98,20 +105,7 @@ def _write_golden(model: SentenceTransformer, graph: EmbeddingGraph, folder: Pat
     return texts, vectors
 
 
-def _distance(graph: EmbeddingGraph, runner: Runner, texts: list[str], wanted: Any) -> float:
-    """The largest distance between the graph's vectors and torch's: alone, in a batch, padded on either side."""
-    found = (runner.encode(texts), runner.encode(texts, len(texts)), runner.encode(texts, len(texts), "left"))
-    distance = max(worst(wanted, each) for each in found)
-    if not distance <= TOLERANCE:
-        raise ValueError(
-            f"The graph of {type(graph.model).__name__} computes something else: its vectors are off by {distance:.1e} "
-            f"({TOLERANCE:.0e} are allowed). Its forward pass depends on the input in a way that a graph cannot hold."
-        )
-    return distance
-
-
 def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path, int8: Any) -> None:
-    """Write README.md: what the model is, how it is run without st_reba, what 8 bits lose."""
     task, values = graph.task, values_of(model, folder)
     metadata = yaml.safe_load(values["metadata"])
     metadata["tags"] = [*metadata["tags"], "onnx"]

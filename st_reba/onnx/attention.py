@@ -51,10 +51,7 @@ class GraphMasks(LayerMasks):
 
 
 class GraphCapture(BackwardAttention):
-    """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each.
-
-    ``longest`` is the number of tokens that a copy may hold in this batch.
-    """
+    """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each."""
 
     def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], real: Tensor, longest: int) -> None:
         self.both, self.real, end = capture.both, real, real.shape[1]
@@ -113,7 +110,6 @@ def attend(
 
 
 def _whole_mask(*arguments: Any, **keywords: Any) -> Tensor | None:
-    """The mask that says all, also where a kernel could do without."""
     keywords.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     mask: Tensor | None = sdpa_mask(*arguments, **keywords)
     return mask

@@ -23,27 +23,18 @@ _SPECIAL = ("pad", "eos", "sep", "bos", "cls", "unk")
 
 
 def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path) -> None:
-    """Write all files beside the graph.
-
-    Raises:
-        ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
-    """
+    """Write all files beside the graph."""
     pad = write_tokenizer(graph, folder)
     legacy = {f"pooling_mode_{name}": name == "mean_tokens" for name in _LEGACY}
     packages = {"sentence_transformers": sentence_transformers, "transformers": transformers, "pytorch": torch}
-    modules = {"Transformer": "", "Pooling": "1_Pooling"}
+    pooling = {"embedding_dimension": graph.dimension, "pooling_mode": "mean", **legacy, "include_prompt": True}
     files: dict[str, Any] = {
         "config.json": _config(graph, pad),
         "modules.json": [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for index, (name, path) in enumerate(modules.items())
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
         ],
-        "1_Pooling/config.json": {
-            "embedding_dimension": graph.dimension,
-            "pooling_mode": "mean",
-            **legacy,
-            "include_prompt": True,
-        },
+        "1_Pooling/config.json": pooling,
         "sentence_bert_config.json": {
             "max_seq_length": graph.max_length,
             "do_lower_case": False,
@@ -63,7 +54,6 @@ def write_folder(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path
 
 
 def _config(graph: EmbeddingGraph, pad: int) -> dict[str, Any]:
-    """The base's configuration, its length that of one copy."""
     config = graph.model.config
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     values |= {
@@ -89,9 +79,6 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
     In this package a text that spells a special token is ordinary text. Readers of a tokenizer.json find special tokens
     in a text unless told not to, which transformers.js and text-embeddings-inference cannot be. A file that lists none
     leaves nothing to find: the tokens stay in the vocabulary, and the post-processor still puts them around a text.
-
-    Raises:
-        ValueError: The tokenizer cannot be written so that it gives the same ids everywhere.
     """
     tokenizer: Any = graph.first.tokenizer
     if not tokenizer.is_fast:

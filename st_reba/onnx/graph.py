@@ -22,8 +22,6 @@ BEHIND = "behind."
 
 
 class _Layout(NamedTuple):
-    """Texts as the model takes them, from column 0 on."""
-
     ids: Tensor  # [B, T]
     place: Tensor  # [1, T]: 0, 1, …
     real: Tensor  # [B, T] bool
@@ -146,7 +144,6 @@ class EmbeddingGraph(nn.Module):
         return hidden, state.features["backward_attention"]
 
     def _pooled(self, hidden: Tensor, at: _Layout) -> Tensor:
-        """Sentence vectors [B, d] by stock pooling."""
         last = at.copies == self.frame.copies
         where = {
             "all": at.real,
@@ -154,26 +151,20 @@ class EmbeddingGraph(nn.Module):
             "repeats": at.copies >= min(2, self.frame.copies),
             "last_copy_and_end": last | ((at.place >= at.total - self.after) & at.real),
         }.get(self.first.pooled, last)
-        sentence: Tensor = self.pooling({"token_embeddings": hidden, "attention_mask": where.long()})[
-            "sentence_embedding"
-        ]
-        return sentence
+        pooled = self.pooling({"token_embeddings": hidden, "attention_mask": where.long()})
+        return pooled["sentence_embedding"]  # type: ignore[no-any-return]
 
     def _reba(self, hidden: Tensor, rows: Tensor, at: _Layout) -> Tensor:
-        """Sentence vectors [B, d] by ReBAPooling itself."""
         features = {"backward_attention": rows, "captured": self.capture, "token_embeddings": hidden}
         features |= {"real_mask": at.real, "copy_ids": at.copies}
         pooling: Any = self.pooling
         if pooling.authors or pooling.pooling == "last":
-            last: Tensor = pooling(features)["sentence_embedding"]
-            return last
+            return pooling(features)["sentence_embedding"]  # type: ignore[no-any-return]
         # Behind a text's own rows there are zeros.
-        each: Tensor = pooling.token_vectors(features)
-        return each.sum(dim=1) / at.tokens
+        return pooling.token_vectors(features).sum(dim=1) / at.tokens  # type: ignore[no-any-return]
 
 
 def _check(model: SentenceTransformer, task: Task | None = None) -> None:
-    """Raise a ValueError for modules, settings or a base that no graph can hold; arguments as for EmbeddingGraph."""
     first: Any = model[0]
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(
