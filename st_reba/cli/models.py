@@ -54,7 +54,6 @@ def build(
     from ..methods import read_value
     from ..recipe import recipe_for
 
-    more = {name: read_value(value) for name, value in pairs(set, "--set").items()}
     options = given(
         pooling=pooling,
         repeats=repeats,
@@ -66,7 +65,7 @@ def build(
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    options |= more
+    options |= {name: read_value(value) for name, value in pairs(set, "--set").items()}
     found, facts = recipe_for(base, options), dict[str, Any]()
     # What is written of a recipe's model does not hold of another.
     if found and not method and not options.keys() - {"dtype", "device", "trust_remote_code"}:

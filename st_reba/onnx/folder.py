@@ -117,7 +117,6 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
 
 
 def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added: list[str]) -> None:
-    """Refuse a file that alone does not give the ids of the model's own tokenizer."""
     before, after = special_tokens(graph.first.tokenizer)
     texts = [*_PROBES, *(text for token in added for text in (token, f"a{token}b", f"a {token} b"))]
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
