@@ -45,9 +45,6 @@ def weights_dtype(dtype: Any, device: str | None) -> Any:
     return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
 
 
-# GGUF files.
-
-
 def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str] | None:
     """Folder or Hub id, and name, of the GGUF file that a base means; None: it means none."""
     text = os.fspath(base)
@@ -100,9 +97,6 @@ def gguf_quantization(file: str) -> str:
     return str(types.most_common(1)[0][0].name)
 
 
-# Quantized weights.
-
-
 def quantization_config(quantization: str, dtype: Any) -> Any:
     """Configuration of bitsandbytes for ``"nf4"`` or ``"int8"``, without what makes vectors depend on their batch."""
     import torch
@@ -119,9 +113,6 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
     return config(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
-# Loaded models.
-
-
 def shared(model: Any) -> Any:
     """A backbone of the same weights, in the same memory, that can be changed without changing ``model``.
 
@@ -134,9 +125,6 @@ def shared(model: Any) -> Any:
     body = copy.deepcopy(model.base_model, tensors)
     body.config.use_cache = body.config.get_text_config().use_cache = False
     return body
-
-
-# Layers.
 
 
 def cut(model: Any, layers: int) -> None:
@@ -181,9 +169,6 @@ def _last_state(model: Any, layers: Any, index: int) -> Any:
         hook.remove()
         model.train(training)
     return kept[0].float()
-
-
-# What a base must be.
 
 
 def check_model(model: Any, name: str) -> None:
@@ -233,9 +218,6 @@ def is_causal(model: Any) -> bool:
         hidden = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))[0].float()
     model.train(training)
     return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
-
-
-# Adapters.
 
 
 def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:

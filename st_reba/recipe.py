@@ -154,9 +154,6 @@ def _read_yaml(path: Path) -> Any:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
 
 
-# The zoo.
-
-
 def zoo() -> list[str]:
     """The names of the zoo's models, in alphabetical order; ``build("zoo:NAME")`` builds one.
 
