@@ -117,13 +117,10 @@ def evaluate(
 def tune(
     base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
     texts: Annotated[
-        Path,
-        typer.Argument(help="Texts like those to be embedded: .txt (a text a line), a table, or a folder of these."),
+        Path, typer.Argument(help="Texts like yours: .txt (a text a line), a table, or a folder of these.")
     ],
     out: Annotated[Path, typer.Argument(help="The folder of the run: recipe, model, report.")],
-    labels: Annotated[
-        Path | None, typer.Option(help="Labelled pairs, classes or a ranking, which choose instead.")
-    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labelled pairs, classes or a ranking; these choose.")] = None,
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
@@ -162,6 +159,5 @@ def tune(
 def _reading(
     kind: str | None, column: list[str] | None, label: list[str] | None, train: Path | None, limit: int | None
 ) -> dict[str, Any]:
-    """Arguments of read_task that were given."""
     named = {"columns": pairs(column, "--column"), "labels": pairs(label, "--label")}
     return given(kind=kind, train=train, limit=limit, **named)

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..encode import saved_prompt
 from ..modules.attention import Scores, blocked_attention, show_attention
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from sentence_transformers import SentenceTransformer
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
@@ -72,8 +71,6 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
         >>> maps.tokens, maps.layers[-1].mask, maps.layers[-1].matrix[1:, 0].tolist()
         (('<s>', '天', '气', '很', '好'), 'nosink-bidirectional', [0.0, 0.0, 0.0, 0.0])
     """
-    from sentence_transformers.util import batch_to_device
-
     transformer: Any = model[0]
     if not hasattr(transformer, "copies"):
         raise ValueError(f"Attention maps need a model from st_reba.build, not {type(transformer).__name__}.")
@@ -164,8 +161,6 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
         >>> table[["sink", "even", "itself"]].round(3).values.tolist()
         [[0.5, 0.417, 0.25]]
     """
-    import pandas as pd
-
     if m < 1:
         raise ValueError(f"m={m} must be 1 at least.")
     rows = []

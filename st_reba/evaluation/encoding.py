@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
 
 from ..encode import copied_positions, encode_texts
 from ..methods import Method
@@ -18,9 +20,6 @@ from . import readouts
 from .instructions import Instructions
 from .tasks import Task
 from .words import tagged_words
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 Vectors = NDArray[np.float32]
 
@@ -117,14 +116,11 @@ def has_field(model: SentenceTransformer, role: str | None) -> bool:
 
 def progress_bar(total: int, show: bool | None, unit: str = "positions") -> Any:
     """A bar; the time left is by the plain average, as batches differ in length."""
-    from tqdm.auto import tqdm
-
     hide = None if show is None else not show
     return tqdm(total=total, unit=f" {unit}", unit_scale=True, smoothing=0, disable=hide)
 
 
 def _parts(task: Task) -> list[tuple[Sequence[str], Any]]:
-    """The texts by their role."""
     if not task.queries:
         return [(task.texts, None)]
     return [(task.texts[: task.queries], "query"), (task.texts[task.queries :], "document")]

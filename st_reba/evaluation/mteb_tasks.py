@@ -9,12 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from .encoding import has_field
 from .instructions import Instructions
-
-_FILE = Path(__file__).with_name("suites.yaml")
 
 
 @cache
@@ -25,7 +24,7 @@ def suites() -> dict[str, dict[str, Any]]:
         >>> {name: sum(map(len, suite["tasks"].values())) for name, suite in suites().items()}
         {'C-MTEB': 31, 'MTEB-15': 15, 'MTEB-MINI': 26, 'MTEB-56': 56}
     """
-    found: dict[str, dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text("utf-8"))
     return found
 
 
@@ -74,7 +73,6 @@ def scores_of(
         ValueError: mteb could not score the task.
     """
     import mteb
-    import pandas as pd
 
     with _prompted(model, task, instructions or Instructions()):
         shown: Any = {"show_progress_bar": show_progress_bar}

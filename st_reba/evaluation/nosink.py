@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ..methods import Method
 from . import readouts
 from .run import compare
 from .tasks import read_task
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def choose_k(
@@ -47,8 +46,6 @@ def choose_k(
         >>> method.name, table["setting"].unique().tolist()[:2]
         ('nosink', ['baseline', 'inplace-bidir'])
     """
-    import pandas as pd
-
     model = readouts.opened(base, **(loading or {}))
     transformer: Any = model[0]
     task, scores = read_task(table, **reading), dict[Method, float]()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
+from ..build import build
 from ..encode import DEFAULT_BATCH_TOKENS, copied_positions, encode_texts, token_batches
 from ..filters import Filter
 from ..methods import Method
@@ -21,9 +23,6 @@ from ..modules.capture import Capture
 from ..modules.layers import watch_layers
 from ..modules.outputs import watch_attention
 from ..settings import masks_of
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 Vectors = NDArray[np.float32]
 Progress = Callable[[int], object]
@@ -54,15 +53,11 @@ def opened(base: Any, **loading: Any) -> SentenceTransformer:
         >>> opened("mini")[0].depth
         6
     """
-    from ..build import build
-
     return build(base, "classical", pooling="mean", check=False, **loading)
 
 
 def of_base(base: SentenceTransformer, method: Method, **options: Any) -> SentenceTransformer:
     """Build a method on the weights of an opened base; nothing is copied."""
-    from ..build import build
-
     transformer: Any = base[0]
     length = method.max_seq_length or (transformer.recipe or {}).get("max_seq_length")
     return build(transformer.model, replace(method, max_seq_length=length), tokenizer=transformer.tokenizer, **options)
@@ -305,7 +300,6 @@ class _Watch:
         return (token >= self.first) & (token < self.end), token == self.end - 1
 
     def _so_far(self, captured: Any) -> Tensor:
-        """ReBA's weights by the layers that have run."""
         now = copy.copy(captured)
         now.maxima = list(captured.maxima)
         rows: Tensor = now.rows() * self.summed[:, None]
@@ -316,7 +310,6 @@ class _Watch:
 
 
 def _means(chosen: Tensor) -> Tensor:
-    """Weights of means over what is chosen in the last dimension, float32."""
     return chosen.float() / chosen.sum(dim=-1, keepdim=True)
 
 

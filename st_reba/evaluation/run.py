@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from sentence_transformers import SentenceTransformer
 
 from ..encode import DEFAULT_BATCH_TOKENS
 from ..methods import Method, method_of
@@ -22,10 +25,7 @@ from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
 from .tasks import KINDS, Task, read_task
 from .toy import toy_tasks_named
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    Path_ = str | os.PathLike[str]
+Path_ = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,6 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """A row a method: score, 95 % interval, and how many of the others it is significantly above and below."""
-        import pandas as pd
-
         certain = [each for each in self.differences if each.significant]
         winners = [each.first if each.value > 0 else each.second for each in certain]
         losers = [each.second if each.value > 0 else each.first for each in certain]
@@ -176,8 +174,6 @@ def curve(
     Source:
         Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
     """
-    import pandas as pd
-
     model, asked = _opened(base, loading), [Method.parse(str(each)) for each in methods]
     frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
     for method, value in product(asked, values):
@@ -276,15 +272,12 @@ def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
 
 
 def _opened(base: Any, loading: Mapping[str, Any] | None) -> Any:
-    from sentence_transformers import SentenceTransformer
-
     return base if isinstance(base, SentenceTransformer) else readouts.opened(base, **(loading or {}))
 
 
 def _scored(
     task: Task, evidences: Mapping[str, Evidence], metric: str, draws: int, seed: int, about: Mapping[str, Any]
 ) -> tuple[list[Result], list[Difference]]:
-    """A result a method, and the differences of all pairs."""
     scoring, intervals, differences = SCORINGS[task.kind], dict[str, tuple[float, float]](), list[Difference]()
     if draws:
         options: dict[str, Any] = {"groups": task.groups, "recentred": scoring.recentred, "draws": draws, "seed": seed}

@@ -10,6 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sentence_transformers.sentence_transformer.evaluation import BinaryClassificationEvaluator
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, f1_score, ndcg_score, v_measure_score
+from sklearn.model_selection import StratifiedGroupKFold
 
 from .statistics import Evidence
 from .tasks import Task
@@ -85,9 +92,6 @@ def classify(known: Vectors, labels: Sequence[str], asked: Vectors, *, balanced:
     Source:
         NoSink, section 4.1 (domain tasks) and 3.2 (entities).
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
     if len(set(labels)) == 1:
         return [labels[0]] * len(asked)
     with warnings.catch_warnings():
@@ -108,13 +112,11 @@ def _units(vectors: Vectors) -> Vectors:
 
 
 def _pairs(task: Task, vectors: Vectors) -> Evidence:
-    """Cosine and score of each pair."""
     first, second, known = zip(*task.items, strict=True)
     return np.stack([cosines(vectors, first, second), np.asarray(known, np.float64)], axis=1)
 
 
 def _triples(task: Task, vectors: Vectors) -> Evidence:
-    """Cosines with the nearer and the farther."""
     anchor, near, far = zip(*task.items, strict=True)
     return np.stack([cosines(vectors, anchor, near), cosines(vectors, anchor, far)], axis=1)
 
@@ -127,8 +129,6 @@ def _classes(task: Task, vectors: Vectors) -> Evidence:
         known, wanted = zip(*task.train, strict=True)
         found[:] = classify(vectors[list(known)], wanted, vectors[places])
     else:
-        from sklearn.model_selection import StratifiedGroupKFold
-
         with warnings.catch_warnings():
             # A class with fewer texts than folds is missing in some.
             warnings.filterwarnings("ignore", "The least populated class", UserWarning)
@@ -141,9 +141,6 @@ def _classes(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _clusters(task: Task, vectors: Vectors) -> Evidence:
-    """Label and cluster of each item."""
-    from sklearn.cluster import MiniBatchKMeans
-
     places, labels = zip(*task.items, strict=True)
     names, known = np.unique(np.asarray(labels), return_inverse=True)
     found = MiniBatchKMeans(len(names), **CLUSTERING).fit_predict(np.asarray(vectors[list(places)], np.float32))
@@ -152,8 +149,6 @@ def _clusters(task: Task, vectors: Vectors) -> Evidence:
 
 def _ranked(task: Task, vectors: Vectors) -> Evidence:
     """The values of ``RANKED`` for each query, over its judged documents (reranking) or over all."""
-    from sklearn.metrics import average_precision_score, ndcg_score
-
     unit, rows = _units(vectors), []
     for query, documents, grades in task.items:
         places, known = np.asarray(documents), np.asarray(grades)
@@ -174,7 +169,6 @@ def _ranked(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _senses(task: Task, vectors: Vectors) -> Evidence:
-    """Whether the odd sentence is found, by cosine and by Euclidean distance."""
     places, answers = (np.array(each) for each in zip(*task.items, strict=True))
     return np.stack([odd == answers for odd in odd_one_out(vectors[places]).values()], axis=1).astype(np.float64)
 
@@ -203,26 +197,17 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
 
 
 def _correlation(rows: Evidence, *, of_ranks: bool) -> float:
-    """Pearson's correlation of [N, 2] values, or of their ranks (Spearman's); 0 where one side is constant.
-
-    scipy's own functions also compute p-values, which takes ten times as long, for each draw of a bootstrap.
-    """
-    from scipy.stats import rankdata
-
+    """0 where one side is constant. scipy's functions also compute p-values, which takes ten times as long."""
     values: Any = rankdata(rows, axis=0) if of_ranks else rows
     table: Any = np.corrcoef(values.T) if np.ptp(values, axis=0).all() else np.zeros((2, 2))
     return float(table[0, 1])
 
 
 def _average_precision(rows: Evidence) -> float:
-    from sklearn.metrics import average_precision_score
-
     return float(average_precision_score(rows[:, 1], rows[:, 0])) if rows[:, 1].any() else 0.0
 
 
 def _best_accuracy(rows: Evidence) -> float:
-    from sentence_transformers.sentence_transformer.evaluation import BinaryClassificationEvaluator
-
     return float(BinaryClassificationEvaluator.find_best_acc_and_threshold(rows[:, 0], rows[:, 1], True)[0])
 
 
@@ -232,15 +217,7 @@ def _nearer(rows: Evidence) -> float:
 
 
 def _f1(rows: Evidence, average: str) -> float:
-    from sklearn.metrics import f1_score
-
     return float(f1_score(rows[:, 1], rows[:, 0], average=average, zero_division=0))
-
-
-def _v_measure(rows: Evidence) -> float:
-    from sklearn.metrics import v_measure_score
-
-    return float(v_measure_score(*rows.T))
 
 
 def _entities(rows: Evidence, ends: tuple[int, ...]) -> float:
@@ -265,6 +242,7 @@ _TOLD: dict[str, Metric] = {"cosine_ap": _average_precision, "cosine_accuracy": 
 _NEAR: dict[str, Metric] = {"accuracy": _nearer, **_means("mean cosine nearer", "mean cosine farther")}
 _CLASSES: dict[str, Metric] = {"accuracy": lambda rows: float((rows[:, 0] == rows[:, 1]).mean())}
 _CLASSES |= {"f1": partial(_f1, average="macro"), "weighted_f1": partial(_f1, average="weighted")}
+_CLUSTERED: dict[str, Metric] = {"v_measure": lambda rows: float(v_measure_score(*rows.T))}
 _SENSES = ("accuracy cosine", "accuracy euclidean")
 _ENDS = {"entity_f1": (1, 2), "precision": (1,), "recall": (2,)}
 _TAGS: dict[str, Metric] = {name: partial(_entities, ends=ends) for name, ends in _ENDS.items()}
@@ -274,7 +252,7 @@ SCORINGS: dict[str, Scoring] = {
     "PairClassification": Scoring(_pairs, _TOLD, "cosine_ap", "cosine_accuracy"),
     "Triples": Scoring(_triples, _NEAR, "accuracy"),
     "Classification": Scoring(_classes, _CLASSES, "accuracy"),
-    "Clustering": Scoring(_clusters, {"v_measure": _v_measure}, "v_measure", recentred=True),
+    "Clustering": Scoring(_clusters, _CLUSTERED, "v_measure", recentred=True),
     "Reranking": Scoring(_ranked, _means(*RANKED), "map_at_1000"),
     "Retrieval": Scoring(_ranked, _means(*RANKED), "ndcg_at_10", "recall_at_1000"),
     "WordSense": Scoring(_senses, _means(*_SENSES), *_SENSES),

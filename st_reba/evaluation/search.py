@@ -7,11 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import eigsh
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -22,9 +23,6 @@ from ..modules.version import __version__
 from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 # Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
 _PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
@@ -234,10 +232,7 @@ class Search:
 
 
 def sample_of(texts: Sequence[str], width: int) -> list[str]:
-    """What a filter for d dimensions (``width``) is fitted on.
-
-    The texts; if they are too few, their views too; nothing if these are too few.
-    """
+    """Texts to fit a filter for d dimensions (``width``): with their views if too few, none if these are too few."""
     least = max(_FEWEST, width)
     if len(texts) >= least:
         return list(texts)

@@ -7,12 +7,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ..tables import read_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Names of columns by what they hold, the first that is there counts.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -186,8 +185,6 @@ def drawn(rows: Sequence[Any], limit: int | None, seed: int) -> list[Any]:
 
 def frame_of(source: Any) -> pd.DataFrame:
     """A source's rows with named columns; the field's files without a header get names."""
-    import pandas as pd
-
     if isinstance(source, pd.DataFrame):
         return source
     path = Path(source)
@@ -250,16 +247,13 @@ def _text(value: Any) -> str:
 
 
 def _value(kind: str, value: Any) -> Any:
-    """A row's last value: a text, a number, 0 or 1, or a label."""
     if kind == "Triples":
         return _text(value)
     if value is None or value != value or not str(value).strip():
         raise ValueError("the label or score is missing.")
     if kind in ("STS", "Reranking", "Retrieval"):
         if not _is_number(value):
-            raise ValueError(
-                f"{value!r} is no number. For classes of pairs take kind='PairClassification' and labels=…."
-            )
+            raise ValueError(f"{value!r} is no number. For classes take kind='PairClassification' and labels=….")
         return float(value)
     if kind == "PairClassification":
         if str(value).lower() not in _TRUE:

@@ -116,7 +116,6 @@ def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, A
 def _sentences(
     structure: str, words: Any, topic: Mapping[str, str], who: Mapping[str, str], when: Mapping[str, str]
 ) -> tuple[Sentence, Sentence, Sentence]:
-    """q, s+ and s-."""
     last, layouts = structure == "S1", words["layouts"]
     act_layout, detail_layout = ("act_last", "detail_first") if last else ("act_first", "detail_last")
     act = layouts[act_layout].format(who=who["is"], act=topic["act"], when=when["is"])

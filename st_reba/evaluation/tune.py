@@ -1,8 +1,4 @@
-"""The best method for a base model and texts, from views of the texts alone or from labels.
-
-A few forward passes give every layer, pooled. Two thirds of the items choose among them. The others only report what
-the choice is worth, beside the papers' methods.
-"""
+"""The best method for a base model and texts, from views of the texts alone or from labels."""
 
 from __future__ import annotations
 
@@ -14,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch.nn.functional import normalize
 
 from ..encode import copied_positions
@@ -26,9 +23,6 @@ from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
 from .tasks import Task, read_task
 from .views import drawn, evidence, script_of, views_of
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 KINDS = ("STS", "PairClassification", "Classification", "Reranking")
 # Of the items, these choose; and so many choose and report at the most.
@@ -175,9 +169,7 @@ def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> Sent
     """What ``build(base, "auto", texts=…)`` does: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
-        base: As for :func:`st_reba.build`.
-        texts: Texts like those to be embedded.
-        seed: Of all draws.
+        base, texts, seed: As for :func:`tune`.
         **rest: Further arguments of ``build``.
     """
     found = drawn(texts, 1000, seed)
@@ -210,7 +202,6 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
 
 
 def _divided(items: Iterable[Any], seed: int) -> tuple[list[Any], list[Any]]:
-    """Items that choose, and that report, drawn by the seed."""
     found = list(items)
     Random(seed).shuffle(found)
     count = round(CHOOSE * len(found))
@@ -229,7 +220,6 @@ def _part(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
 
 
 def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
-    """Write recipe, model and report into the folder."""
     from ..hub.save import save
     from ..recipe import LOADING, save_recipe
 

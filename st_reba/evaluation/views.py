@@ -111,7 +111,6 @@ def _nearest_centroid(units: Tensor, labels: Sequence[Any]) -> Tensor:
 
 
 def _precision(units: Tensor, query: int, documents: Sequence[int], grades: Sequence[float]) -> Tensor:
-    """Average precision of a query over its documents."""
     order = (units[list(documents)] @ units[query]).argsort(descending=True, stable=True)
     hits = (torch.tensor(grades, device=units.device) > 0).float()[order]
     return (hits * hits.cumsum(dim=0) / torch.arange(1, len(hits) + 1, device=units.device)).sum() / hits.sum()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ..words import words_of
 from .tasks import QUESTIONS, Task, drawn
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OPTIONS = "ABCD"
 _QUOTED = re.compile("“([^”]+)”|「([^」]+)」|『([^』]+)』|‘([^’]+)’|\"([^\"]+)\"|'([^']+)'")

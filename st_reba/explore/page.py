@@ -16,15 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class Page:
-    """The page with its three tabs, in a language of words.yaml.
-
-    Computations are kept, so that a slider does not run a model again.
-    """
+    """The page with its three tabs, in a language of words.yaml."""
 
     def __init__(self, models: Mapping[str, Any], index: Any, language: str) -> None:
         self.models, self.index, self.words = models, index, draw.WORDS[language]
+        # Kept, so that a slider does not run a model again; all layers' attention is large.
         self.similar = lru_cache(64)(lambda name, texts: compute.similarities(models[name], texts))
-        # All layers' attention is large.
         self.inside = lru_cache(4)(lambda name, text, repeats: compute.look(models[name], text, repeats))
         self.ranked = lru_cache(64)(lambda name, query, texts: compute.ranked(models[name], query, texts))
         links = "".join(
@@ -126,10 +123,7 @@ class Page:
         return [(self.words[key], key) for key in keys]
 
     def _answer(self, tab: str, run: Callable[..., str], inputs: Sequence[Any], events: Sequence[Any]) -> None:
-        """Answer at the tab's button, on events, and when the page opens; errors take the answer's place.
-
-        One run at a time. While it runs, only the last of further events is kept, so that the answer fits the input.
-        """
+        """Answer at the tab's button, on events, and when the page opens; errors take the answer's place."""
 
         def answered(*values: Any) -> str:
             try:
@@ -142,6 +136,7 @@ class Page:
 
         button = gr.Button(self.words[f"run_{tab}"], variant="primary", elem_id=f"{tab}-run", elem_classes="run")
         answer = gr.HTML(elem_id=f"{tab}-answer")
+        # While one runs, only the last of further events is kept, so that the answer fits the input.
         order: dict[str, Any] = {"trigger_mode": "always_last", "concurrency_id": "page", "concurrency_limit": 1}
         shown: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
         gr.on([self.blocks.load, button.click, *events], answered, list(inputs), answer, **order, **shown)
