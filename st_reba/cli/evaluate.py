@@ -116,9 +116,7 @@ def evaluate(
 @app.command()
 def tune(
     base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
-    texts: Annotated[
-        Path, typer.Argument(help="Texts like yours: .txt (a text a line), a table, or a folder of these.")
-    ],
+    texts: Annotated[Path, typer.Argument(help="Texts like yours: .txt (one a line), a table, or a folder of these.")],
     out: Annotated[Path, typer.Argument(help="The folder of the run: recipe, model, report.")],
     labels: Annotated[Path | None, typer.Option(help="Labelled pairs, classes or a ranking; these choose.")] = None,
     kind: Kind = None,

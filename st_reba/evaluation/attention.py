@@ -141,8 +141,7 @@ def sink_table(texts: Iterable[Maps], m: int = 1) -> pd.DataFrame:
 
     Args:
         texts: The maps of each, from :func:`attention_maps`; a generator needs the memory of one text.
-        m: Number of sink tokens. With one more than a setting hides, ``sink`` well above ``even`` shows that the next
-            token has become the sink.
+        m: Number of sink tokens. With one more than a setting hides, a high ``sink`` shows that the next is one now.
 
     Returns:
         A row a map, a mean over heads and the queries from position ``m`` on: ``layer``, ``mask``, ``run``; ``sink``,

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from tqdm.auto import tqdm
 
 from ..encode import copied_positions, encode_texts
 from ..methods import Method
-from ..words import encode_words
+from ..words import _tokens, encode_words
 from . import readouts
 from .instructions import Instructions
+from .readouts import Vectors
 from .tasks import Task
 from .words import tagged_words
-
-Vectors = NDArray[np.float32]
 
 
 def shared_vectors(
@@ -84,13 +82,9 @@ def token_spans(base: SentenceTransformer, task: Task) -> list[tuple[int, int]] 
         return None
     transformer: Any = base[0]
     offsets = transformer.content(list(task.texts), offsets=True)["offset_mapping"]
-    found = []
-    for text, (start, end), each in zip(task.texts, task.spans, offsets, strict=True):
-        tokens = [token for token, (first, last) in enumerate(each) if max(first, start) < min(last, end)]
-        if not tokens:
-            raise ValueError(f"The word {text[start:end]!r} falls on no token of {text!r:.60}.")
-        found.append((tokens[0], tokens[-1] + 1))
-    return found
+    words = enumerate(zip(task.texts, task.spans, offsets, strict=True))
+    found = [_tokens(number, text, span, each, len(each)) for number, (text, span, each) in words]
+    return [(tokens[0], tokens[-1] + 1) for tokens in found]
 
 
 def usable(vectors: Vectors, task: Task, label: str) -> Vectors:

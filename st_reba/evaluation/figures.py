@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from .run import Result
 
 # Chinese is shown by the first of these that is installed.
-FONTS = (
-    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "Microsoft YaHei",
-    "PingFang SC", "SimHei", "Arial Unicode MS",
-)  # fmt: skip
+FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Micro Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS")
 
 
 def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:

@@ -25,7 +25,6 @@ from ..modules.outputs import watch_attention
 from ..settings import masks_of
 
 Vectors = NDArray[np.float32]
-Progress = Callable[[int], object]
 # "mean" and "last" are of the last copy's content, "end" is the very last position.
 POOLINGS = ("mean", "last", "end", "reba-mean", "reba-last")
 # Numbers of hidden states, of all layers that are read, that a batch may hold.
@@ -70,16 +69,14 @@ def vectors(
     *,
     parts: Sequence[tuple[int, int]] | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
-    progress: Progress | None = None,
+    progress: Callable[[int], object] | None = None,
     check: bool = True,
     **layout: Any,
 ) -> dict[Method, Vectors]:
     """What each method's model gives for texts; methods with the same input and masks run once.
 
     Args:
-        base: Of :func:`opened`.
-        methods: The methods.
-        texts: The texts.
+        base, methods, texts: An opened base, the methods, the texts.
         parts: Of each text, the content tokens (first, end) of a word, whose vector it is then. Mean and last are over
             its tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
         batch_tokens: Positions a forward pass.
@@ -187,7 +184,7 @@ def read(
     *,
     parts: Sequence[tuple[int, int]] | None = None,
     batch_tokens: int = DEFAULT_BATCH_TOKENS,
-    progress: Progress | None = None,
+    progress: Callable[[int], object] | None = None,
     **layout: Any,
 ) -> dict[Readout, Vectors]:
     """Run texts through a model once and pool every readout: what a model that is built with its layer gives.
@@ -285,7 +282,6 @@ class _Watch:
         return self.states[-1] if self.states else hidden
 
     def pooled(self) -> dict[Readout, Tensor]:
-        """The vectors of each readout, [B, d] float32."""
         found: dict[Readout, Tensor] = {}
         for layer, hidden in zip(self.layers, self.states, strict=True):
             reba = [self.weights[layer].float()] if layer in self.weights else []

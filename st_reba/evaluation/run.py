@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..encode import DEFAULT_BATCH_TOKENS
 from ..methods import Method, method_of
+from ..safety import load
 from . import mteb_tasks, readouts
 from .encoding import model_vectors, name_of, shared_vectors, usable
 from .figures import draw_curve, draw_results, save_figure
@@ -58,12 +59,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together.
+    """Methods on one task: a result each, and the differences of all pairs, whose intervals hold together."""
 
-    ``task`` tells its kind, the number of items, and the rows that were dropped.
-    """
-
-    task: str
+    task: str  # with its kind, the number of items, and the rows that were dropped
     results: Sequence[Result]
     differences: Sequence[Difference]
 
@@ -226,8 +224,6 @@ def evaluate(
         [('S1 en', 120)]
     """
     if isinstance(model, (str, os.PathLike)):
-        from ..safety import load
-
         model = load(model)
     label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
     for task, named in _tasks(tasks, seed, reading):

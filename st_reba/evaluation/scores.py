@@ -31,22 +31,18 @@ FOLDS = 5
 CLUSTERING: dict[str, Any] = {"batch_size": 500, "n_init": "auto", "random_state": 42}
 # As many documents of a ranking as mteb takes; sums of distances that differ by less than this share are tied.
 CUTOFF, TIE = 1000, 1e-9
-# The numbers of a query.
 RANKED = ("map_at_1000", "ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_1000")
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a kind of task is scored: evidence [items, numbers] of vectors, and metrics of evidence; more is better.
-
-    ``main``: the metric that tables show; ``paper``: the papers', if another; ``recentred``: see ``paired_bootstrap``.
-    """
+    """How a kind of task is scored: evidence [items, numbers] of vectors, and metrics of evidence; more is better."""
 
     evidence: Callable[[Task, Vectors], Evidence]
     metrics: Mapping[str, Metric]
-    main: str
-    paper: str | None = None
-    recentred: bool = False
+    main: str  # the metric that tables show
+    paper: str | None = None  # the papers', if another
+    recentred: bool = False  # as for paired_bootstrap
 
 
 def cosines(vectors: Vectors, first: Any, second: Any) -> NDArray[np.float64]:
@@ -86,8 +82,7 @@ def classify(known: Vectors, labels: Sequence[str], asked: Vectors, *, balanced:
 
     Args:
         known, labels, asked: Vectors [N, d], their labels, and the vectors [M, d] to classify.
-        balanced: Weight classes alike. Vectors of length 1 that lie close together are hard to tell apart under the
-            usual penalty, and the largest class would get all; the papers' tasks draw as many texts of each class.
+        balanced: Weight classes alike: else the largest would get all vectors of length 1 that lie close together.
 
     Source:
         NoSink, section 4.1 (domain tasks) and 3.2 (entities).
@@ -106,9 +101,6 @@ def _units(vectors: Vectors) -> Vectors:
     exact: Vectors = np.array(vectors, np.float64)
     exact /= np.maximum(np.linalg.norm(exact, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
     return exact
-
-
-# Evidence
 
 
 def _pairs(task: Task, vectors: Vectors) -> Evidence:
@@ -191,9 +183,6 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
             wanted, found = set(get_entities(list(known))), set(get_entities([next(tags) for _ in words]))
             counts.append([len(wanted & found), len(found), len(wanted)])
     return np.asarray(counts, np.float64)
-
-
-# Metrics
 
 
 def _correlation(rows: Evidence, *, of_ranks: bool) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..encode import copied_positions, encode_texts
+from ..files import whole_path
 from ..filters import Filter
 from ..methods import Method
 from ..modules.version import __version__
@@ -143,23 +143,17 @@ def filtered(units: Tensor, sample: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A method with its ``evidence`` on each item that chooses, [N] float32, whose mean is the score.
-
-    ``filtered``: a filter follows. ``cost``: positions times layers, in passes of the text through the whole base.
-    """
+    """A method with its ``evidence`` on each item that chooses, [N] float32, whose mean is the score."""
 
     method: Method
-    filtered: bool
-    cost: float
+    filtered: bool  # a filter follows
+    cost: float  # positions times layers, in passes of the text through the whole base
     evidence: Tensor = field(repr=False)
 
     @property
     def score(self) -> float:
         """The mean over the items."""
         return float(self.evidence.mean())
-
-    def __str__(self) -> str:
-        return f"{self.method}{', with a filter' if self.filtered else ''}"
 
 
 def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
@@ -218,9 +212,8 @@ class Search:
                     found.append(Scored(each.of(readout, self.depth), with_filter, cost * readout.layer, values))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            torch.save([{**vars(one), "method": str(one.method)} for one in found], part)
-            os.replace(part, path)
+            with whole_path(path) as part:
+                torch.save([{**vars(one), "method": str(one.method)} for one in found], part)
         return found
 
     def _key(self, each: Pass) -> str:

@@ -44,8 +44,7 @@ def toy_tasks(
     """The toy structures as tasks: how often is cos(q, s+) > cos(q, s-)? docs/how-to/evaluate.md describes them.
 
     Args:
-        structures: Which of ``STRUCTURES``, numbered as in the paper's section 3.1.
-        languages: Which of ``LANGUAGES``.
+        structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and of ``LANGUAGES``.
         part: What stands for a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
             or B alone, where they stand. ``"early"`` in S3 shows whether early tokens hold what is said later: A is the
             same in all three sentences.

@@ -18,7 +18,9 @@ from torch.nn.functional import normalize
 
 from ..encode import copied_positions
 from ..filters import with_filter
+from ..hub.save import save
 from ..methods import Method
+from ..recipe import LOADING, save_recipe
 from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
 from .tasks import Task, read_task
@@ -36,8 +38,7 @@ class TuneRow:
     """A method on the items that report.
 
     Args:
-        name: What it is called.
-        method: The method, with its filter's file.
+        name, method: What it is called, and the method, with its filter's file.
         score, error: The mean over the items, and its standard error.
         cost: Positions times layers, as a multiple of one pass of the text through the base.
         seconds: For 1,000 of the texts that were run, as measured.
@@ -149,7 +150,7 @@ def tune(
         before = time.perf_counter()
         scored += search.scored(each)
         best, spent = max(scored, key=lambda one: one.score), time.perf_counter() - before
-        say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best}")
+        say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best.method}")
     choice = chosen(scored, most_cost)
     method = choice.method
     if choice.filtered:
@@ -209,7 +210,6 @@ def _divided(items: Iterable[Any], seed: int) -> tuple[list[Any], list[Any]]:
 
 
 def _part(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
-    """A task of some of the items, over their texts alone."""
     places: dict[str, int] = {}
 
     def place(of: Any) -> Any:
@@ -220,9 +220,6 @@ def _part(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
 
 
 def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
-    from ..hub.save import save
-    from ..recipe import LOADING, save_recipe
-
     folder = Path(report.folder)
     named = os.fspath(base) if isinstance(base, (str, os.PathLike)) else str(model[0].base_model)
     given = {name: loading[name] for name in LOADING if name in loading}
@@ -235,10 +232,7 @@ def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]
 def _notes(items: Task, texts: Sequence[str]) -> tuple[str, ...]:
     notes = []
     if items.kind == "Views":
-        notes.append(
-            "A score says how well two parts of a text find each other among those of all texts, from 0 to 1. It tells "
-            "methods apart, and is not the quality that a benchmark shows."
-        )
+        notes.append("A score (0 to 1) says how well parts of a text find each other. It only compares methods.")
     if len(items.items) < 200:
         notes.append(f"Only {len(items.items)} items chose: with 200 or more the choice is steadier.")
     if sum(count > len(texts) / 20 for count in Counter(map(script_of, texts)).values()) > 1:

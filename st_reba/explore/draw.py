@@ -78,7 +78,6 @@ def results(found: Mapping[str, Sequence[Hit]], query: str, about: str) -> str:
 
 
 def _marked(query: str, text: str) -> str:
-    """A text whose words that are also the query's, ignoring case, are marked."""
     known = {query[start:end].casefold() for _, (start, end) in words_of(query)}
     html, place = "", 0
     for _, (start, end) in words_of(text):
@@ -125,7 +124,6 @@ def _logarithmic(values: Numbers) -> Numbers:
 
 
 def _lines(inside: Inside, weights: Numbers, words: Words) -> str:
-    """The tokens, a line a copy, each with its weight."""
     tokens, largest = inside.maps.tokens, float(weights.max()) or 1.0
     lines = []
     for copy, places in groupby(range(len(tokens)), key=lambda place: inside.copies[place]):

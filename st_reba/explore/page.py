@@ -71,7 +71,6 @@ class Page:
         self._answer("inside", self._look, [model, text, repeats, weighting, word, layer], changes)
 
     def _sliders(self, name: str) -> tuple[Any, Any]:
-        """Number of copies and layer, as they fit a model."""
         model = self.models[name]
         copies, free = compute.copies_of(model)
         of_copies: dict[str, Any] = {"label": self.words["repeats"], "elem_id": "inside-repeats", "interactive": free}
