@@ -137,7 +137,7 @@ def cut(model: Any, layers: int) -> None:
     if layers == depth:
         return
     if decoder_of(model).config is not model.config:
-        raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save the decoder alone.")
+        raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save that alone.")
     before = _last_state(model, listed, layers - 1)
     kept = max(1, layers)  # Layer 0, the embeddings, is what enters the first.
     del listed[kept:]
