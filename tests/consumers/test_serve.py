@@ -34,7 +34,7 @@ def found(address: str, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     for name in ("OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    titled = re.split(r"^### (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    titled = re.split(r"^##+ (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     sections = dict(zip(titled[1::2], titled[2::2], strict=True))
     blocks = re.findall(r"^```python\n(.*?)^```$", sections[request.param], re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"texts": TEXTS, "questions": QUESTIONS}
