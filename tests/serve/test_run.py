@@ -36,6 +36,15 @@ def test_a_taken_port_is_refused_before_the_model_is_loaded(monkeypatch: pytest.
         run.bound("127.0.0.1", 70_000)
 
 
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with (
+        run.bound("127.0.0.1", 0) as taken,
+        socket.create_connection(taken.getsockname()),
+        taken.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize(
     ("host", "key", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False)]
 )
