@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,15 +166,20 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State:
     if row is None:
         raise FileNotFoundError(*_ABSENT, str(path.parent))
     try:
-        value = json.loads(row[0])
-        if hashlib.sha256(row[0].encode()).hexdigest() != row[1] or value.pop("format") != FORMAT:
-            raise ValueError("its state is of another version, or not what was written")
-        state = State(**value)
-        if state.file is not None and Path(state.file).name != state.file:
-            raise ValueError("its FAISS file is not in the folder")
-        return state
+        return _state(*row)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(damaged(path, error)) from None
+
+
+@lru_cache(4)  # every search reads the state
+def _state(text: str, digest: str) -> State:
+    value = json.loads(text)
+    if hashlib.sha256(text.encode()).hexdigest() != digest or value.pop("format") != FORMAT:
+        raise ValueError("its state is of another version, or not what was written")
+    state = State(**value)
+    if state.file is not None and Path(state.file).name != state.file:
+        raise ValueError("its FAISS file is not in the folder")
+    return state
 
 
 def write_state(tx: sqlite3.Connection, state: State) -> None:
