@@ -18,7 +18,7 @@ from typer import Argument, Option
 from ..modules.version import __version__
 
 app = typer.Typer(
-    help="Any decoder-only language model as a text embedder, without training. Start: st-reba build mini my_model",
+    help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -28,11 +28,11 @@ app = typer.Typer(
 Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
 Out = Annotated[Path, Argument(metavar="OUT", help="Folder to write.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace what is there.")]
-Device = Annotated[str | None, Option(metavar="DEVICE", help="Device of the model, such as cuda. [default: the best]")]
-Dtype = Annotated[str | None, Option(metavar="TYPE", help="Type of the weights: float32, bfloat16 or float16.")]
+Device = Annotated[str | None, Option(metavar="DEVICE", help="Device, such as cuda. [default: a GPU if there is one]")]
+Dtype = Annotated[str | None, Option(metavar="TYPE", help="Number type of the weights: float32, bfloat16 or float16.")]
 Revision = Annotated[str | None, Option(metavar="REVISION", help="Branch, tag or commit on the Hub.")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run code from the model's repository.")]
-Task = Annotated[Literal["query", "document"] | None, Option(help="Where both have prompts or templates of their own.")]
+Task = Annotated[Literal["query", "document"] | None, Option(help="Encode as queries or documents, if these differ.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 

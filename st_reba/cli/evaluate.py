@@ -7,27 +7,30 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from .app import AsJson, Device, Dtype, Trust, app, dumped, given, pairs, quiet
+from .app import AsJson, Device, Dtype, Model, Trust, app, dumped, given, pairs, quiet
+from .models import Base
 
-Columns = Annotated[list[str] | None, typer.Option("--column", help="A column's role, as text1=premise. Repeatable.")]
-Labels = Annotated[list[str] | None, typer.Option("--label", help="A label's value, as entailment=1. Repeatable.")]
-Kind = Annotated[str | None, typer.Option(help="STS, PairClassification, Classification, …; default: by the columns.")]
-Train = Annotated[Path | None, typer.Option(help="What a classifier learns from.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use so many items, drawn by the seed.")]
-Prompts = Annotated[str | None, typer.Option(help="Instructions: nosink, echo, or a YAML file.")]
-Out = Annotated[Path | None, typer.Option(help="Append a JSON line a result to this file.")]
-Figure = Annotated[Path | None, typer.Option(help="Draw the scores to this file (.png, .svg).")]
-Seed = Annotated[int, typer.Option(help="Of all draws.")]
+Words = list[str] | None
+Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A column, such as text1=premise. Repeatable.")]
+Labels = Annotated[Words, Option("--label", metavar="LABEL=N", help="A label, such as entailment=1. Repeatable.")]
+Kind = Annotated[str | None, Option(metavar="KIND", help="STS, Classification, … [default: by the columns]")]
+Train = Annotated[Path | None, Option(metavar="FILE", help="Table that a classifier is trained on.")]
+Limit = Annotated[int | None, Option(metavar="N", min=1, help="Use N items, drawn at random.")]
+Prompts = Annotated[str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")]
+Out = Annotated[Path | None, Option(metavar="FILE", help="Append each result to this file, as a JSON line.")]
+Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores into this file (.png, .svg).")]
+Seed = Annotated[int, Option(metavar="N", help="Seed of all random draws.")]
 
 
 @app.command()
 def compare(
-    base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
-    table: Annotated[str, typer.Argument(help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
-    methods: Annotated[list[str], typer.Argument(help="In the short form, as echo:pooling=mean.")],
-    vary: Annotated[str | None, typer.Option(help="Score over an option's values, as layer=1,2,3.")] = None,
-    metric: Annotated[str | None, typer.Option(help="paper: the papers'; default: the kind's main one.")] = None,
+    base: Base,
+    table: Annotated[str, Argument(metavar="TABLE", help="Labelled items: a table, a BEIR folder, CoNLL lines, …")],
+    methods: Annotated[list[str], Argument(metavar="METHOD", help="Short forms, such as echo:pooling=mean.")],
+    vary: Annotated[str | None, Option(metavar="X=VALUES", help="Score several values, as layer=1,2,3.")] = None,
+    metric: Annotated[str | None, Option(metavar="NAME", help="paper: that of the papers. [default: by kind]")] = None,
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
@@ -41,13 +44,10 @@ def compare(
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare methods on a labelled table, with 95 % intervals and which differences are significant.
+    """Compare methods on a labelled table, with 95 % intervals, and test which differences are significant.
 
     Methods with the same input and masks share their forward passes.
-
-    Examples:
-        st-reba compare mini pairs.tsv classical:pooling=mean echo:pooling=mean reba prompteol
-        st-reba compare mini pairs.tsv echo:pooling=mean reba --vary repeats=2,3,4
+    Examples: st-reba compare mini pairs.tsv prompteol reba; st-reba compare mini pairs.tsv echo --vary repeats=2,3,4
     """
     from ..evaluation import run
 
@@ -72,8 +72,8 @@ def compare(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A saved model: its folder or Hub id.")],
-    tasks: Annotated[list[str], typer.Argument(help="Files, KIND=FILE, toy, C-MTEB, MTEB-15, a task of mteb, …")],
+    model: Model,
+    tasks: Annotated[list[str], Argument(metavar="TASK", help="Files, KIND=FILE, toy, C-MTEB, a task of mteb, …")],
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
@@ -90,9 +90,7 @@ def evaluate(
 ) -> None:
     """Score a saved model on tasks.
 
-    Examples:
-        st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy
-        st-reba evaluate my_model C-MTEB --out results.jsonl
+    Examples: st-reba evaluate my_model pairs.tsv Clustering=topics.csv toy; st-reba evaluate my_model C-MTEB
     """
     import pandas as pd
 
@@ -115,27 +113,24 @@ def evaluate(
 
 @app.command()
 def tune(
-    base: Annotated[str, typer.Argument(help="mini, a folder, a Hub id, a recipe.")],
-    texts: Annotated[Path, typer.Argument(help="Texts like yours: .txt (one a line), a table, or a folder of these.")],
-    out: Annotated[Path, typer.Argument(help="The folder of the run: recipe, model, report.")],
-    labels: Annotated[Path | None, typer.Option(help="Labelled pairs, classes or a ranking; these choose.")] = None,
+    base: Base,
+    texts: Annotated[Path, Argument(metavar="TEXTS", help="Yours: .txt (one a line), a table, a folder of these.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Folder to write: recipe, model, report.")],
+    labels: Annotated[Path | None, Option(metavar="FILE", help="Choose by labelled pairs, classes, a ranking.")] = None,
     kind: Kind = None,
     column: Columns = None,
     label: Labels = None,
-    sample: Annotated[int, typer.Option(min=50, help="Draw so many of the texts.")] = 1000,
-    most_cost: Annotated[float | None, typer.Option(help="What a method may cost: multiples of one pass.")] = None,
+    sample: Annotated[int, Option(metavar="N", min=50, help="Use N of the texts, drawn at random.")] = 1000,
+    most_cost: Annotated[float | None, Option(metavar="X", help="Highest cost, in passes through the base.")] = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find how a base becomes the best embedder for texts, without labels or with them, and save it.
+    """Find the method that suits a base and your texts, with or without labels, and save the model.
 
-    Finished passes are kept in OUT: the same command goes on where it was stopped.
-
-    Examples:
-        st-reba tune mini texts.txt tuned
-        st-reba tune mini texts.txt tuned --labels pairs.tsv
+    If it is stopped, the same command resumes it: finished passes are kept in OUT.
+    Examples: st-reba tune mini texts.txt tuned; st-reba tune mini texts.txt tuned --labels pairs.tsv
     """
     from ..corpus.source import read_texts
     from ..evaluation.tasks import read_task

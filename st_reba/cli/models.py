@@ -12,30 +12,38 @@ from typer import Argument, Option
 
 from .app import AsJson, Device, Dtype, Model, Out, Overwrite, Revision, Task, Trust, app, dumped, given, pairs, quiet
 
+Base = Annotated[str, Argument(metavar="BASE", help="mini, a folder, a Hub id, a GGUF file, recipe.yaml or zoo:NAME.")]
+
 
 @app.command()
 def build(
-    base: Annotated[str, Argument(metavar="BASE", help="mini, a folder, Hub id, GGUF file, recipe.yaml or zoo:NAME.")],
+    base: Base,
     out: Out,
     method: Annotated[
-        str | None, Option(help="reba, echo, classical, prompteol, nosink; its short form; auto.")
+        str | None,
+        Option(
+            metavar="METHOD",
+            help="prompteol, echo, reba, nosink or classical; the short form, such as echo:pooling=mean,layer=12; or "
+            "auto, with --texts. [default: the recipe's, else prompteol]",
+        ),
     ] = None,
-    pooling: Annotated[str | None, Option(help="last or mean; of classical also cls.")] = None,
-    repeats: Annotated[int | None, Option(help="Copies of the text. [default: 2]")] = None,
+    pooling: Annotated[str | None, Option(metavar="NAME", help="last, mean; cls for classical and nosink.")] = None,
+    repeats: Annotated[int | None, Option(metavar="N", help="Copies, for echo and reba. [default: 2]")] = None,
     template: Annotated[
-        list[str] | None, Option(help="Text with {text} slots, or a name. Repeated: an ensemble.")
+        list[str] | None, Option(metavar="TEXT", help="Text with {text} slots, or a name. Repeat it for an ensemble.")
     ] = None,
-    prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Saved prompt. Repeatable.")] = None,
+    prompt: Annotated[list[str] | None, Option(metavar="NAME=TEXT", help="Prompt to save. Repeatable.")] = None,
     set: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE", help="Another option: layer=[2,3], chunk=256, gguf_file=… Repeatable."),
+        Option(metavar="NAME=VALUE", help="Any other option: read=attention, layer=12, gguf_file=… Repeatable."),
     ] = None,
     texts: Annotated[
         Path | None, Option(metavar="PATH", help="Texts for --method auto: a file, or a folder of files.")
     ] = None,
-    quantization: Annotated[str | None, Option(help="nf4 or int8, by bitsandbytes.")] = None,
+    quantization: Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")] = None,
     license: Annotated[
-        str | None, Option(help="Of the base's weights, for the card, as the Hub spells it. [default: the base's card]")
+        str | None,
+        Option(metavar="ID", help="Licence of the base, for the card, as the Hub spells it. [default: the base's]"),
     ] = None,
     dtype: Dtype = None,
     device: Device = None,
@@ -45,8 +53,8 @@ def build(
 ) -> None:
     """Turn a base model into a text embedder, without training, and save it.
 
-    Examples: st-reba build mini my_model --method echo --pooling mean;
-    st-reba build mini my_model --method nosink --set setting=mask0-bidir --set k=2
+    Examples: st-reba build mini my_model --method prompteol:template=reverseol,read=attention;
+    st-reba build mini my_model --method echo --pooling mean
     """
     from .. import build as build_model
     from ..corpus.source import read_texts
@@ -84,7 +92,7 @@ def info(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model, a recipe or an index is: base, method, layers, masks, sizes."""
+    """Describe a model, a recipe or an index: base, method, layers, masks, sizes."""
     if model.startswith("zoo:") or model.endswith((".yaml", ".yml")):
         from ..recipe import read_recipe, recipe
 
@@ -110,9 +118,9 @@ def verify(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Compare a model with its golden vectors, and its code with the installed st_reba's; an index with its digests.
+    """Check a model against its golden vectors and the installed st_reba's code, or an index against its checksums.
 
-    Status 1: they differ.
+    The exit status is 1 if they differ.
     """
     if Path(model, "index.sqlite").is_file():
         from ..index import Index
@@ -129,18 +137,18 @@ def verify(
 
 @app.command()
 def push(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder that build or onnx wrote.")],
-    repo_id: Annotated[str, Argument(metavar="ORG/NAME", help="Repository; made where it is missing.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that build, tune or onnx wrote.")],
+    repo_id: Annotated[str, Argument(metavar="ORG/NAME", help="Repository on the Hub; created if it is missing.")],
     private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
     revision: Annotated[str | None, Option(metavar="BRANCH", help="Branch to write to. [default: main]")] = None,
-    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request.")] = False,
-    message: Annotated[str | None, Option(metavar="TEXT", help="Of the commit.")] = None,
+    create_pr: Annotated[bool, Option("--create-pr", help="Open a pull request instead of writing.")] = False,
+    message: Annotated[str | None, Option(metavar="TEXT", help="Commit message.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Verify, list the files, and send nothing.")] = False,
     trust_remote_code: Trust = False,
 ) -> None:
     """Verify a model, and publish it on the Hub.
 
-    The token is that of hf auth login, or HF_TOKEN.
+    It uses the token of hf auth login, or HF_TOKEN.
     """
     from ..hub import push as push_model
 
@@ -173,12 +181,12 @@ def onnx(
     model: Model,
     out: Out,
     task: Task = None,
-    quantize: Annotated[str | None, Option(help="int8: also a graph in 8 bits, and what it loses.")] = None,
+    quantize: Annotated[str | None, Option(metavar="TYPE", help="int8: add a graph in 8 bits, and measure it.")] = None,
     trust_remote_code: Trust = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a saved model as one ONNX graph, which needs neither torch nor st_reba."""
+    """Export a saved model as one ONNX graph, which needs neither torch nor st_reba."""
     from ..onnx import export
     from ..safety import load
 

@@ -10,30 +10,32 @@ from typer import Argument, Option
 
 from .app import Device, Dtype, Model, Trust, app, quiet
 
-Host = Annotated[str, Option(metavar="ADDRESS", help="0.0.0.0 serves to everybody.")]
-Port = Annotated[int, Option(metavar="N", help="Port; 0 takes a free one.")]
+Host = Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is reachable from other machines.")]
+Port = Annotated[int, Option(metavar="N", help="Port; 0 picks a free one.")]
 
 
 @app.command()
 def serve(
     model: Model,
-    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model: adds /v1/search.")] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="Name for clients. [default: the folder's]")] = None,
+    index: Annotated[Path | None, Option(metavar="FOLDER", help="Index of this model, for /v1/search.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Model name for clients. [default: the folder's]")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
-    batch_size: Annotated[int, Option(metavar="N", min=1, help="Texts of waiting requests that run together.")] = 32,
-    max_body: Annotated[int, Option(metavar="MIB", min=1, help="MiB of a request (413).")] = 4,
-    max_tokens: Annotated[int, Option(metavar="N", min=1, help="Token positions of a request (422).")] = 300_000,
-    queue: Annotated[int, Option(metavar="N", min=1, help="Texts that may wait, over all requests (429).")] = 8192,
+    batch_size: Annotated[int, Option(metavar="N", min=1, help="Most texts to run together.")] = 32,
+    max_body: Annotated[int, Option(metavar="MIB", min=1, help="Largest request body, in MiB (else 413).")] = 4,
+    max_tokens: Annotated[
+        int, Option(metavar="N", min=1, help="Most token positions in a request (else 422).")
+    ] = 300_000,
+    queue: Annotated[int, Option(metavar="N", min=1, help="Most texts waiting, over all requests (else 429).")] = 8192,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
 ) -> None:
     """Serve a model to OpenAI's clients: /v1/embeddings, /v1/models, /health, /metrics.
 
-    Clients call the model NAME, or NAME:query and NAME:document for its prompts. They must send a key if the
-    environment variable ST_REBA_API_KEY holds one or more, separated by commas. SIGTERM answers the accepted requests
-    first. Example: st-reba serve my_model --index my_index
+    Clients name the model NAME, or NAME:query and NAME:document to apply its prompts. If the environment variable
+    ST_REBA_API_KEY holds keys, separated by commas, they must send one. SIGTERM stops it after the requests that it
+    has accepted. Example: st-reba serve my_model --index my_index
     """
     # The tokenizer's own threads would compete with torch's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -49,14 +51,12 @@ def serve(
 def explore(
     models: Annotated[
         list[str] | None,
-        Argument(
-            metavar="[MODEL]...", help="Up to six: a saved model, a base, 'BASE METHOD', zoo:NAME or recipe.yaml."
-        ),
+        Argument(metavar="MODEL", help="Up to six: saved models, bases, 'BASE METHOD', zoo:NAME or recipe.yaml."),
     ] = None,
     index: Annotated[Path | None, Option(metavar="FOLDER", help="Index to search in.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 7860,
-    open_browser: Annotated[bool, Option("--open", help="Open the page.")] = False,
+    open_browser: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,

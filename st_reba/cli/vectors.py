@@ -12,16 +12,16 @@ from typer import Argument, Option
 
 from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet
 
-_FILES = ".txt (a text a line), .jsonl, .csv, .tsv, .parquet, or a folder; -: lines of standard input"
+_FILES = ".txt (one text a line), .jsonl, .csv, .tsv, .parquet, or a folder of these; -: lines of standard input"
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
-Folder = Annotated[Path, Argument(metavar="INDEX", help="Index: a folder.")]
+Folder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
 TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
 IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; '': none. [default: id, _id, …]")]
 Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
-Workers = Annotated[int | None, Option(metavar="N", min=1, help="Workers of Ray. [default: this process]")]
-BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Token positions of a forward pass.")]
+Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
+BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
 Encoding = Annotated[str, Option(metavar="NAME", help="Encoding of text files, such as gb18030.")]
-Strict = Annotated[bool, Option("--strict", help="Stop at the first record that would be set aside.")]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first invalid record. [default: set it aside]")]
 
 
 @app.command()
@@ -30,14 +30,14 @@ def encode(
     input: Input = "-",
     out: Annotated[
         Path | None,
-        Option(metavar="OUT", help="X.npy, or a folder for a corpus of any size. [default: JSON lines on stdout]"),
+        Option(metavar="OUT", help="X.npy, or a folder, for a corpus of any size. [default: JSON lines on stdout]"),
     ] = None,
     word: Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")] = None,
     task: Task = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
-    float16: Annotated[bool, Option("--float16", help="Store a corpus in half the space.")] = False,
+    float16: Annotated[bool, Option("--float16", help="Store the corpus in half the space.")] = False,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
     encoding: Encoding = "utf-8-sig",
@@ -49,7 +49,7 @@ def encode(
 ) -> None:
     """Encode texts into X.npy, into a corpus folder, or as JSON lines.
 
-    A corpus that is stopped goes on with the same command; st-reba index takes its folder.
+    If encoding a corpus is stopped, the same command resumes it. st-reba index reads the corpus folder.
     Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
     in_parts = out is not None and out.suffix != ".npy"
@@ -114,14 +114,14 @@ def _encode_word(model: Any, texts: list[str], word: str, options: dict[str, Any
 
 @app.command()
 def index(
-    input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus of st-reba encode.")],
+    input: Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}; or a corpus that st-reba encode wrote.")],
     folder: Folder,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model; an index knows its own.")] = None,
-    add: Annotated[bool, Option("--add", help="Add the documents that an index does not have.")] = False,
-    upsert: Annotated[bool, Option("--upsert", help="Add documents, in place of those with the same ids.")] = False,
+    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model. An existing index knows its own.")] = None,
+    add: Annotated[bool, Option("--add", help="Add the documents that the index does not have.")] = False,
+    upsert: Annotated[bool, Option("--upsert", help="Add documents, replacing those with the same ids.")] = False,
     overwrite: Overwrite = False,
     factory: Annotated[str, Option(metavar="S", help="FAISS factory: Flat, IVF1024,Flat, IVF1024,SQ8, …")] = "auto",
-    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, as nprobe=32.")] = None,
+    parameters: Annotated[str | None, Option(metavar="S", help="FAISS search parameters, such as nprobe=32.")] = None,
     text_column: TextColumn = None,
     id_column: IdColumn = None,
     passages: Passages = None,
@@ -134,7 +134,7 @@ def index(
     trust_remote_code: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Build an index, or add to one. What was stopped goes on with the same command.
+    """Build an index, or add to one. If it is stopped, the same command resumes it.
 
     Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert
     """
@@ -170,12 +170,12 @@ def index(
 @app.command()
 def search(
     folder: Folder,
-    query: Annotated[list[str] | None, Argument(metavar="[QUERY]...", help="Texts. [default: lines of stdin]")] = None,
-    top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results for each query.")] = 10,
+    query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
+    top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
     where: Annotated[
-        list[str] | None, Option(metavar="C", help="Condition, as lang=zh or year>=2020; repeatable.")
+        list[str] | None, Option(metavar="C", help="Condition, such as lang=zh or 'year>=2020'. Repeatable.")
     ] = None,
-    model: Annotated[str | None, Option(metavar="MODEL", help="Model, if the index does not find it.")] = None,
+    model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Trust = False,
@@ -203,18 +203,18 @@ def search(
         if not results:
             print("nothing found", file=sys.stderr)
     if one is None:
-        raise ValueError("there is no query: give one, or lines on standard input")
+        raise ValueError("no query: give one, or lines on standard input")
 
 
 @app.command()
 def prune(
     folder: Folder,
-    ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Documents to delete.")] = None,
-    compact: Annotated[bool, Option("--compact", help="Remove what was deleted from the disk too.")] = False,
+    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of documents to delete.")] = None,
+    compact: Annotated[bool, Option("--compact", help="Also remove deleted documents from the disk.")] = False,
 ) -> None:
-    """Delete documents of an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
+    """Delete documents from an index by id, or compact it. Example: st-reba prune my_index doc-17 doc-18 --compact"""
     if not ids and not compact:
-        raise ValueError("there is nothing to do: give an ID, or --compact")
+        raise ValueError("nothing to do: give an id, or --compact")
     from ..index import Index
 
     opened = Index.open(folder)
