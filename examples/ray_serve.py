@@ -1,6 +1,6 @@
 """Serve a model on several processes or machines: the application of st-reba serve, as Ray Serve replicas.
 
-    pip install 'st-reba[serve]' 'ray[serve]'
+    pip install '.[serve]' 'ray[serve]'     # in the checkout
     python examples/ray_serve.py my_model --replicas 1 4
 
 Ray starts more replicas where requests wait, and stops some where none do; one that dies is replaced. Clients are those
