@@ -187,7 +187,7 @@ def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
     remedy = {
         "old-transformers": "Use another base.",
         "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen on labelled pairs: evaluation.nosink.choose_k.",
+        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
     }.get(found.status)
     if remedy:
         raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")

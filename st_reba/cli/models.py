@@ -154,6 +154,7 @@ def push(
 
     options: dict[str, Any] = {"private": private, "revision": revision, "create_pr": create_pr, "message": message}
     options |= {"dry_run": dry_run, "trust_remote_code": trust_remote_code}
+    quiet()
     push_model(folder, repo_id, **options)
 
 

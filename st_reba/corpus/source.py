@@ -137,7 +137,7 @@ def _files_in(folder: Path) -> list[Path]:
     if not found:
         raise ValueError(f"{folder}: no texts (there are: {listed or 'no files'}); give files of {SUPPORTED}")
     if others:
-        logger.warning("%s: files of other types are not read: %s", folder, listed)
+        logger.warning("%s: not read: %s; convert them to %s", folder, listed, SUPPORTED)
     return found
 
 
