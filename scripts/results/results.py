@@ -59,6 +59,8 @@ READINGS = {
 }
 # Texts that are encoded before the cache is written, and that a filter is fitted on; pairs that choose NoSink's k.
 AT_A_TIME, SAMPLE, CHOOSING = 1000, 1000, 300
+# Positions of a sequence at the most, of bases that have more.
+MOST_POSITIONS = 4096
 # Queries among the captions of STS-B's test part, and what a right caption holds: a match of every pattern.
 QUERIES = {
     "a man plays the guitar": (r"\b(man|boy)\b", r"guitar", r"play|sing"),
@@ -95,12 +97,21 @@ class Base:
     @cached_property
     def model(self) -> Any:
         """The base or model, loaded."""
-        return opened(self.folder, max_seq_length=4096, **self.loading) if self.loading else load(self.folder)
+        if not self.loading:
+            return load(self.folder)
+        length = min(MOST_POSITIONS, self.config["max_position_embeddings"])
+        return opened(self.folder, max_seq_length=length, **self.loading)
 
     @cached_property
+    def config(self) -> dict[str, Any]:
+        """The base's config.json."""
+        found: dict[str, Any] = json.loads(Path(self.folder, "config.json").read_text(encoding="utf-8"))
+        return found
+
+    @property
     def depth(self) -> int:
         """Number of layers L."""
-        return int(json.loads(Path(self.folder, "config.json").read_text(encoding="utf-8"))["num_hidden_layers"])
+        return int(self.config["num_hidden_layers"])
 
     def vectors(self, methods: Sequence[str], texts: Sequence[str]) -> dict[str, Vectors]:
         """Vectors [N, d] of texts by each method; methods with the same input share the passes that are missing."""

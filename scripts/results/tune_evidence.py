@@ -30,11 +30,11 @@ from st_reba.evaluation.readouts import of_base, opened, read
 from st_reba.evaluation.run import markdown
 from st_reba.evaluation.search import Pass, Scored, chosen, filtered, passes_of
 from st_reba.evaluation.tasks import ROLES, Task, frame_of, read_task
-from st_reba.evaluation.views import drawn, evidence, script_of, views_of
+from st_reba.evaluation.views import draw_texts, evidence, script_of, views_of
 from st_reba.methods import Method
 
 # Labelled rows, and unlabelled texts, of a set.
-COUNT, TEXTS = 250, 200
+COUNT, TEXTS = 200, 120
 
 
 def some(rows: list, count: int) -> list:
@@ -155,7 +155,7 @@ def main() -> None:
         for name in given.sets:
             kind, rows, apart = every[name]
             labelled = read_task(pd.DataFrame(rows, columns=list(ROLES[kind])), kind)
-            unlabelled = drawn([text for text in apart if text not in set(labelled.texts)], TEXTS)
+            unlabelled = draw_texts([text for text in apart if text not in set(labelled.texts)], TEXTS)
             for each in passes_of(base[0].depth, script_of(" ".join(unlabelled[:100]))):
                 if (name, str(each.method)) not in there:
                     lines += (new := lines_of(base, each, name, views_of(unlabelled), labelled))

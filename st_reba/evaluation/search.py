@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -186,6 +187,7 @@ class Search:
         self, base: SentenceTransformer, items: Task, texts: Sequence[str], folder: Path | None = None
     ) -> None:
         self.base, self.items, self.folder = base, items, folder
+        self.seconds = 0.0  # in forward passes
         transformer: Any = base[0]
         self.depth: int = transformer.depth
         self.plain = sum(copied_positions(transformer, items.texts, {})) * self.depth
@@ -205,7 +207,10 @@ class Search:
         step = max(1, _MOST_BYTES // one)
         found = []
         for start in range(0, len(readouts), step):
-            for readout, vectors in read(model, readouts[start : start + step], texts).items():
+            started = time.perf_counter()
+            made = read(model, readouts[start : start + step], texts)
+            self.seconds += time.perf_counter() - started
+            for readout, vectors in made.items():
                 units = normalize(torch.from_numpy(vectors).to(model.device), dim=1)
                 for with_filter in self.filters:
                     values = evidence(self.items, filtered(units) if with_filter else units).cpu()

@@ -24,9 +24,9 @@ from ..recipe import LOADING, save_recipe
 from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
 from .tasks import Task, read_task
-from .views import drawn, evidence, script_of, views_of
+from .views import draw_texts, evidence, script_of, views_of
 
-KINDS = ("STS", "PairClassification", "Classification", "Reranking")
+LABELLED = ("STS", "PairClassification", "Classification", "Reranking")
 # Of the items, these choose; and so many choose and report at the most.
 CHOOSE, MOST_CHOOSING, MOST_REPORTING, AUTO_CHOOSING = 2 / 3, 400, 300, 300
 # What a built model keeps of the arguments that loaded its base.
@@ -64,7 +64,7 @@ class TuneReport:
         kind: Of the items: ``"Views"``, or of the labels.
         counts: Items that chose, and that report.
         tried: Number of methods and layers that were scored.
-        seconds: Of the search.
+        seconds, passes: Of all, and of the search's forward passes alone.
         folder: Where recipe, filter, model and this report are.
         notes: What the scores are, and what makes the choice less certain.
     """
@@ -75,6 +75,7 @@ class TuneReport:
     counts: tuple[int, int]
     tried: int
     seconds: float
+    passes: float
     folder: str
     notes: tuple[str, ...] = ()
 
@@ -83,7 +84,8 @@ class TuneReport:
         items = named.get(self.kind, "labelled pairs")
         lines = [
             f"Chosen: {self.method}\n",
-            f"{self.counts[0]} {items} chose it from {self.tried} methods and layers, in {self.seconds:.0f} seconds.",
+            f"{self.counts[0]} {items} chose it from {self.tried} methods and layers, in {self.seconds:.0f} seconds, "
+            f"{self.passes:.0f} of them in forward passes.",
             f"Scores on {self.counts[1]} other {items}, which had no part in the choice:\n",
             "| method | score | standard error | work | seconds per 1,000 texts | MB |",
             "|---|--:|--:|--:|--:|--:|",
@@ -131,19 +133,10 @@ def tune(
         raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
     task = None if labels is None else read_task(labels)
-    found = drawn(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
-    if task is None:
-        fit, rest = _divided(sorted(found), seed)
-        first, second = views_of(fit[:MOST_CHOOSING]), views_of(rest[:MOST_REPORTING])
-    else:
-        if task.kind not in KINDS or task.train:
-            raise ValueError(f"labels: {task}. Give one of {', '.join(KINDS)}, without train.")
-        choosing, rest = _divided(task.items, seed)
-        first, second = _part(task, choosing[:MOST_CHOOSING]), _part(task, rest[:MOST_REPORTING])
-        reporting = set(second.texts)
-        fit = [text for text in found if text not in reporting]  # a filter sees no text that reports
+    found = draw_texts(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
+    choosing, reporting, fit = _view_parts(found, seed) if task is None else _labelled_parts(task, found, seed)
     model = opened(base, **loading)
-    search, script = Search(model, first, fit, folder / "passes"), script_of(" ".join(found[:200]))
+    search, script = Search(model, choosing, fit, folder / "passes"), script_of(" ".join(found[:200]))
     passes = passes_of(search.depth, script, labelled=labels is not None)
     scored: list[Scored] = []
     for number, each in enumerate(passes, 1):
@@ -157,10 +150,17 @@ def tune(
         method = replace(method, filter=str(path := folder / "filter.safetensors"))
         fitted_filter(of_base(model, choice.method), fit).save(path)
     papers = papers_of(search.depth, script, {one.method: one.score for one in scored})
-    rows = reported(model, {"chosen": method, **papers}, second)
-    counts, notes = (len(first.items), len(second.items)), _notes(first, found)
-    parts = (len(scored), time.perf_counter() - started, str(folder), notes)
-    report = TuneReport(method, rows, first.kind, counts, *parts)
+    report = TuneReport(
+        method=method,
+        rows=reported(model, {"chosen": method, **papers}, reporting),
+        kind=choosing.kind,
+        counts=(len(choosing.items), len(reporting.items)),
+        tried=len(scored),
+        seconds=time.perf_counter() - started,
+        passes=search.seconds,
+        folder=str(folder),
+        notes=_notes(choosing, found),
+    )
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
     say(str(report))
     return report
@@ -173,7 +173,7 @@ def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> Sent
         base, texts, seed: As for :func:`tune`.
         **rest: Further arguments of ``build``.
     """
-    found = drawn(texts, 1000, seed)
+    found = draw_texts(texts, 1000, seed)
     Random(seed).shuffle(found)
     model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
     search = Search(model, views_of(found[:AUTO_CHOOSING]), found)
@@ -200,6 +200,22 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
             size = sum(each.nbytes for each in model.parameters()) / 1e6
             rows[name] = TuneRow(name, method, float(values.mean()), error, spent, seconds * share, size)
     return tuple(rows[name] for name in methods)
+
+
+def _view_parts(texts: Sequence[str], seed: int) -> tuple[Task, Task, list[str]]:
+    """Views that choose, views that report, and the texts that a filter may be fitted on."""
+    choosing, reporting = _divided(sorted(texts), seed)
+    return views_of(choosing[:MOST_CHOOSING]), views_of(reporting[:MOST_REPORTING]), choosing
+
+
+def _labelled_parts(task: Task, texts: Sequence[str], seed: int) -> tuple[Task, Task, list[str]]:
+    """The same of labelled items; a filter sees no text that reports."""
+    if task.kind not in LABELLED or task.train:
+        raise ValueError(f"labels: {task}. Give one of {', '.join(LABELLED)}, without train.")
+    choosing, reporting = _divided(task.items, seed)
+    first, second = _part(task, choosing[:MOST_CHOOSING]), _part(task, reporting[:MOST_REPORTING])
+    hidden = set(second.texts)
+    return first, second, [text for text in texts if text not in hidden]
 
 
 def _divided(items: Iterable[Any], seed: int) -> tuple[list[Any], list[Any]]:

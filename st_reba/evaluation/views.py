@@ -14,6 +14,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ..modules.reversal import _CJK
+from .scores import SCORINGS
 from .tasks import Task
 
 # Chinese and Japanese have no spaces between words: there a piece is one character, with what closes it.
@@ -70,7 +71,8 @@ def evidence(task: Task, units: Tensor) -> Tensor:
         1.0
     """
     if task.kind == "Reranking":
-        return torch.stack([_precision(units, *each) for each in task.items])
+        precisions = SCORINGS[task.kind].evidence(task, units.cpu().numpy())[:, 0]
+        return torch.from_numpy(precisions).to(units)
     if task.kind == "Classification":
         places, labels = zip(*task.items, strict=True)
         return _nearest_centroid(units[list(places)], labels)
@@ -110,13 +112,7 @@ def _nearest_centroid(units: Tensor, labels: Sequence[Any]) -> Tensor:
     return (cosines.argmax(dim=1) == own).float()
 
 
-def _precision(units: Tensor, query: int, documents: Sequence[int], grades: Sequence[float]) -> Tensor:
-    order = (units[list(documents)] @ units[query]).argsort(descending=True, stable=True)
-    hits = (torch.tensor(grades, device=units.device) > 0).float()[order]
-    return (hits * hits.cumsum(dim=0) / torch.arange(1, len(hits) + 1, device=units.device)).sum() / hits.sum()
-
-
-def drawn(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
+def draw_texts(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
     """Draw different texts of which views can be made.
 
     Raises:

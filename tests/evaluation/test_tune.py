@@ -151,7 +151,7 @@ def test_what_is_left_behind(found: tune.TuneReport) -> None:
 
 
 def test_a_report_scores_what_it_reports(found: tune.TuneReport) -> None:
-    texts = sorted(tune.drawn(TEXTS, 1000, 0))
+    texts = sorted(tune.draw_texts(TEXTS, 1000, 0))
     Random(0).shuffle(texts)
     second = views_of(texts[round(2 / 3 * len(texts)) :])
     for row in (found.rows[0], found.rows[2]):

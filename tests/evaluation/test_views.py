@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from st_reba.evaluation.tasks import Task
-from st_reba.evaluation.views import drawn, evidence, information, views_of
+from st_reba.evaluation.views import draw_texts, evidence, information, views_of
 
 
 def _units(count: int, width: int = 6, seed: int = 0) -> Tensor:
@@ -98,9 +98,9 @@ def test_reranking_is_the_average_precision_of_each_query() -> None:
 
 def test_draws_are_of_different_texts_that_have_views() -> None:
     texts = [f"text number {n} of many texts" for n in range(300)]
-    found = drawn([*texts, *texts, "too short"], 100, seed=3)
+    found = draw_texts([*texts, *texts, "too short"], 100, seed=3)
     assert len(found) == len(set(found)) == 100
-    assert found == drawn(texts, 100, seed=3) != drawn(texts, 100, seed=4)
+    assert found == draw_texts(texts, 100, seed=3) != draw_texts(texts, 100, seed=4)
     for few in (["one two three four"] * 100, [f"short {n}" for n in range(100)]):
         with pytest.raises(ValueError):
-            drawn(few, 60)
+            draw_texts(few, 60)
