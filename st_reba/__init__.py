@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .index import Index as Index
     from .methods import Method as Method
     from .methods import method_of as method_of
+    from .modules.authors import AuthorsReBAPooling as AuthorsReBAPooling
     from .modules.ensemble import PromptEnsemble as PromptEnsemble
     from .modules.masks import NoSinkTransformer as NoSinkTransformer
     from .modules.pieces import ChunkedReBAPooling as ChunkedReBAPooling
@@ -41,7 +42,7 @@ _HOMES = {
     "filters": "Filter fit_filter",
     "index": "Index",
     "evaluation.tune": "tune",
-    "modules": "RepeatTransformer NoSinkTransformer ReBAPooling ChunkedReBAPooling PromptEnsemble",
+    "modules": "RepeatTransformer NoSinkTransformer ReBAPooling AuthorsReBAPooling ChunkedReBAPooling PromptEnsemble",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -16,7 +16,14 @@ from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases
 from .methods import Method
-from .modules import ChunkedReBAPooling, NoSinkTransformer, PromptEnsemble, ReBAPooling, RepeatTransformer
+from .modules import (
+    AuthorsReBAPooling,
+    ChunkedReBAPooling,
+    NoSinkTransformer,
+    PromptEnsemble,
+    ReBAPooling,
+    RepeatTransformer,
+)
 from .safety import load, sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 from .settings import masks_of
@@ -26,7 +33,7 @@ _LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "m
 _LOADING -= {"backend", "kwargs", "args"}
 _OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
 # Options of the method that RepeatTransformer takes as they are.
-_PASSED = ("instruction", "compute_matched", "read", "join", "final_norm")
+_PASSED = ("instruction", "compute_matched")
 # What loads the base, and says nothing of a model that is put together.
 _OF_THE_BASE = {"revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"}
 
@@ -151,7 +158,11 @@ class Assembly:
             once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
             pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
             options |= {name: getattr(method, name) for name in _PASSED}
-            options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2, "layers": layers}
+            options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2}
+            if layers is not None:
+                options["reading"] = {"of": method.read, "first": layers[0], "last": layers[1]}
+                if method.read == "states":
+                    options["reading"] |= {"join": method.join, "final_norm": method.final_norm}
             options["pooled"] = method.pooled or pooled
         kind: Any = RepeatTransformer
         if method.setting is not None:
@@ -253,9 +264,12 @@ class Assembly:
         if method.name != "reba":
             modules = [Pooling(width, "lasttoken" if pooling == "last" else pooling)]
         elif method.chunk is not None:
-            modules = [ChunkedReBAPooling(width, method.chunk, pooling, method.repeats or 2, **weights)]
+            copies = method.repeats or 2
+            modules = [ChunkedReBAPooling(width, pooling, chunk=method.chunk, repeats=copies, **weights)]
+        elif method.implementation == "authors":
+            modules = [AuthorsReBAPooling(width, pooling)]
         else:
-            modules = [ReBAPooling(width, pooling, method.implementation, **weights)]
+            modules = [ReBAPooling(width, pooling, **weights)]
         if method.templates is not None:
             modules.append(PromptEnsemble(method.template_weights, method.equal_norms))
         return [*modules, Normalize()] if method.normalize else modules

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from .modules.attention import show_attention
 from .modules.capture import Capture
-from .modules.layers import current_pass
 from .modules.layout import decoder_of, pad
 from .modules.masks import visible
+from .modules.passes import current_pass
 from .modules.transformer import RepeatTransformer
 
 # Three tokens more than a mask hides tell all masks apart.
@@ -51,10 +51,10 @@ def check_masks(transformer: Any) -> None:
         state = current_pass()
         if state is None or state.masks is None or state.masks.last is None or state.masks.last[0] is not module:
             return
-        for mask in (each for each, _ in state.masks.made.values() if each is not None and each.dtype != torch.bool):
-            if ((mask < 0) & (mask > torch.finfo(mask.dtype).min / 2)).any() or (mask > 0).any():
-                raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
-        layer, name = module.layer_idx, state.masks.last[1]
+        layer, name, mask = module.layer_idx, state.masks.last[1], state.masks.own
+        changed = mask is not None and name != "forward" and mask.dtype != torch.bool
+        if changed and (((mask < 0) & (mask > torch.finfo(mask.dtype).min / 2)) | (mask > 0)).any():
+            raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
         ran[layer, name] += 1
         wanted = visible(name, own[module][None, None], m=transformer.m)[0, 0]
         if not torch.equal(sees := _seen(module, arguments, keywords), wanted):

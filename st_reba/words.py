@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -71,27 +70,20 @@ def encode_words(
         >>> st_reba.encode_words(model, [("他在银行取钱", "银行"), ("他在银行取钱", (2, 4))]).shape
         (2, 192)
     """
-    first, pooling = _parts(model)
+    first = _first(model)
     placed = [_placed(index, item) for index, item in enumerate(items)]
     places: dict[str, list[int]] = {}
     for index, (text, _) in enumerate(placed):
         places.setdefault(text, []).append(index)
-    layout = {"prompt": prompt, "task": task, **fields}
     vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
-    for texts, output in _outputs(model, list(places), layout, batch_tokens, show_progress_bar):
-        offsets = first.content(texts, offsets=True)["offset_mapping"]
-        counts = [span.length for span in output["spans"]]
-        # One word of each text at a time.
-        for turn in zip_longest(*(places[text] for text in texts)):
-            rows = [row for row, index in enumerate(turn) if index is not None]
-            spans = torch.zeros(len(texts), max(counts), dtype=torch.bool)
-            for row in rows:
-                spans[row, _tokens(turn[row], *placed[turn[row]], offsets[row], counts[row])] = True
-            if pooling is None:
-                found = _means(output, spans, first.copies)
-            else:
-                found = pooling.span_embeddings(output, spans, normalize=normalize)
-            vectors[[turn[row] for row in rows]] = found[rows].float().cpu().numpy()
+    layout = {"prompt": prompt, "task": task, **fields}
+    for text, tokens, counted in _token_vectors(
+        model, list(places), layout, batch_tokens, show_progress_bar, normalize
+    ):
+        offsets = first.content([text], offsets=True)["offset_mapping"][0]
+        for index in places[text]:
+            own = _tokens(index, *placed[index], offsets, len(tokens))
+            vectors[index] = counted[own] @ tokens[own] / max(counted[own].sum(), np.finfo(np.float32).tiny)
     return vectors
 
 
@@ -125,19 +117,13 @@ def encode_tokens(
         >>> [each.shape for each in st_reba.encode_tokens(st_reba.build("mini", "reba"), ["你好", "Hello, world"])]
         [(2, 192), (5, 192)]
     """
-    first, pooling = _parts(model)
     layout = {"prompt": prompt, "task": task, **fields}
-    found: dict[str, NDArray[np.float32]] = {}
-    for batch, output in _outputs(model, list(dict.fromkeys(texts)), layout, batch_tokens, show_progress_bar):
-        vectors = _last_copy(output, first.copies)
-        if pooling is not None:
-            vectors = pooling.token_vectors(output, normalize)
-        for text, span, each in zip(batch, output["spans"], vectors.float().cpu().numpy(), strict=True):
-            found[text] = each[: span.length]
+    options = (layout, batch_tokens, show_progress_bar, normalize)
+    found = {text: each for text, each, _ in _token_vectors(model, list(dict.fromkeys(texts)), *options)}
     return [found[text] for text in texts]
 
 
-def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling | None]:
+def _first(model: SentenceTransformer) -> RepeatTransformer:
     first = model[0]
     if not isinstance(first, RepeatTransformer):
         raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
@@ -145,14 +131,20 @@ def _parts(model: SentenceTransformer) -> tuple[RepeatTransformer, ReBAPooling |
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
     if any(name == "reversed" for each in first.templates[0].values() for _, name in each):
         raise ValueError("The model reads a text with its words reversed. Use a template with {text}.")
-    return first, next((module for module in model if isinstance(module, ReBAPooling)), None)
+    return first
 
 
-def _outputs(
-    model: SentenceTransformer, texts: list[str], layout: dict[str, Any], batch_tokens: int | None, show: bool
-) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    first, pooling = _parts(model)
-    capture = None if pooling is None else pooling.token_capture
+def _token_vectors(
+    model: SentenceTransformer,
+    texts: list[str],
+    layout: dict[str, Any],
+    batch_tokens: int | None,
+    show: bool,
+    normalize: bool,
+) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
+    """Each text, the vectors of its content tokens, [n, d], and what each of them counts in a word, [n]."""
+    first = _first(model)
+    pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
     if layout["prompt"] is None:
         layout["prompt"] = saved_prompt(model)
     model.eval()
@@ -161,7 +153,17 @@ def _outputs(
             batch = [texts[place] for place in places]
             features = batch_to_device(first.preprocess(batch, **layout), model.device)
             with torch.inference_mode():
-                yield batch, first(features, capture=capture)
+                output = first(features, capture=None if pooling is None else pooling.token_capture)
+                if pooling is None:
+                    vectors = _last_copy(output, first.copies)
+                else:
+                    vectors = pooling.token_vectors(output, normalize)
+                counted = torch.ones(vectors.shape[:2])
+                if pooling is not None and pooling.authors:
+                    counted = pooling.row_sums(output)
+            arrays = (each.float().cpu().numpy() for each in (vectors, counted))
+            for text, span, *both in zip(batch, output["spans"], *arrays, strict=True):
+                yield text, *(each[: span.length] for each in both)
             bar.update(len(batch))
 
 
@@ -199,12 +201,6 @@ def _last_copy(features: dict[str, Any], copies: int) -> Tensor:
     first = (features["copy_ids"] == copies).int().argmax(dim=1, keepdim=True)
     positions = first + torch.arange(max(span.length for span in features["spans"]), device=hidden.device)
     return torch.take_along_dim(hidden, positions.clamp(max=hidden.shape[1] - 1)[:, :, None], dim=1)
-
-
-def _means(features: dict[str, Any], spans: Tensor, copies: int) -> Tensor:
-    hidden, spans = _last_copy(features, copies), spans.to(features["token_embeddings"].device)
-    total = (hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * spans[:, :, None]).sum(dim=1)
-    return total / spans.sum(dim=1, keepdim=True)
 
 
 def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, int]]]:

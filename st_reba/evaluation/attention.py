@@ -16,7 +16,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor
 
 from ..encode import saved_prompt
-from ..modules.attention import Scores, blocked_attention, show_attention
+from ..modules.attention import show_attention
+from ..modules.blocks import ScoreTerms, blocked_attention
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
@@ -107,12 +108,12 @@ class _Recorder:
     def begin(self, state: Any) -> None:
         if not show_attention(state.transformer.model):
             raise ValueError(f"{type(state.transformer.model).__name__} shows no attention.")
-        self.state, state.capture = state, self
+        self.state, state.backward = state, self
 
     def finish(self, state: Any, hidden: Tensor) -> Tensor:
         return hidden
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, looks_ahead: bool) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
         masks = self.state.masks
         module, mask = (None, "forward") if masks is None or masks.last is None else masks.last
         kept = torch.zeros(query.shape[2], key.shape[2])
@@ -121,7 +122,7 @@ class _Recorder:
             block = probabilities[0].mean(dim=0, dtype=torch.float32).cpu()
             kept[start : start + block.shape[0], : block.shape[1]] = block
 
-        output = blocked_attention(query, key, value, scores, see)
+        output = blocked_attention(query, key, value, terms, see)
         self.layers.append((getattr(module, "layer_idx", len(self.layers)), mask, kept))
         return output
 

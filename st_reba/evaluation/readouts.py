@@ -260,8 +260,8 @@ class _Watch:
                 self.states.append(entered)
             if index + 1 in self.layers:
                 self.states.append(hidden)
-                if state.capture is not None:
-                    self.weights[index + 1] = self._so_far(state.capture)
+                if state.backward is not None:
+                    self.weights[index + 1] = self._so_far(state.backward)
             # All pass what follows the layers, the final norm, side by side in the batch.
             return torch.cat(self.states) if index + 1 == self.depth and self.states else hidden
 

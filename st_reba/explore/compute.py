@@ -132,16 +132,16 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
         model = build(first.model, Method("reba", repeats=repeats, **kept), tokenizer=first.tokenizer, check=False)
     transformer: Any = model[0]
     features = batch_to_device(transformer.preprocess([text], prompt=prompt), model.device)
-    _, length, total = features["spans"][0]
-    if total > MAX_POSITIONS:
-        raise Refused("too_many_positions", count=total, most=MAX_POSITIONS)
-    if length < (count := len(transformer.content([text])["input_ids"][0])):
-        raise Refused("cut", count=count, kept=length)
+    span = features["spans"][0]
+    if span.total > MAX_POSITIONS:
+        raise Refused("too_many_positions", count=span.total, most=MAX_POSITIONS)
+    if span.length < (count := len(transformer.content([text])["input_ids"][0])):
+        raise Refused("cut", count=count, kept=span.length)
     model.eval()
     with torch.inference_mode():
         captured = transformer(features, capture=Capture("copy"))["backward_attention"]
-    copies = features["copy_ids"][0, :total].cpu()
-    rows = (captured[0, :, :total].double().cpu() * (copies > 0)).numpy()
+    copies = features["copy_ids"][0, : span.total].cpu()
+    rows = (captured[0, :, : span.total].double().cpu() * (copies > 0)).numpy()
     maps = attention_maps(model, text, prompt=prompt)
     return Inside(copies.tolist(), rows, maps, list(sink_table([maps]).itertuples()))
 

@@ -180,14 +180,14 @@ def _recipe(base: str, revision: str | None, method: Method | None, prompts: Map
 
 
 def _states(first: Any) -> str:
-    if first.layers is None:
+    if first.reading is None:
         return "the hidden state"
-    lowest, highest = first.layers
-    if first.read == "attention":
+    reading, lowest, highest = first.reading, first.reading["first"], first.reading["last"]
+    if reading["of"] == "attention":
         return f"the mean of the attention outputs of layers {lowest} to {highest}"
     if lowest == highest:
-        return f"the hidden state of layer {lowest}{'' if first.final_norm else ', before the final norm,'}"
-    joined = {"mean": "mean", "concat": "concatenation"}[first.join]
+        return f"the hidden state of layer {lowest}" + ("" if reading["final_norm"] else ", before the final norm,")
+    joined = {"mean": "mean", "concat": "concatenation"}[reading["join"]]
     return f"the {joined} of the hidden states of layers {lowest} to {highest}, each divided by its length,"
 
 

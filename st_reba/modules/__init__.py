@@ -6,6 +6,7 @@ The module classes need torch and sentence-transformers, and are imported when t
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 # The classes that modules.json may name, and where they stand.
@@ -13,16 +14,16 @@ MODULES = {
     "RepeatTransformer": "transformer",
     "NoSinkTransformer": "masks",
     "ReBAPooling": "pooling",
+    "AuthorsReBAPooling": "authors",
     "ChunkedReBAPooling": "pieces",
     "PromptEnsemble": "ensemble",
 }
-# What the installed package adds to the code that travels: each enters itself into layout.PARTS.
-_ADDED = ("reader", "outputs", "reversal", "second", "both_ways", "code", "fused", "training", "eager")
 
 
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for each in _ADDED:
-        import_module(f".{each}", __name__)
+    # All of them: each enters what it offers into layout.PARTS.
+    for each in iter_modules(__path__):
+        import_module(f".{each.name}", __name__)
     return getattr(import_module(f".{MODULES[name]}", __name__), name)

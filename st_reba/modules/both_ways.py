@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attention import Scores, blocked_attention
+from .blocks import ScoreTerms, blocked_attention
 from .capture import BackwardAttention
 from .layout import PARTS
 
 
-def attend_both_ways(rows: BackwardAttention, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+def attend_both_ways(
+    backward: BackwardAttention, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
+) -> Tensor:
     """Attention of one layer, [B, T, H, D'], whose sums of rows and columns raise the maxima.
 
     Few heads run at a time, as both are taken within one head; heads of one group share a key.
@@ -22,25 +24,24 @@ def attend_both_ways(rows: BackwardAttention, query: Tensor, key: Tensor, value:
     outputs = []
     for head in range(0, heads, step):
         some, group = slice(head, head + step), slice(head // size, -(-(head + step) // size))
-        own = {name: getattr(scores, name) for name in ("mask", "bias")}
+        own = {name: getattr(terms, name) for name in ("mask", "bias")}
         own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
-        mine = scores._replace(**own, sinks=None if scores.sinks is None else scores.sinks[some])
+        mine = terms._replace(**own, sinks=None if terms.sinks is None else terms.sinks[some])
         blocks: list[Tensor] = []
 
         def keep(block: Tensor, start: int, kept: list[Tensor] = blocks) -> None:
-            kept.append(block)
+            kept.append(nn.functional.pad(block, (0, length - block.shape[3])))
 
         outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, keep))
-        padded = [nn.functional.pad(block, (0, length - block.shape[3])) for block in blocks]
-        rows.add(sums(rows, torch.cat(padded, dim=2)), first=head == 0)
+        backward.add(sums(backward, torch.cat(blocks, dim=2)), first=head == 0)
     return torch.cat(outputs, dim=2)
 
 
-def sums(rows: BackwardAttention, probabilities: Tensor) -> Tensor:
-    """A[r, t] + A[t, r], [B, R, T], but A[r, r] on the diagonal, the maximum over heads, of [B, H, T, T]."""
-    index = rows.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
+def sums(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
+    """A[i, t] + A[t, i], [B, R, T], but A[i, i] on the diagonal, the maximum over heads, of [B, H, T, T]."""
+    index = backward.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
     own = probabilities.gather(2, index)
-    return torch.where(rows.here()[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
+    return torch.where(backward.diagonal()[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
 
 
 PARTS["both_ways"] = attend_both_ways

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-import textwrap
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,32 +17,39 @@ from torch import nn
 from .layout import PARTS
 from .version import __version__
 
-# In the order in which a reader meets them.
+# In the order in which a text meets them.
 _SECTIONS = (
     "layout",
-    "attention",
+    "passes",
     "transformer",
     "layers",
     "reader",
     "outputs",
+    "templates",
     "reversal",
+    "attention",
+    "blocks",
     "masks",
     "second",
     "capture",
     "both_ways",
     "pooling",
+    "authors",
     "pieces",
     "ensemble",
 )
-_WAY = "preprocess, forward, _run, the model's layers with their attention, and the forward of each module that follows"
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
+_REBA = {"attention", "blocks", "capture", "pooling"}
 # What a class needs, beside what every model does.
 _NEEDS = {
     "NoSinkTransformer": {"attention", "masks"},
-    "ReBAPooling": {"attention", "capture", "pooling"},
-    "ChunkedReBAPooling": {"attention", "capture", "pooling", "pieces"},
+    "ReBAPooling": _REBA,
+    "AuthorsReBAPooling": {*_REBA, "both_ways", "authors"},
+    "ChunkedReBAPooling": {*_REBA, "pieces"},
     "PromptEnsemble": {"ensemble"},
 }
+# Arguments of a model's own attention that SDPA does not take.
+_TERMS = ("softcap", "s_aux", "position_bias")
 
 
 def code_of(transformer: Any, classes: Collection[str]) -> str:
@@ -51,15 +59,18 @@ def code_of(transformer: Any, classes: Collection[str]) -> str:
         transformer: The pipeline's first module.
         classes: Names of the classes of all its modules.
     """
-    needed = {"layout", "transformer"}.union(*(_NEEDS.get(name, set()) for name in classes))
+    needed = {"layout", "passes", "transformer"}.union(*(_NEEDS.get(name, set()) for name in classes))
     masks = {*getattr(transformer, "layer_masks", ()), *(name for _, name in getattr(transformer, "second", ()))}
-    looks_ahead = masks - {"forward", "nosink-forward"} or not transformer.causal
-    if "capture" in needed and (looks_ahead or transformer.capture.zeros):
+    if "capture" in needed and (masks - {"forward", "nosink-forward"} or not transformer.causal):
         needed |= {"both_ways"}
     if getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None):
         needed |= {"attention"}
-    if transformer.layers is not None:
-        needed |= {"attention", "layers", "reader" if transformer.read == "states" else "outputs"}
+    if "attention" in needed and _has_terms(transformer.model):
+        needed |= {"blocks"}
+    if transformer.reading is not None:
+        needed |= {"layers", "reader" if transformer.reading["of"] == "states" else "outputs"}
+    if transformer.template is not None:
+        needed |= {"templates"}
     if any(name == "reversed" for row in transformer.templates for each in row.values() for _, name in each):
         needed |= {"reversal"}
     if getattr(transformer, "second", None):
@@ -67,11 +78,20 @@ def code_of(transformer: Any, classes: Collection[str]) -> str:
     return joined([name for name in _SECTIONS if name in needed])
 
 
+def _has_terms(model: nn.Module) -> bool:
+    """Whether the code of a model's layers names a term of the scores that SDPA does not take."""
+    files = {type(module).__module__ for module in model.modules() if hasattr(module, "layer_idx")}
+    try:
+        return any(term in inspect.getsource(sys.modules[file]) for file in files for term in _TERMS) or not files
+    except (KeyError, OSError):
+        return True
+
+
 def joined(sections: Collection[str]) -> str:
     """Sections of this package as one file."""
     modules: dict[str, set[str]] = {}
     plain: set[str] = set()
-    bodies = []
+    bodies, contents = [], []
     for name in sections:
         text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -85,12 +105,14 @@ def joined(sections: Collection[str]) -> str:
         body = "\n".join(text.splitlines()[imports[-1].end_lineno :]).strip()
         # Examples build with the package, which a repository does not need.
         body = _EXAMPLE.sub("", body)
-        about = [f"# {line}".rstrip() for line in f"{name}: {ast.get_docstring(tree)}".splitlines()]
-        bodies.append("\n".join([*about, "", body]))
-    told = f"{', '.join(sections)}. Each begins with a comment of its name. A text takes this way: {_WAY}."
-    lines = [f'"""The code of this model, joined from sections of st_reba {__version__}, in this order:', ""]
-    lines += textwrap.wrap(f'{told}"""', 120) + [""]
-    lines += ["from __future__ import annotations", "", *sorted(plain)]
+        about, *more = str(ast.get_docstring(tree)).splitlines()
+        contents.append(f"- {name}: {about}")
+        bodies.append("\n".join([f"# {name}", *(f"# {line}".rstrip() for line in [about, *more]), "", body]))
+    lines = [
+        f'"""The code of this model, joined from sections of st_reba {__version__}, in the way that a text takes:',
+        "",
+    ]
+    lines += [*contents, '"""', "", "from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]
     return "\n".join(lines) + "\n\n" + "\n\n\n".join(bodies) + "\n"
 

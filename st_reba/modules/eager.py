@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .both_ways import sums
-from .layers import current_pass
 from .layout import PARTS
+from .passes import current_pass
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ def hook_attention(decoder: Any) -> None:
     if any(see_output in module._forward_hooks.values() for module in decoder.modules()):
         return
     decoder.config._attn_implementation = "eager"
+    decoder.register_forward_pre_hook(ask_for_attention, with_kwargs=True)
     for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):
             module.register_forward_hook(see_output)
@@ -30,21 +31,28 @@ def hook_attention(decoder: Any) -> None:
     )  # fmt: skip
 
 
-def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook: show an attention module's probabilities to the capture, and drop them from its output."""
+def ask_for_attention(decoder: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+    """Forward pre-hook: make a decoder hand out its probabilities, where the pass needs them."""
     state = current_pass()
-    if state is None or state.capture is None or not isinstance(output, (tuple, list)):
+    asked = {} if state is None or state.backward is None else {"output_attentions": True}
+    return arguments, {**keywords, **asked}
+
+
+def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+    """Forward hook: show an attention module's probabilities to the pass, and drop them from its output."""
+    state = current_pass()
+    if state is None or state.backward is None or not isinstance(output, (tuple, list)):
         return output
     batch, length = state.real.shape
     kept: list[Any] = []
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
-            capture = state.capture
-            if capture.both:
+            backward = state.backward
+            if backward.both:
                 for head in range(value.shape[1]):
-                    capture.add(sums(capture, value[:, head : head + 1]), first=head == 0)
+                    backward.add(sums(backward, value[:, head : head + 1]), first=head == 0)
             else:
-                capture.add(capture.columns(value, 0))
+                backward.add(backward.columns(value))
             kept.append(None)
         else:
             kept.append(value)

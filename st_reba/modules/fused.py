@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import Scores, blocked_attention
+from .blocks import ScoreTerms, blocked_attention
 from .capture import BackwardAttention
 from .layout import PARTS
 
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, terms: Scores, capture: BackwardAttention | None = None
+    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, backward: BackwardAttention | None = None
 ) -> tuple[Tensor, Tensor | None] | None:
     """Attention of a layer that looks back, [B, T, H, D'], and the columns of the anchors, [B, R, T].
 
@@ -46,7 +46,7 @@ def fused_attention(
         everything = torch.logaddexp(totals, terms.sinks.to(totals.dtype)[None, :, None])
         output = output * torch.exp(totals - everything)[..., None].to(output.dtype)
         totals = everything
-    columns = None if capture is None else _columns(query, key, mask, totals, capture, terms.scaling)
+    columns = None if backward is None else _columns(query, key, mask, totals, backward, terms.scaling)
     return output.transpose(1, 2), columns
 
 
@@ -60,14 +60,14 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 def _columns(
-    query: Tensor, key: Tensor, mask: Tensor | None, totals: Tensor, capture: BackwardAttention, scaling: float
+    query: Tensor, key: Tensor, mask: Tensor | None, totals: Tensor, backward: BackwardAttention, scaling: float
 ) -> Tensor:
     """Columns of the anchors from the first of them on, the maximum over heads, [B, R, T]; what lies before is 0."""
     batch, heads, length, width = query.shape
-    groups, rows = key.shape[1], capture.anchors.shape[1]
-    anchors = capture.anchors[:, None, :, None]
+    groups, rows = key.shape[1], backward.anchors.shape[1]
+    anchors = backward.anchors[:, None, :, None]
     keys = key.gather(2, anchors.expand(-1, groups, -1, width))  # [B, G, R, D]
-    first, shared = min(capture.firsts), min(capture.firsts) == max(capture.firsts)
+    first, shared = min(backward.firsts), min(backward.firsts) == max(backward.firsts)
     largest = query.new_zeros(batch, length, rows, dtype=torch.float32)
     size = max(16, _BLOCK // (batch * heads * rows))
     for start in range(first, length, size):
@@ -92,7 +92,7 @@ def _works(dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if torch.finfo(dtype).bits >= 32 else 5e-2
     try:
         output, totals = _flash(query, key, value, None, 0.3)
-        expected = blocked_attention(query.double(), key.double(), value.double(), Scores(causal=True, scaling=0.3))
+        expected = blocked_attention(query.double(), key.double(), value.double(), ScoreTerms(causal=True, scaling=0.3))
         scores = query.double() * 0.3 @ key.double().repeat_interleave(2, 1).mT
         later = torch.ones(20, 20, dtype=torch.bool).triu(1)
         sums = scores.masked_fill(later, -torch.inf).logsumexp(dim=-1)

@@ -6,13 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from .attention import ForwardPass, _current
 from .layout import decoder_of
-
-
-def current_pass() -> ForwardPass | None:
-    """The running pass, if it is one of ours."""
-    return _current.get()
+from .passes import current_pass
 
 
 def layers_of(model: Any) -> nn.ModuleList:

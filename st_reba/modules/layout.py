@@ -1,29 +1,26 @@
-"""Input layout: templates, and where the copies of a text stand in a row of token ids."""
+"""Layout of the input: where the copies of a text, and what is around them, stand in a row of token ids."""
 
 from __future__ import annotations
 
 import copyreg
 import re
-import string
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 
 class Parts(dict[str, Any]):
-    """Sections of this code that not every repository carries, and what the installed package adds, by name."""
+    """What a section offers that not every model needs, entered at its end, and what only the installed package has."""
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
 
 
-# "pass", "running" and "show" come from the section attention; "reader", "outputs", "reverse", "second" and "both_ways"
-# from sections that only some models need; "fused", "training", "eager", "code" and "stored_as" from the package alone.
+# Of the package: "fused", "training", "eager", "chosen_keys", "code" and "stored_as".
 PARTS = Parts()
 TASKS = ("query", "document")
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
@@ -35,23 +32,22 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 Template = tuple[tuple[str, str | None], ...]
 
 
-def published(kind: Any) -> Any:
-    """Class decorator: modules.json calls the class ``st_reba.…``; pickle uses the module that it was loaded from."""
-    copyreg.pickle(kind, partial(_reduce, kind.__module__))
-    kind.__module__ = "st_reba"
-    return kind
+def published(cls: Any) -> Any:
+    """Class decorator: modules.json calls the class ``st_reba.…``; pickle uses the file that it was loaded from."""
+    home = cls.__module__
 
+    def reduce(module: Any) -> tuple[Any, ...]:
+        return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])
 
-def _reduce(home: str, module: Any) -> tuple[Any, ...]:
-    """How pickle and copy take a module apart, its class named by the file that defines it."""
-    reduced: Any = object.__reduce_ex__(module, 4)
-    return (_new, (home, type(module).__name__), *reduced[2:])
+    copyreg.pickle(cls, reduce)  # type: ignore[arg-type]
+    cls.__module__ = "st_reba"
+    return cls
 
 
 def _new(home: str, name: str) -> Any:
     """An empty module of a class, which pickle then fills."""
-    kind = getattr(import_module(home), name)
-    return kind.__new__(kind)
+    cls = getattr(import_module(home), name)
+    return cls.__new__(cls)
 
 
 def decoder_of(model: Any) -> Any:
@@ -60,43 +56,13 @@ def decoder_of(model: Any) -> Any:
     return body if hasattr(body, "set_attn_implementation") else model
 
 
-class Span(NamedTuple("Span", [("start", int), ("length", int), ("total", int)])):
+@dataclass(frozen=True)
+class Span:
     """Where a text stands in its row: start of the first copy, tokens per copy, real tokens of the row."""
 
-    def __new__(cls, start: Any, *others: int) -> Span:
-        # Some trainers rebuild tuples as type(x)(iterable) when they move features to a device.
-        return super().__new__(cls, *((start, *others) if others else start))
-
-
-def parse_template(template: str) -> Template:
-    """Split a template at its fields; literal braces are doubled, as in ``str.format``."""
-    try:
-        parsed = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
-    if any(name is not None and (not name.isidentifier() or spec or how) for _, name, spec, how in parsed):
-        raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
-    pieces = tuple((literal, name) for literal, name, _, _ in parsed)
-    if len(slots := {name for _, name in pieces if name in SLOTS}) != 1:
-        problem = "has no {text} slot" if not slots else "mixes {text} and {reversed}: give each a template of its own"
-        raise ValueError(f"template={template!r} {problem}.")
-    return pieces
-
-
-def parse_templates(template: Any, repeats: int) -> list[dict[str, Template]]:
-    """The template of each task, for every row that a text makes; arguments: see RepeatTransformer."""
-    if template is None:
-        return [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
-    if isinstance(template, Sequence) and not isinstance(template, str):
-        rows = [row for each in template for row in parse_templates(each, repeats)]
-    else:
-        by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
-        if not isinstance(by_task, Mapping) or set(by_task) != set(TASKS):
-            raise ValueError(f"template={template!r}: give a text, or a mapping with the keys {', '.join(TASKS)}.")
-        rows = [{task: parse_template(by_task[task]) for task in TASKS}]
-    if len({copies_of(each) for row in rows for each in row.values()}) != 1:
-        raise ValueError(f"template={template!r}: every template needs the same number of {{text}} slots.")
-    return rows
+    start: int
+    length: int
+    total: int
 
 
 def copies_of(template: Template) -> int:
@@ -111,11 +77,10 @@ def fields_of(template: Template) -> set[str]:
 
 @dataclass(frozen=True)
 class Frame:
-    """Token ids around the copies of a text, special tokens included; None stands for a copy."""
+    """Token ids around the copies of a text."""
 
-    parts: tuple[tuple[int, ...] | None, ...]
-    # Whether the copies hold the reversed text.
-    of_reversed: bool = False
+    parts: tuple[tuple[int, ...] | None, ...]  # None stands for a copy
+    is_reversed: bool = False  # the copies hold the text with its words reversed
 
     @property
     def copies(self) -> int:
@@ -124,7 +89,7 @@ class Frame:
 
     @property
     def overhead(self) -> int:
-        """Number of template and special tokens."""
+        """Number s of template and special tokens."""
         return sum(len(part) for part in self.parts if part is not None)
 
     def place(self, content: Sequence[int]) -> tuple[list[int], list[int], Span]:
@@ -197,13 +162,19 @@ def empty_text_token(tokenizer: Any) -> int:
 def make_frame(
     tokenizer: Any, template: Template, special: Sequence[tuple[int, ...]], prompt: str, values: Mapping[str, str]
 ) -> Frame:
-    """Token ids around the copies; each literal is tokenized by itself. ``prompt`` stands first, or as instruction."""
-    literal = "" if "instruction" in fields_of(template) else prompt
+    """The frame of a template: what stands before, between and after the copies is tokenized, each by itself.
+
+    ``special`` stands around all; ``prompt`` stands first, unless the template has a field for it.
+    """
+    around = ["" if "instruction" in fields_of(template) else prompt]
+    for literal, name in template:
+        around[-1] += literal
+        if name in SLOTS:
+            around.append("")
+        elif name is not None:
+            around[-1] += values[name]
     parts: list[tuple[int, ...] | None] = [special[0]]
-    for number, (text, name) in enumerate([*template, ("", None)]):
-        literal += text + ("" if name in (None, *SLOTS) else values[str(name)])
-        if literal and (name in SLOTS or number == len(template)):
-            parts.append(tuple(tokenize(tokenizer, [literal], special=True)["input_ids"][0]))
-            literal = ""
-        parts += [None] if name in SLOTS else []
+    for number, text in enumerate(around):
+        parts += [None] if number else []
+        parts += [tuple(tokenize(tokenizer, [text], special=True)["input_ids"][0])] if text else []
     return Frame((*parts, special[1]), any(name == "reversed" for _, name in template))

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import ForwardPass, show_attention
+from .attention import show_attention
 from .layout import PARTS, published, spans_of
+from .passes import ForwardPass
 from .transformer import RepeatTransformer
 
 
@@ -34,13 +35,24 @@ MASKS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
 
 
 class LayerMasks:
-    """The masks of one forward pass of a NoSinkTransformer."""
+    """The masks of one forward pass of a NoSinkTransformer; a hook of that pass."""
 
-    def __init__(self, transformer: NoSinkTransformer, state: ForwardPass) -> None:
-        self.state, self.names, self.second, self.m = state, transformer.layer_masks, transformer.second, transformer.m
+    def __init__(self, transformer: Any) -> None:
+        self.names, self.second, self.m = transformer.layer_masks, transformer.second, transformer.m
         self.further: str | None = None  # the mask of a layer's second run
-        self.last: tuple[nn.Module, str] | None = None  # the attention module that ran last, and its mask: for checks
-        self.made: dict[Any, tuple[Tensor | None, Tensor]] = {}
+        # For checks: the attention module that ran last with its mask's name, and its own mask.
+        self.last: tuple[nn.Module, str] | None = None
+        self.own: Tensor | None = None
+
+    def begin(self, state: ForwardPass) -> None:
+        """Let attention ask for the masks."""
+        self.state, state.masks = state, self
+
+    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
+        """Refuse a pass in which no attention asked for a mask."""
+        if self.last is None:
+            raise ValueError("The masks were not used: the attention implementation was changed. Build the model anew.")
+        return hidden
 
     def of(self, module: nn.Module, own: Tensor | None, causal: bool) -> tuple[Tensor | None, bool, bool]:
         """Mask of the attention module that runs now, which knows its layer by its ``layer_idx``.
@@ -48,24 +60,19 @@ class LayerMasks:
         ``own`` is its own mask; None: causal, or all. Returns the mask, or None: causal or all, as the second value
         says; and whether a token may see a later one.
         """
-        name = self.further
+        name, layer = self.further, getattr(module, "layer_idx", None)
         if name is None:
-            layer = getattr(module, "layer_idx", None)
             if not isinstance(layer, int) or not 0 <= layer < len(self.names):
                 raise ValueError(f"{type(module).__name__} says layer_idx={layer!r}, so its mask cannot be changed.")
             name = self.names[layer]
-        self.last = (module, name)
+        self.last, self.own = (module, name), own
         looks_ahead = name not in ("forward", "nosink-forward") or not causal
         if name == "forward":
             return own, causal, looks_ahead
         if name == "bidirectional" and own is None and not self.state.padded:
             return None, False, True
-        place = None if own is None else (own.untyped_storage()._cdata, own.storage_offset(), own.shape, own.stride())
-        if (key := (name, causal, place)) not in self.made:
-            # The own mask is kept, so that its address stays its own.
-            real = self.state.real if self.state.padded else None
-            self.made[key] = own, visible(name, self._own(own, causal), real, self.m)
-        return self.made[key][1], causal, looks_ahead
+        real = self.state.real if self.state.padded else None
+        return visible(name, self._own(own, causal), real, self.m), causal, looks_ahead
 
     def _own(self, own: Tensor | None, causal: bool) -> Tensor:
         real = self.state.real
@@ -147,24 +154,14 @@ class NoSinkTransformer(RepeatTransformer):
                 raise ValueError(f"layer_masks: {name!r} is not known. Choose from {', '.join(MASKS)}.")
         if len(self.layer_masks) != self.depth or m < 0:
             raise ValueError(f"layer_masks={len(self.layer_masks)} names for {self.depth} layers; m={m}.")
-        self.again = PARTS["second"](self) if self.second else None
+        self.second_runs: Any = PARTS["second"](self) if self.second else None
         self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changed and not show_attention(self.model):
             raise ValueError(f"{type(self.model).__name__} does not call transformers' attention interface: no masks.")
 
-    def _parts(self, capture: Any) -> list[Any]:
-        parts = [self, self.again] if self.changed else []
-        return [*(part for part in parts if part is not None), *super()._parts(capture)]
-
-    def begin(self, state: ForwardPass) -> None:
-        """Let attention ask for the masks."""
-        state.masks = LayerMasks(self, state)
-
-    def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
-        """Refuse a pass in which no attention asked for a mask."""
-        if state.masks.last is None:
-            raise ValueError("The masks were not used: the attention implementation was changed. Build the model anew.")
-        return hidden
+    def _hooks(self, capture: Any) -> list[Any]:
+        hooks = [LayerMasks(self)] if self.changed else []
+        return [*hooks, *([self.second_runs] if self.second else []), *super()._hooks(capture)]
 
     def preprocess(self, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Tokenize as RepeatTransformer does; with ``own_input`` as sentence-transformers does, padded on the right."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import ForwardPass
-from .layers import current_pass, layers_of
+from .layers import layers_of
 from .layout import PARTS
+from .passes import ForwardPass, current_pass
 
 
 class AfterAttention:
@@ -67,4 +67,4 @@ class OutputReader:
         return mean.to(device=hidden.device, dtype=hidden.dtype)
 
 
-PARTS["outputs"] = OutputReader
+PARTS["attention_reader"] = OutputReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ _POSITIONS = 1 << 14
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of texts, each repeated by itself, with the same tokens around it as around the text.
+    """How texts are cut; each piece runs by itself, repeated, with the same tokens around it as around the text.
 
     Args:
         chunk: Content tokens that a piece holds at most.
@@ -48,9 +48,10 @@ class Pieces:
             batch, pieces = pieces[:number], pieces[number:]
             placed = []
             for row, start, size in batch:
-                first, length, total = spans[row]
+                span, first = spans[row], spans[row].start
                 # Positions in the text's own row, which stand for their ids until the end.
-                frame = Frame((tuple(range(first)), *[None] * self.repeats, tuple(range(first + length, total))))
+                before, after = tuple(range(first)), tuple(range(first + span.length, span.total))
+                frame = Frame((before, *[None] * self.repeats, after))
                 placed.append(frame.place(range(first + start, first + start + size)))
             laid_out = pad(placed)
             moved = {name: laid_out[name].to(ids.device, non_blocking=True) for name in laid_out if name != "spans"}
@@ -87,18 +88,12 @@ class ChunkedReBAPooling(ReBAPooling):
         (192,)
     """
 
-    config_keys = ["embedding_dimension", "chunk", "pooling", "repeats", "include_special", "normalize_weights"]
+    config_keys = [*ReBAPooling.config_keys, "chunk", "repeats"]
 
     def __init__(
-        self,
-        embedding_dimension: int,
-        chunk: int,
-        pooling: Literal["last", "mean"] = "last",
-        repeats: int = 2,
-        include_special: bool = False,
-        normalize_weights: bool = False,
+        self, embedding_dimension: int, pooling: str = "last", *, chunk: int, repeats: int = 2, **options: bool
     ) -> None:
-        super().__init__(embedding_dimension, pooling, "paper", include_special, normalize_weights)
+        super().__init__(embedding_dimension, pooling, **options)
         self.chunk, self.repeats = chunk, repeats
         if chunk < 1 or repeats not in range(1, 65):
             raise ValueError(f"chunk={chunk}, repeats={repeats}: give 1 or more, and at most 64 copies.")
@@ -114,54 +109,30 @@ class ChunkedReBAPooling(ReBAPooling):
         return replace(super().token_capture, pieces=Pieces(self.chunk, self.repeats, False))
 
     def on_model_ready(self, model: Any) -> None:
-        """Check that the text runs once, and that a full piece's copies fit."""
+        """Check that the text runs once."""
         super().on_model_ready(model)
         if model[0].copies != 1 or model[0].rows != 1:
             raise ValueError(f"chunk={self.chunk}: the text itself runs once. Give RepeatTransformer repeats=1.")
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Pool, as ReBAPooling does."""
-        self._check(features)
-        if self.pooling == "last":
-            counts = [span.length - 1 for span in features["spans"]]
-            share = torch.nn.functional.one_hot(torch.tensor(counts), max(counts) + 1).float()
-            return {**features, "sentence_embedding": self._sums(features, share)}
-        counts = [span.length for span in features["spans"]]
-        share = torch.stack([(torch.arange(max(counts)) < count) / count for count in counts])
-        return {**features, "sentence_embedding": self._sums(features, share)}
-
     def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
-        """The e_i of every token, [B, n, d]."""
-        return self._sums(features, None, normalize)
-
-    def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
-        """Vectors of words or spans; see ReBAPooling."""
-        return self._sums(features, spans.cpu() / spans.cpu().sum(dim=1, keepdim=True).clamp_min(1), normalize)
-
-    def _sums(self, features: dict[str, Any], share: Tensor | None, normalize: bool = False) -> Tensor:
-        """Σ_i share_i · e_i of each text, [B, d], for shares [B, n]; None: every e_i, [B, n, d]."""
-        hidden = features["token_embeddings"]
-        longest, device = max(span.length for span in features["spans"]), hidden.device
+        """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last pieces ran."""
+        hidden, spans = features["token_embeddings"], features["spans"]
+        last_only = features["captured"].pieces.last_only
+        vectors = hidden.new_zeros(len(hidden), 1 if last_only else max(span.length for span in spans), hidden.shape[2])
         precision = torch.promote_types(hidden.dtype, torch.float32)
-        result = hidden.new_zeros(len(hidden) * (longest if share is None else 1), hidden.shape[-1], dtype=precision)
         for batch, output in features["pieces"]:
-            weights = self._weights(output, normalize)
-            row, start, size = torch.tensor(batch).to(device, non_blocking=True)[:, :, None].unbind(dim=1)
-            first = torch.tensor([[features["spans"][row].start] for row, _, _ in batch]).to(device, non_blocking=True)
-            # The captured rows are those of the piece's tokens in copy 1, or of the last one alone.
-            rows = torch.arange(weights.shape[1], device=device)
-            offset = torch.minimum(rows, size - 1) if len(rows) > 1 else size - 1
-            token, here = start + offset, (first + offset)[:, :, None]
-            own, later = weights.gather(2, here), weights.scatter(2, here, 0.0)
-            vectors = torch.bmm(later.to(precision), output["token_embeddings"].to(precision))
-            vectors = vectors + own * hidden[row, first + token].to(precision)
-            if share is None:
-                result = result.index_add(0, (row * longest + token).flatten(), vectors.flatten(0, 1))
-            else:
-                parts = share.to(device, non_blocking=True)[row, token][:, None].to(precision)
-                result = result.index_add(0, row.flatten(), torch.bmm(parts, vectors)[:, 0])
-        shaped: Tensor = result.view(len(hidden), -1, hidden.shape[-1]) if share is None else result
-        return shaped.to(hidden.dtype)
+            rows, states = self._weights(output, normalize).to(precision), output["token_embeddings"].to(precision)
+            for (text, start, size), weights, repeated in zip(batch, rows, states, strict=True):
+                # The rows are those of the piece's tokens in copy 1, or of the last of them.
+                count = 1 if last_only else size
+                stop = spans[text].start + size
+                own = weights[:count, stop - count : stop].diagonal()
+                later = weights[:count].clone()
+                later[:, stop - count : stop].diagonal().zero_()
+                once = hidden[text, stop + start - count : stop + start].to(precision)
+                first = 0 if last_only else start
+                vectors[text, first : first + count] = (own[:, None] * once + later @ repeated).to(hidden.dtype)
+        return vectors
 
 
 def cuts(count: int, chunk: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""ReBAPooling: weighted sums of hidden states, by the attention that a token receives from itself and later ones."""
+"""ReBAPooling: e_i, the hidden states at token i and later ones, weighted by row i of A^new."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ class ReBAPooling(Module):
     Args:
         embedding_dimension: Dimension d of the hidden states v_t.
         pooling: ``"last"``: e_n, of the last token in copy 1; ``"mean"``: the mean of e_1 … e_n.
-        implementation: ``"paper"``, or ``"authors"``, which is what their code computes:
-
-            - ``last``: the row of A^new of the very last position;
-            - ``mean``: the sum over the first half of the rows of its upper triangle;
-            - words: the sum of their rows;
-            - all over all positions, with weights that sum to 1, and zeros where a text's states are not finite.
         include_special: Sum over template and special positions too.
         normalize_weights: Divide the weights of each e_i by their sum.
 
@@ -39,34 +33,31 @@ class ReBAPooling(Module):
         (192,)
     """
 
-    config_keys = ["embedding_dimension", "pooling", "implementation", "include_special", "normalize_weights"]
+    config_keys = ["embedding_dimension", "pooling", "include_special", "normalize_weights"]
+    authors = False
 
     def __init__(
         self,
         embedding_dimension: int,
         pooling: str = "last",
-        implementation: str = "paper",
         include_special: bool = False,
         normalize_weights: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        if pooling not in ("last", "mean") or implementation not in ("paper", "authors"):
-            raise ValueError(f"Not known: pooling={pooling!r} or implementation={implementation!r}.")
-        self.embedding_dimension, self.pooling, self.implementation = embedding_dimension, pooling, implementation
+        if pooling not in ("last", "mean"):
+            raise ValueError(f"pooling={pooling!r} is not known. Choose from last, mean.")
+        self.embedding_dimension, self.pooling = embedding_dimension, pooling
         self.include_special, self.normalize_weights = include_special, normalize_weights
-        self.authors = implementation == "authors"
 
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        if self.authors:
-            return Capture("end", both=True, zeros=True) if self.pooling == "last" else Capture("half", zeros=True)
         return Capture("last" if self.pooling == "last" else "copy")
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return Capture("copy", both=self.authors, zeros=self.authors)
+        return Capture("copy")
 
     def on_model_ready(self, model: Any) -> None:
         """Ask the first module for the rows."""
@@ -78,45 +69,30 @@ class ReBAPooling(Module):
         """Pool what RepeatTransformer gives.
 
         Returns:
-            ``features`` with ``sentence_embedding`` [B, d]. With ``mean`` of the paper, ``token_embeddings`` [B, n, d]
-            are the e_i, and ``attention_mask`` is theirs; otherwise they stay the hidden states, and
-            ``st_reba.encode_tokens`` gives the e_i.
+            ``features`` with ``sentence_embedding`` [B, d]. With ``mean``, ``token_embeddings`` [B, n, d] are the e_i,
+            and ``attention_mask`` is theirs; otherwise they stay the hidden states, and ``st_reba.encode_tokens``
+            gives the e_i.
         """
         self._check(features)
-        if self.authors:
-            weights = _normalized(self._weights(features, False).sum(dim=1))
-            return {**features, "sentence_embedding": _weighted_sum(weights[:, None], features)[:, 0]}
         vectors = self.token_vectors(features)  # [B, R, d]
         if self.pooling == "last":
             return {**features, "sentence_embedding": vectors[:, 0]}
         counts = torch.tensor([[span.length] for span in features["spans"]]).to(vectors.device, non_blocking=True)
         mask = (torch.arange(vectors.shape[1], device=vectors.device) < counts).long()
-        sentence = (vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32)) / counts).to(
-            vectors.dtype
-        )
+        # Behind a text's own rows there are zeros.
+        total = vectors.sum(dim=1, dtype=torch.promote_types(vectors.dtype, torch.float32))
+        sentence = (total / counts).to(vectors.dtype)
         return {**features, "sentence_embedding": sentence, "token_embeddings": vectors, "attention_mask": mask}
 
     def token_vectors(self, features: dict[str, Any], normalize: bool = False) -> Tensor:
         """The e_i of the captured rows, [B, R, d]; ``normalize``: divide the weights of each by their sum."""
-        return _weighted_sum(self._weights(features, normalize or self.authors), features)
+        return weighted_sums(self._weights(features, normalize), features)
 
-    def span_embeddings(self, features: dict[str, Any], spans: Tensor, *, normalize: bool = False) -> Tensor:
-        """Vectors of words or spans.
-
-        Args:
-            features: What RepeatTransformer gives with ``capture=pooling.token_capture``.
-            spans: [B, n] bool: the content tokens of each row's span.
-            normalize: Divide the weights of each e_i by their sum.
-
-        Returns:
-            [B, d]: the mean of the span's e_i; by the authors' code the sum of their rows of A^new, with weights
-            that sum to 1. Zero for an empty span.
-        """
-        spans = spans.to(features["copy_ids"].device)
-        rows = self._weights(features, normalize and not self.authors)[:, : spans.shape[1]]
-        weights = (rows * spans[:, :, None]).sum(dim=1)
-        weights = _normalized(weights) if self.authors else weights / spans.sum(dim=1, keepdim=True).clamp_min(1)
-        return _weighted_sum(weights[:, None], features)[:, 0]
+    def _weights(self, features: dict[str, Any], normalize: bool) -> Tensor:
+        """The captured rows, [B, R, T], zero at positions that are not summed over."""
+        summed = features["real_mask" if self.include_special else "copy_ids"] > 0
+        rows: Tensor = features["backward_attention"] * summed[:, None]
+        return normalized(rows) if normalize or self.normalize_weights else rows
 
     def _check(self, features: dict[str, Any]) -> None:
         """Refuse other rows than were asked for, as where two pipelines share a transformer."""
@@ -131,20 +107,13 @@ class ReBAPooling(Module):
         """Save the configuration; there are no weights."""
         self.save_config(output_path)
 
-    def _weights(self, features: dict[str, Any], normalize: bool) -> Tensor:
-        """The captured rows, [B, R, T], zero at positions that are not summed over."""
-        everywhere = self.include_special or self.authors
-        summed = features["real_mask"] > 0 if everywhere else features["copy_ids"] > 0
-        rows: Tensor = features["backward_attention"] * summed[:, None]
-        return _normalized(rows) if normalize or (self.normalize_weights and not self.authors) else rows
 
-
-def _normalized(weights: Tensor) -> Tensor:
+def normalized(weights: Tensor) -> Tensor:
     """Weights divided by their sum over the last dimension; rows of zeros stay zero."""
     return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
-def _weighted_sum(weights: Tensor, features: dict[str, Any]) -> Tensor:
+def weighted_sums(weights: Tensor, features: dict[str, Any]) -> Tensor:
     """[B, R, T] weights and [B, T, d] hidden states → [B, R, d], summed in float32 at least."""
     hidden = features["token_embeddings"]
     precision = torch.promote_types(hidden.dtype, weights.dtype)

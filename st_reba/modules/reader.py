@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import ForwardPass
 from .layers import watch_layers
 from .layout import PARTS
+from .passes import ForwardPass
 
 
 class LayerReader:
@@ -24,9 +24,13 @@ class LayerReader:
         final_norm: Let each layer's states pass the model's final norm; else read them before it.
     """
 
-    def __init__(self, transformer: Any, first: int, last: int, join: str, final_norm: bool) -> None:
+    def __init__(self, transformer: Any, first: int, last: int, join: str = "mean", final_norm: bool = True) -> None:
+        if join not in ("mean", "concat"):
+            raise ValueError(f"join={join!r} is not known. Choose from mean, concat.")
         self.first, self.last, self.join, self.final_norm = first, last, join, final_norm
         self.depth = transformer.depth
+        # How often the dimension is larger than a layer's.
+        self.joined = last - first + 1 if join == "concat" else 1
         watch_layers(transformer.model)
 
     def begin(self, state: ForwardPass) -> None:
@@ -56,4 +60,4 @@ class LayerReader:
         return joined.to(hidden.dtype)
 
 
-PARTS["reader"] = LayerReader
+PARTS["states_reader"] = LayerReader

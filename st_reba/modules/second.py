@@ -7,36 +7,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import ForwardPass
 from .layers import watch_layers
 from .layout import PARTS
+from .passes import ForwardPass
 
 
 class SecondRuns:
-    """The layers of a NoSinkTransformer that run twice.
+    """The layers of a NoSinkTransformer that run twice; a hook of its passes.
 
-    By the paper, INTER sums both runs in every converted layer, and EXTRA the outputs of both stacks, each after the
-    final norm. By its authors' code, INTER keeps two streams from the first converted layer on, and both sum before the
-    norm.
-    EXTEND runs the last layer again, on top.
+    - INTER sums both runs of every converted layer. By its authors' code, a second stream of states begins before the
+      first converted layer, runs through all layers above, and is added before the final norm.
+    - EXTRA has such a second stream from the embeddings on, through the converted layers alone. By the paper each
+      stream passes the final norm by itself, and the results are added; by its authors' code they are added before it.
+    - EXTEND runs the last layer again, on top.
     """
 
     def __init__(self, transformer: Any) -> None:
         if getattr(transformer.config.get_text_config(), "num_kv_shared_layers", 0):
-            raise ValueError(
-                "Layers share keys and values, which a second run would replace. Use an 'inplace' setting."
-            )
-        self.transformer = transformer
+            raise ValueError("Layers share keys and values, which a second run would replace. Use 'inplace-…'.")
         watch_layers(transformer.model)
-        self.depth, second = transformer.depth, transformer.second
-        self.extend = transformer.architecture == "extend"
-        # The layer before which a second stream begins; None: there is one stream.
-        authors = transformer.implementation == "authors"
-        self.begins = (
-            0 if transformer.architecture == "extra" else second[0][0] if authors and not self.extend else None
-        )
-        # Each stream passes the final norm by itself.
-        self.beside = self.begins is not None and not authors
+        self.depth, self.extend = transformer.depth, transformer.architecture == "extend"
+        authors, extra = transformer.implementation == "authors", transformer.architecture == "extra"
+        # The layer before which the second stream begins; None: there is none.
+        self.begins = 0 if extra else transformer.second[0][0] if authors and not self.extend else None
+        self.normed_apart = extra and not authors
 
     def begin(self, state: ForwardPass) -> None:
         """Run layers again after their usual run."""
@@ -61,13 +55,14 @@ class SecondRuns:
                     stream = output
             if stream is None or index < self.depth - 1:
                 return hidden
-            return torch.cat([hidden, stream]) if self.beside else hidden + stream
+            # Side by side, as rows of the batch, both pass the final norm.
+            return torch.cat([hidden, stream]) if self.normed_apart else hidden + stream
 
         state.after_layer.append(rerun)
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
-        """Sum the streams that passed the norm side by side."""
-        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.beside else hidden
+        """Add the streams that passed the norm side by side."""
+        return hidden.reshape(2, -1, *hidden.shape[1:]).sum(dim=0) if self.normed_apart else hidden
 
 
 PARTS["second"] = SecondRuns

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attention import running
-from .layers import current_pass
 from .layout import PARTS
+from .passes import current_pass, running
 from .second import SecondRuns
 
 # transformers' own name; there is no public one.
@@ -35,24 +34,24 @@ class Remembering:
         return self.checkpoint(again, *arguments, **kwargs)
 
 
-def prepare(model: nn.Module, parts: Sequence[Any]) -> None:
+def prepare(model: nn.Module, hooks: Sequence[Any]) -> None:
     """Make a model's gradient checkpointing, if it is on, run layers in their pass.
 
     Args:
         model: The model.
-        parts: What acts in the pass.
+        hooks: What acts in the pass.
 
     Raises:
         ValueError: It is on, and its gradients would be wrong.
     """
-    if not parts or not torch.is_grad_enabled():
+    if not hooks or not torch.is_grad_enabled():
         return
     for module in model.modules():
         if not getattr(module, "gradient_checkpointing", False):
             continue
         function: Any = getattr(module, _FUNCTION, None)
         reason = None
-        if any(isinstance(part, SecondRuns) for part in parts):
+        if any(isinstance(hook, SecondRuns) for hook in hooks):
             reason = "layers run twice and hand streams on"
         elif function is None:
             reason = f"{type(module).__name__} does it in an unknown way"

@@ -1,4 +1,4 @@
-"""RepeatTransformer: tokenize a text once, place its token ids in every copy, run the decoder."""
+"""RepeatTransformer: tokenizes a text once, places its token ids in every copy, and runs the decoder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from .layout import (
     PARTS,
     TASKS,
     Frame,
+    Template,
     copies_of,
     decoder_of,
     empty_text_token,
     fields_of,
     make_frame,
     pad,
-    parse_templates,
     published,
     spans_of,
     special_tokens,
     tokenize,
 )
+from .passes import ForwardPass, running
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ TEXT_ONLY: dict[str, Any] = {
     "module_output_name": "token_embeddings",
 }
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
-READ = ("states", "attention")
 REQUIREMENTS = {"sentence-transformers": ">=6.0", "transformers": ">=5.0"}
 
 
@@ -61,10 +61,8 @@ class RepeatTransformer(Transformer):
         pooled: Positions that a following ``Pooling`` sees: the content of the last copy, of copies 2 to k
             (``"repeats"``), of the last copy and the special tokens after it, the very last (``"end"``), or all.
         compute_matched: Halve the budget, so that two copies cost what one did.
-        layers: First and last of several layers whose states are joined; 0 is the embeddings, the last is the highest.
-        read: Of ``layers``: ``"states"``, or ``"attention"``, the mean of their attention outputs.
-        join: Of several layers' states: ``"mean"`` of the unit vectors, or ``"concat"``.
-        final_norm: Read states after the model's final norm, each layer by itself; else before it.
+        reading: What is read in place of the last layer's states: ``of`` (``"states"`` or ``"attention"``), and the
+            arguments of LayerReader or OutputReader. None: the last layer's states, after the final norm.
         causal: True if hidden states never depend on later tokens; None: as the model's modules say.
         recipe, base_model, base_revision: How the pipeline was built, for the record.
         **kwargs: As for ``Transformer``. Without a ``dtype``, weights are float32 on a machine without a GPU.
@@ -81,11 +79,12 @@ class RepeatTransformer(Transformer):
 
     config_keys = [
         *Transformer.config_keys,
-        *("template", "repeats", "instruction", "pooled", "compute_matched", "layers", "read", "join", "final_norm"),
-        *("causal", "recipe", "base_model", "base_revision"),
+        *("template", "repeats", "instruction", "pooled", "compute_matched", "reading", "causal"),
+        *("recipe", "base_model", "base_revision"),
     ]
     # The rows of attention that the pooling module asks for, a Capture; None if it needs none.
     capture: Any = None
+    # The base's number type; and what transformers said of its weights: those that were missing, or not expected.
     stored_dtype: torch.dtype | None = None
     loading: Mapping[str, Any] = {}
 
@@ -98,10 +97,7 @@ class RepeatTransformer(Transformer):
         instruction: str = "",
         pooled: str = "last_copy",
         compute_matched: bool = False,
-        layers: Sequence[int] | None = None,
-        read: str = "states",
-        join: str = "mean",
-        final_norm: bool = True,
+        reading: Mapping[str, Any] | None = None,
         causal: bool | None = None,
         recipe: Mapping[str, Any] | None = None,
         base_model: str | None = None,
@@ -117,12 +113,14 @@ class RepeatTransformer(Transformer):
                 kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
             super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})
         self.template, self.repeats, self.instruction = template, repeats, instruction
-        self.pooled, self.compute_matched = pooled, compute_matched
-        self.layers, self.read, self.join, self.final_norm = layers, read, join, final_norm
+        self.pooled, self.compute_matched, self.reading = pooled, compute_matched, reading
         self.recipe, self.base_model, self.base_revision = recipe, base_model, base_revision
-        if pooled not in POOLED or read not in READ or join not in ("mean", "concat") or repeats not in range(1, 65):
-            raise ValueError(f"Not known: pooled={pooled!r}, read={read!r}, join={join!r} or repeats={repeats!r}.")
-        self.templates = parse_templates(template, repeats)
+        if pooled not in POOLED or repeats not in range(1, 65):
+            raise ValueError(f"pooled={pooled!r} must be one of {', '.join(POOLED)}, repeats={repeats!r} 1 to 64.")
+        bare: list[dict[str, Template]] = [dict.fromkeys(TASKS, (("", "text"),) * repeats)]
+        # By row of the batch and by task; so many rows a text makes, with k copies in each.
+        self.templates = bare if template is None else PARTS["templates"](template)
+        self.rows, self.copies = len(self.templates), copies_of(self.templates[0]["document"])
         if self.tokenizer is None:
             raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
         config: Any = self.config.get_text_config()
@@ -136,10 +134,8 @@ class RepeatTransformer(Transformer):
             PARTS["show"](self.model)
         marks = [bool(each.is_causal) for each in decoder_of(self.model).modules() if hasattr(each, "is_causal")]
         self.causal = bool(marks and all(marks)) if causal is None else causal
-        self.reader: Any = None
-        if layers is not None:
-            options = (join, final_norm) if read == "states" else ()
-            self.reader = PARTS["reader" if read == "states" else "outputs"](self, *layers, *options)
+        given = dict(reading or {})
+        self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
         self._frames: dict[Any, tuple[Frame, ...]] = {}
         self._warned = False
         self._classes = {type(self).__name__}
@@ -148,16 +144,6 @@ class RepeatTransformer(Transformer):
     def depth(self) -> int:
         """Number of layers L."""
         return int(self.config.get_text_config().num_hidden_layers)
-
-    @property
-    def copies(self) -> int:
-        """Number of copies k."""
-        return copies_of(self.templates[0]["document"])
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch that a text makes: the number of templates."""
-        return len(self.templates)
 
     def fields(self, task: str | None = None) -> set[str]:
         """Names of the fields of a task's templates."""
@@ -182,11 +168,11 @@ class RepeatTransformer(Transformer):
         bos, eos = (getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos"))
         key = (prompt, task, tuple(sorted(fields.items())), self.instruction, id(self.tokenizer), bos, eos)
         if (frames := self._frames.get(key)) is None:
-            frames = self._make_frames(prompt, task, fields)
+            frames = self._make_frames(prompt or "", task, fields)
             self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}
         return frames
 
-    def _make_frames(self, prompt: str | None, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
+    def _make_frames(self, prompt: str, task: str, fields: Mapping[str, str]) -> tuple[Frame, ...]:
         if task not in TASKS:
             raise ValueError(f"task={task!r} is not known. Choose from {', '.join(TASKS)}.")
         known = self.fields(task)
@@ -196,12 +182,10 @@ class RepeatTransformer(Transformer):
         if missing := sorted(name for name in known if not values.get(name)):
             raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
         special = special_tokens(self.tokenizer)
-        return tuple(
-            make_frame(self.tokenizer, templates[task], special, prompt or "", values) for templates in self.templates
-        )
+        return tuple(make_frame(self.tokenizer, each[task], special, prompt, values) for each in self.templates)
 
     def budget(self, prompt: str | None = None, task: str | None = None, **fields: str) -> int | None:
-        """Content tokens that a copy may hold, ⌊(M − s) / k⌋; None: no limit is known. Arguments: see `frames`."""
+        """Content tokens that a copy holds, ⌊(max_seq_length − overhead) / k⌋; None: no limit. See `frames`."""
         limit: Any = self.tokenizer.model_max_length  # type: ignore[union-attr]
         if limit is None or limit > 1e12:  # transformers' way of saying that there is none
             return None
@@ -231,19 +215,19 @@ class RepeatTransformer(Transformer):
         """
         fields = {name: value for name, value in fields.items() if value is not None}
         frames, budget = self.frames(prompt, task, **fields), self.budget(prompt, task, **fields)
+        contents = self.content(inputs)["input_ids"]
+        turned = contents
+        if any(frame.is_reversed for frame in frames):
+            turned = self.content([PARTS["reverse"](text) for text in inputs])["input_ids"]
+        longest = max(map(len, contents), default=0)
+        if budget is not None and longest > budget and not self._warned:
+            self._warned = True
+            logger.warning("A text of %d tokens was cut to %d a copy. Further cuts are not reported.", longest, budget)
         rows = []
-        turned: list[list[int]] = []
-        if any(frame.of_reversed for frame in frames):
-            turned = self.content(list(map(PARTS["reverse"], inputs)))["input_ids"]
-        for number, ids in enumerate(self.content(inputs)["input_ids"]):
-            if budget is not None and len(ids) > budget and not self._warned:
-                self._warned = True
-                logger.warning(
-                    "A text of %d tokens was cut to %d a copy. Further cuts are not reported.", len(ids), budget
-                )
+        for ids, backwards in zip(contents, turned, strict=True):
             for frame in frames:
-                # The reversed text too is cut where the text ends.
-                kept = turned[number][-(budget or 0) :] if frame.of_reversed else ids[:budget]
+                # The text's end is cut, which is the beginning of the reversed text.
+                kept = backwards[-(budget or 0) :] if frame.is_reversed else ids[:budget]
                 rows.append(frame.place(kept or [empty_text_token(self.tokenizer)]))
         return pad(rows)
 
@@ -256,37 +240,39 @@ class RepeatTransformer(Transformer):
 
         Returns:
             The features with ``token_embeddings`` [B, T, d], zero at padding; ``real_mask``, all real positions;
-            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
+            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured. Of
+            pieces (see Capture) such features, as ``pieces``.
         """
         capture = self.capture if capture is None else capture
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
+            # Another package's code split the batch, or passed on the tensors alone.
             features = {**features, "spans": spans_of(features)}
         if capture is None or capture.pieces is None:
             return self._run(features, capture)
         pieces = [(piece, self._run(batch, capture)) for piece, batch in capture.pieces.batches(features)]
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
-    def _parts(self, capture: Any) -> list[Any]:
-        return [part for part in (capture, self.reader) if part is not None]
+    def _hooks(self, capture: Any) -> list[Any]:
+        """What acts in a pass: ``begin`` before the layers run, and ``finish`` behind them, in reverse order."""
+        return [hook for hook in (capture, self.reader) if hook is not None]
 
     def _run(self, features: dict[str, Any], capture: Any) -> dict[str, Any]:
-        mask, parts = features["attention_mask"], self._parts(capture)
+        mask, state, hooks = features["attention_mask"], ForwardPass(self, features), self._hooks(capture)
         if self.training and "training" in PARTS:
-            PARTS["training"](self.model, parts)
-        state = PARTS["pass"](self, features) if parts else None
-        for part in parts:
-            part.begin(state)
+            PARTS["training"](self.model, hooks)
+        for hook in hooks:
+            hook.begin(state)
         # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
-        inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **(state.arguments if state else {})}
-        with PARTS["running"](state) if parts else nullcontext():
+        with running(state):
+            inputs = {"input_ids": features["input_ids"], "attention_mask": shown}
             hidden: Tensor = super().forward(inputs)["token_embeddings"]
-        for part in reversed(parts):
-            hidden = part.finish(state, hidden)
-        if any(span.total < mask.shape[1] for span in features["spans"]):
+        for hook in reversed(hooks):
+            hidden = hook.finish(state, hidden)
+        if state.padded:
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
-        result = {**features, **(state.features if state else {}), "real_mask": mask, "token_embeddings": hidden}
-        result |= {"attention_mask": self._pooled(features), "captured": capture}
+        result = {**features, **state.features, "captured": capture, "token_embeddings": hidden, "real_mask": mask}
+        result["attention_mask"] = self._pooled(features)
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
         if capture is not None and capture.zeros:
             for name in ("token_embeddings", "backward_attention"):
@@ -304,25 +290,20 @@ class RepeatTransformer(Transformer):
 
     def _pooled(self, features: Mapping[str, Any]) -> Tensor:
         """The positions that are pooled, [B, T]."""
-        real: Tensor = features["attention_mask"]
-        copies: Tensor = features["copy_ids"]
-        if self.pooled == "all":
-            return real
-        if self.pooled == "repeats" and self.copies > 1:
-            return (copies >= 2).to(real.dtype)
+        real, copies = features["attention_mask"], features["copy_ids"]
         last = copies == self.copies
-        if self.pooled not in ("end", "last_copy_and_end"):
-            return last.to(real.dtype)
-        ends = torch.tensor([[span.total] for span in features["spans"]]).to(real.device, non_blocking=True)
-        after = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
-        position = torch.arange(real.shape[1], device=real.device)
-        end = (position >= ends - after) & real.bool()
-        return (end if self.pooled == "end" else last | end).to(real.dtype)
+        if self.pooled in ("end", "last_copy_and_end"):
+            ends = torch.tensor([[span.total] for span in features["spans"]]).to(real.device, non_blocking=True)
+            after = 1 if self.pooled == "end" else len(special_tokens(self.tokenizer)[1])
+            end = (torch.arange(real.shape[1], device=real.device) >= ends - after) & real.bool()
+            pooled = end if self.pooled == "end" else last | end
+        else:
+            pooled = {"all": real, "repeats": copies >= min(2, self.copies), "last_copy": last}[self.pooled]
+        return pooled.to(real.dtype)  # type: ignore[no-any-return]
 
     def get_embedding_dimension(self) -> int:
         """Dimension d of the hidden states; of joined layers that of all."""
-        joined = self.layers[1] - self.layers[0] + 1 if self.layers is not None and self.join == "concat" else 1
-        return joined * int(super().get_embedding_dimension())
+        return int(super().get_embedding_dimension()) * getattr(self.reader, "joined", 1)
 
     def on_model_ready(self, model: Any) -> None:
         """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
@@ -355,12 +336,12 @@ class RepeatTransformer(Transformer):
                 raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
         return loaded
 
-    def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+    def _load_model(self, path: str, task: Any, config: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
         # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
-        config = args[2].get_text_config() if hasattr(args[2], "get_text_config") else args[2]
-        self.stored_dtype = getattr(config, "dtype", None) or getattr(args[2], "dtype", None)
-        asked: dict[str, Any] = {"output_loading_info": True} if args[3] == "torch" else {}
-        found: Any = super()._load_model(*args, **{**asked, **kwargs})
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.stored_dtype = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
+        asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
+        found: Any = super()._load_model(path, task, config, backend, *args, **{**asked, **kwargs})
         model, self.loading = found if isinstance(found, tuple) else (found, {})
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -372,10 +353,10 @@ class RepeatTransformer(Transformer):
         """Save the module and its code; where st_reba is installed, weights keep the base's number type."""
         with PARTS["stored_as"](self.model, self.stored_dtype) if "stored_as" in PARTS else nullcontext():
             super().save(output_path, *args, **kwargs)
-        settings = Path(output_path, "config_sentence_transformers.json")
-        if not settings.is_file():  # a Router keeps its modules in folders of the repository
-            settings = settings.parent.with_name(settings.name)
-        root = settings.parent if settings.is_file() else Path(output_path)
+        root, name = Path(output_path), "config_sentence_transformers.json"
+        if not (root / name).is_file() and (root.parent / name).is_file():
+            root = root.parent  # a Router keeps its modules in folders of the repository
+        settings = root / name
         if "code" in PARTS:
             (root / "st_reba.py").write_text(PARTS["code"](self, self._classes), encoding="utf-8")
         elif (root / "st_reba.py").resolve() != Path(__file__).resolve():

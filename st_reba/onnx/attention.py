@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..modules.attention import ForwardPass
 from ..modules.both_ways import sums
 from ..modules.capture import BackwardAttention, Capture
-from ..modules.layers import current_pass
 from ..modules.layout import decoder_of
 from ..modules.masks import LayerMasks, visible
+from ..modules.passes import current_pass
 
 GRAPH_ATTENTION = "st_reba_graph"
 # Larger than any score, small enough for every runtime's float16.
@@ -24,12 +23,12 @@ _HIDDEN = -1e9
 
 
 class GraphMasks(LayerMasks):
-    """Masks of the traced pass as numbers to add to scores; layers that see alike share one. Arguments as there."""
+    """Masks of the traced pass as numbers to add to scores; layers that see alike share one."""
 
-    def __init__(self, transformer: Any, state: ForwardPass) -> None:
+    def __init__(self, transformer: Any) -> None:
         self.names = transformer.layer_masks if getattr(transformer, "changed", False) else []
         self.second, self.m = getattr(transformer, "second", []), getattr(transformer, "m", 1)
-        self.state, self.further, self.last = state, None, None
+        self.further, self.last = None, None
         # Each mask is kept beside what was made of it, so that its identity stays its own.
         self.added: dict[tuple[str, int, bool], tuple[Tensor | None, Tensor]] = {}
 
@@ -61,14 +60,14 @@ class GraphCapture(BackwardAttention):
             "copy": (start, length, longest),
             "end": (total - 1, torch.ones_like(length), 1),
             "half": (torch.zeros_like(total), (total // 2).clamp(min=1), end),
-        }[capture.rows]
+        }[capture.anchors]
         offset = torch.arange(rows, device=real.device)
         self.anchors, self.valid = (first + offset).clamp(max=end - 1), offset < count
         self.layers, self.maxima, self._rows = 0, [], None
 
     def see(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
-        layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities, 0)
+        layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities)
         self.layers += 1
         self.maxima = [torch.maximum(self.maxima[0], layer) if self.maxima else layer]
 
@@ -89,7 +88,7 @@ def attend(
     is_causal, scaling, softcap, sinks, bias = (terms.get(name) for name in names)
     state: Any = current_pass()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if state.capture is not None and not causal and not state.masks.names:
+    if state.backward is not None and not causal and not state.masks.names:
         raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
     mask, _, looks_ahead = state.masks.of(module, attention_mask, causal)
     batch, heads, length, width = query.shape
@@ -103,8 +102,8 @@ def attend(
         sink = sinks.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
         scores = torch.cat([scores, sink], dim=-1)
     probabilities = scores.softmax(dim=-1)[..., :keys]
-    if state.capture is not None:
-        state.capture.see(probabilities, looks_ahead=looks_ahead)
+    if state.backward is not None:
+        state.backward.see(probabilities, looks_ahead=looks_ahead)
     mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)
     return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
 

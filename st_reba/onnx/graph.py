@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ..encode import Task, saved_prompt
 from ..modules import ChunkedReBAPooling, ReBAPooling, RepeatTransformer
-from ..modules.attention import ForwardPass, running
 from ..modules.layout import decoder_of, empty_text_token, special_tokens
+from ..modules.masks import LayerMasks
+from ..modules.passes import ForwardPass, running
 from .attention import GraphCapture, GraphMasks
 
 # How the graph's weights behind the pooling are named: those of a filter.
@@ -126,17 +127,17 @@ class EmbeddingGraph(nn.Module):
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
         state = ForwardPass(self.first, {"attention_mask": at.real, "spans": []})
-        state.masks = GraphMasks(self.first, state)
-        parts, capture = self.first._parts(None), self.capture
-        for part in parts:
-            if part is not self.first:  # which would put its own masks in
-                part.begin(state)
+        GraphMasks(self.first).begin(state)
+        capture = self.capture
+        hooks = [hook for hook in self.first._hooks(None) if not isinstance(hook, LayerMasks)]
+        for hook in hooks:
+            hook.begin(state)
         if capture is not None:
-            state.capture = GraphCapture(capture, (at.first, at.tokens, at.total), at.real, at.longest)
+            state.backward = GraphCapture(capture, (at.first, at.tokens, at.total), at.real, at.longest)
         with running(state):
             hidden: Tensor = self.model(**inputs).last_hidden_state
-        for part in reversed(parts):
-            hidden = part.finish(state, hidden)
+        for hook in reversed(hooks):
+            hidden = hook.finish(state, hidden)
         hidden = torch.where(at.real[:, :, None], hidden, 0.0)
         if capture is None:
             return hidden, None

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import st_reba
-from st_reba.modules import attention as own
 from st_reba.modules import fused
-from st_reba.modules.attention import Scores, blocked_attention
+from st_reba.modules.blocks import ScoreTerms, blocked_attention
 from st_reba.modules.capture import BackwardAttention, Capture
 from st_reba.modules.layout import PARTS, Span
+from st_reba.modules.passes import current_pass
 from st_reba.modules.training import Remembering
 
 Base = Callable[..., str]
@@ -31,27 +31,27 @@ def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(2, heads, LENGTH, 8, generator=generator, dtype=torch.float64).to(dtype) for heads in (4, 2, 2)]
 
 
-def scores(name: str) -> Scores:
+def scores(name: str) -> ScoreTerms:
     generator = torch.Generator().manual_seed(1)
     mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
     near = mask.triu(-6)
     padded = mask & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
     bias = torch.randn(1, 4, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
     return {
-        "causal": Scores(causal=True, scaling=0.4),
-        "window": Scores(near, scaling=0.4),
-        "padding": Scores(padded, scaling=0.4),
-        "additive": Scores(bias.masked_fill(~mask, -torch.inf), scaling=0.4),
-        "sinks": Scores(near, scaling=0.4, sinks=torch.randn(4, generator=generator, dtype=torch.float64)),
-        "soft cap": Scores(causal=True, scaling=0.9, softcap=1.5),
-        "bias": Scores(causal=True, scaling=0.4, bias=bias),
+        "causal": ScoreTerms(causal=True, scaling=0.4),
+        "window": ScoreTerms(near, scaling=0.4),
+        "padding": ScoreTerms(padded, scaling=0.4),
+        "additive": ScoreTerms(bias.masked_fill(~mask, -torch.inf), scaling=0.4),
+        "sinks": ScoreTerms(near, scaling=0.4, sinks=torch.randn(4, generator=generator, dtype=torch.float64)),
+        "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+        "bias": ScoreTerms(causal=True, scaling=0.4, bias=bias),
     }[name]
 
 
 NAMES = ("causal", "window", "padding", "additive", "sinks", "soft cap", "bias")
 
 
-def by_hand(query: Tensor, key: Tensor, value: Tensor, how: Scores) -> tuple[Tensor, Tensor]:
+def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple[Tensor, Tensor]:
     """Output [B, T, H, D] and probabilities, with all of both in memory."""
     key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
     found = query @ key.mT * how.scaling
@@ -88,12 +88,13 @@ def test_the_kernel(name: str, rows: Any, dtype: torch.dtype, monkeypatch: pytes
     given, how = tensors(dtype), scores(name)
     real = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9 if name == "padding" else LENGTH]])).bool()
     spans = [Span(1, 12, LENGTH), Span(2, 3, int(real[1].sum()))]
-    captured = [BackwardAttention(Capture(rows), spans, real) for _ in range(2)]
+    runs = [Capture(rows).run(span) for span in spans]
+    captured = [BackwardAttention(runs, real) for _ in range(2)]
     found = fused.fused_attention(*given, how, captured[0])
     assert found is not None
     captured[0].add(found[1])  # type: ignore[arg-type]
     output, probabilities = by_hand(*(each.double() for each in given), how)
-    captured[1].add(captured[1].columns(probabilities, 0))
+    captured[1].add(captured[1].columns(probabilities))
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     both = real[:, :, None, None]
     torch.testing.assert_close(found[0].double() * both, output * both, rtol=0, atol=tolerance)
@@ -199,7 +200,7 @@ def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch
         patch.setattr(BackwardAttention, "add", lambda *given, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoded(model)
-    assert own._current.get() is None and torch.equal(encoded(model), wanted)
+    assert current_pass() is None and torch.equal(encoded(model), wanted)
 
 
 def test_numbers_that_are_not_finite(base: Base) -> None:

@@ -77,29 +77,6 @@ def test_authors(base: Base, of: str, tokenizer: str) -> None:
         assert_all(got, lambda text, wanted=wanted: wanted(*oracle(path, text, TWICE)[1:]))  # type: ignore[misc]
 
 
-WORD = "The bank of the river is steep."
-
-
-@pytest.mark.parametrize("implementation", ["paper", "authors"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_spans(base: Base, implementation: str, normalize: bool) -> None:
-    """A word's vector is the mean of its tokens', or their rows together in the authors' code."""
-    path = base("llama", "bos_eos")
-    model: Any = build(path, implementation=implementation)
-    pooling, features = model[1], features_of(model, [WORD, "hi"])
-    chosen = torch.zeros(2, features["spans"][0].length, dtype=torch.bool)
-    chosen[0, 1:4] = chosen[1, 0] = True
-    with torch.inference_mode():
-        output = model[0](features, capture=pooling.token_capture)
-        got = pooling.span_embeddings(output, chosen, normalize=normalize)
-    for vector, text, span in zip(got, (WORD, "hi"), ([1, 2, 3], [0]), strict=True):
-        placed, hidden, fused = oracle(path, text, TWICE)
-        if implementation == "authors":
-            assert_close(vector, reference.published_word(hidden, fused, placed, span))
-        else:
-            assert_close(vector, reference.reba_word(hidden, fused, placed, span, normalize_weights=normalize))
-
-
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
 @pytest.mark.parametrize("pooled", ["last_copy", "repeats", "last_copy_and_end", "end", "all"])
 def test_echo_spans(base: Base, tokenizer: str, pooled: Any) -> None:

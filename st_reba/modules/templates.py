@@ -1,0 +1,41 @@
+"""Templates: texts with a slot for each copy, and fields for other words."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .layout import PARTS, SLOTS, TASKS, Template, copies_of
+
+
+def parse_template(template: str) -> Template:
+    """Split a template at its fields; literal braces are doubled, as in ``str.format``."""
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"template={template!r} is malformed ({error}). Double a literal brace: {{{{.") from error
+    if any(name is not None and (not name.isidentifier() or spec or how) for _, name, spec, how in parsed):
+        raise ValueError(f"template={template!r} has a field that is no plain name, as {{text}} or {{instruction}}.")
+    pieces = tuple((literal, name) for literal, name, _, _ in parsed)
+    if len(slots := {name for _, name in pieces if name in SLOTS}) != 1:
+        problem = "has no {text} slot" if not slots else "mixes {text} and {reversed}: give each a template of its own"
+        raise ValueError(f"template={template!r} {problem}.")
+    return pieces
+
+
+def parse_templates(template: Any) -> list[dict[str, Template]]:
+    """The template of each task, for every row that a text makes; ``template``: see RepeatTransformer."""
+    if isinstance(template, Sequence) and not isinstance(template, str):
+        rows = [row for each in template for row in parse_templates(each)]
+    else:
+        by_task = dict.fromkeys(TASKS, template) if isinstance(template, str) else template
+        if not isinstance(by_task, Mapping) or set(by_task) != set(TASKS):
+            raise ValueError(f"template={template!r}: give a text, or a mapping with the keys {', '.join(TASKS)}.")
+        rows = [{task: parse_template(by_task[task]) for task in TASKS}]
+    if len({copies_of(each) for row in rows for each in row.values()}) != 1:
+        raise ValueError(f"template={template!r}: every template needs the same number of {{text}} slots.")
+    return rows
+
+
+PARTS["templates"] = parse_templates
