@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import MODULES
 from .layout import PARTS
 from .version import __version__
 
-# In the order in which a text meets them.
+# In the order in which a text meets them; others come last.
 _SECTIONS = (
     "layout",
     "passes",
@@ -39,15 +40,6 @@ _SECTIONS = (
     "ensemble",
 )
 _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
-_REBA = {"attention", "blocks", "capture", "pooling"}
-# What a class needs, beside what every model does.
-_NEEDS = {
-    "NoSinkTransformer": {"attention", "masks"},
-    "ReBAPooling": _REBA,
-    "AuthorsReBAPooling": {*_REBA, "both_ways", "authors"},
-    "ChunkedReBAPooling": {*_REBA, "pieces"},
-    "PromptEnsemble": {"ensemble"},
-}
 # Arguments of a model's own attention that SDPA does not take.
 _TERMS = ("softcap", "s_aux", "position_bias")
 
@@ -59,23 +51,41 @@ def code_of(transformer: Any, classes: Collection[str]) -> str:
         transformer: The pipeline's first module.
         classes: Names of the classes of all its modules.
     """
-    needed = {"layout", "passes", "transformer"}.union(*(_NEEDS.get(name, set()) for name in classes))
+    needed = _with_imports({"transformer", *(MODULES[name] for name in classes if name in MODULES)})
     masks = {*getattr(transformer, "layer_masks", ()), *(name for _, name in getattr(transformer, "second", ()))}
-    if "capture" in needed and (masks - {"forward", "nosink-forward"} or not transformer.causal):
+    looks_ahead = masks - {"forward", "nosink-forward"} or not transformer.causal
+    if "authors" in needed or ("capture" in needed and looks_ahead):
         needed |= {"both_ways"}
     if getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None):
         needed |= {"attention"}
     if "attention" in needed and _has_terms(transformer.model):
         needed |= {"blocks"}
     if transformer.reading is not None:
-        needed |= {"layers", "reader" if transformer.reading["of"] == "states" else "outputs"}
+        needed |= {"reader" if transformer.reading["of"] == "states" else "outputs"}
     if transformer.template is not None:
         needed |= {"templates"}
     if any(name == "reversed" for row in transformer.templates for each in row.values() for _, name in each):
         needed |= {"reversal"}
     if getattr(transformer, "second", None):
-        needed |= {"layers", "second"}
-    return joined([name for name in _SECTIONS if name in needed])
+        needed |= {"second"}
+    places = {name: place for place, name in enumerate(_SECTIONS)}
+    return joined(sorted(_with_imports(needed), key=lambda name: (places.get(name, len(places)), name)))
+
+
+def _tree(name: str) -> tuple[str, ast.Module]:
+    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return text, ast.parse(text)
+
+
+def _with_imports(sections: Collection[str]) -> set[str]:
+    """Sections, and those that they import."""
+    found: set[str] = set()
+    missing = set(sections)
+    while missing:
+        found |= missing
+        nodes = [node for name in missing for node in _tree(name)[1].body]
+        missing = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and node.level} - found
+    return found
 
 
 def _has_terms(model: nn.Module) -> bool:
@@ -93,8 +103,7 @@ def joined(sections: Collection[str]) -> str:
     plain: set[str] = set()
     bodies, contents = [], []
     for name in sections:
-        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        text, tree = _tree(name)
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         for node in imports:
             if isinstance(node, ast.Import):
@@ -108,11 +117,8 @@ def joined(sections: Collection[str]) -> str:
         about, *more = str(ast.get_docstring(tree)).splitlines()
         contents.append(f"- {name}: {about}")
         bodies.append("\n".join([f"# {name}", *(f"# {line}".rstrip() for line in [about, *more]), "", body]))
-    lines = [
-        f'"""The code of this model, joined from sections of st_reba {__version__}, in the way that a text takes:',
-        "",
-    ]
-    lines += [*contents, '"""', "", "from __future__ import annotations", "", *sorted(plain)]
+    head = f"The code of this model, joined from sections of st_reba {__version__}, in the way that a text takes:"
+    lines = [f'"""{head}', "", *contents, '"""', "", "from __future__ import annotations", "", *sorted(plain)]
     lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]
     return "\n".join(lines) + "\n\n" + "\n\n\n".join(bodies) + "\n"
 

@@ -18,9 +18,7 @@ def layers_of(model: Any) -> nn.ModuleList:
             parts = [[getattr(part, "layer_idx", None) for part in layer.modules()] for layer in module]
             if all(index in known for index, known in enumerate(parts)):
                 return module
-    raise ValueError(
-        f"{type(decoder).__name__} has no list of {depth} layers that know their number. Use its last layer."
-    )
+    raise ValueError(f"{type(decoder).__name__} has no list of {depth} numbered layers. Use its last layer.")
 
 
 class AfterLayer:

@@ -140,11 +140,10 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, special: bool = False, off
 
 def special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that the tokenizer puts before and after a text."""
-    options = {"padding": False, "truncation": False, "verbose": False}
     for probe in ("a", "0", "the", "中"):
+        bare = list(tokenize(tokenizer, [probe])["input_ids"][0])
         with _tokenizing:
-            whole = list(tokenizer(probe, add_special_tokens=True, **options)["input_ids"])
-            bare = list(tokenizer(probe, add_special_tokens=False, **options)["input_ids"])
+            whole = list(tokenizer(probe, padding=False, truncation=False, verbose=False)["input_ids"])
         for start in range(len(whole) - len(bare) + 1):
             if bare and whole[start : start + len(bare)] == bare:
                 return tuple(whole[:start]), tuple(whole[start + len(bare) :])

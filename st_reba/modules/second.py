@@ -42,10 +42,8 @@ class SecondRuns:
             stream = entered if index == self.begins else stream
             for _, name in [each for each in masks.second if each[0] == index]:
                 masks.further = name
-                try:
-                    output = again(hidden if self.extend else entered if stream is None else stream)
-                finally:
-                    masks.further = None
+                output = again(hidden if self.extend else entered if stream is None else stream)
+                masks.further = None
                 output = output[0] if isinstance(output, tuple) else output
                 if self.extend:
                     hidden = output

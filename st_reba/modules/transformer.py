@@ -199,9 +199,8 @@ class RepeatTransformer(Transformer):
 
     def content(self, texts: Sequence[str], *, offsets: bool = False) -> dict[str, Any]:
         """Token ids of texts as content, never cut; with ``offsets`` each token's characters, as ``offset_mapping``."""
-        for text in texts:
-            if not isinstance(text, str):
-                raise ValueError(f"An input is no text but {type(text).__name__}: {text!r:.80}.")
+        if others := [each for each in texts if not isinstance(each, str)]:
+            raise ValueError(f"An input is no text but {type(others[0]).__name__}: {others[0]!r:.80}.")
         return tokenize(self.tokenizer, texts, offsets=offsets)
 
     def preprocess(  # type: ignore[override]
@@ -240,8 +239,7 @@ class RepeatTransformer(Transformer):
 
         Returns:
             The features with ``token_embeddings`` [B, T, d], zero at padding; ``real_mask``, all real positions;
-            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured. Of
-            pieces (see Capture) such features, as ``pieces``.
+            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
         """
         capture = self.capture if capture is None else capture
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
