@@ -39,7 +39,7 @@ def published(cls: Any) -> Any:
     def reduce(module: Any) -> tuple[Any, ...]:
         return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])
 
-    copyreg.pickle(cls, reduce)  # type: ignore[arg-type]
+    copyreg.pickle(cls, reduce)
     cls.__module__ = "st_reba"
     return cls
 

@@ -118,7 +118,9 @@ class ChunkedReBAPooling(ReBAPooling):
         """The e_i of every token, [B, n, d]; of the last tokens alone, [B, 1, d], where only the last pieces ran."""
         hidden, spans = features["token_embeddings"], features["spans"]
         last_only = features["captured"].pieces.last_only
-        vectors = hidden.new_zeros(len(hidden), 1 if last_only else max(span.length for span in spans), hidden.shape[2])
+        vectors: Tensor = hidden.new_zeros(
+            len(hidden), 1 if last_only else max(span.length for span in spans), hidden.shape[2]
+        )
         precision = torch.promote_types(hidden.dtype, torch.float32)
         for batch, output in features["pieces"]:
             rows, states = self._weights(output, normalize).to(precision), output["token_embeddings"].to(precision)

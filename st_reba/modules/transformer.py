@@ -1,4 +1,4 @@
-"""RepeatTransformer: tokenizes a text once, places its token ids in every copy, and runs the decoder."""
+"""RepeatTransformer: preprocess tokenizes a text once and places its ids in every copy; forward runs the decoder."""
 
 from __future__ import annotations
 
@@ -334,12 +334,13 @@ class RepeatTransformer(Transformer):
                 raise ValueError(f"The weights do not fit config.json: {key}: {names[0]}. Copy all files of the model.")
         return loaded
 
-    def _load_model(self, path: str, task: Any, config: Any, backend: str, *args: Any, **kwargs: Any) -> Any:
+    def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+        _, _, config, backend, *_ = args
         # Private in sentence-transformers: the one place to hear how weights are stored, and which are missing.
         text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.stored_dtype = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
         asked: dict[str, Any] = {"output_loading_info": True} if backend == "torch" else {}
-        found: Any = super()._load_model(path, task, config, backend, *args, **{**asked, **kwargs})
+        found: Any = super()._load_model(*args, **{**asked, **kwargs})
         model, self.loading = found if isinstance(found, tuple) else (found, {})
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
