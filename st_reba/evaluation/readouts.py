@@ -125,7 +125,7 @@ def readout_of(method: Method, depth: int) -> Readout | None:
     plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
     plain = plain and not method.include_special and not method.normalize_weights and method.final_norm
     pooling, outputs = method.sentence_pooling, method.read == "attention"
-    if not plain or pooling == "cls" or (method.name == "reba" and outputs):
+    if not plain or pooling not in ("mean", "last") or (method.name == "reba" and outputs):
         return None
     given = method.layer if method.layer is not None else (depth // 2 + 1, depth) if outputs else depth
     if isinstance(given, tuple) and not outputs:

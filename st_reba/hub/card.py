@@ -196,9 +196,9 @@ def _formula(first: Any, method: Method | None) -> list[str]:
         return []
     last = method.sentence_pooling == "last"
     if method.name != "reba":
-        where = _POOLED[first.pooled]
-        each = {"mean": f"the mean of v over {where}", "last": f"v at the last position of {where}"}
-        return [f"text  = {each.get(method.sentence_pooling, 'v at the first position')}"]
+        pooling, where = method.sentence_pooling, _POOLED[first.pooled]
+        each = {"last": f"v at the last position of {where}", "cls": "v at the first position"}
+        return [f"text  = {each.get(pooling, f'the {pooling} of v over {where}')}"]
     lines = ["A^new = max over l and h of (A^{l,h} + (A^{l,h})ᵀ) / 2"]
     if method.implementation == "authors":
         seen = "A^new[T, t], T the very last position" if last else "Σ A^new[i, t], i ≤ t in the first half"

@@ -45,7 +45,6 @@ def published(cls: Any) -> Any:
 
 
 def _new(home: str, name: str) -> Any:
-    """An empty module of a class, which pickle then fills."""
     cls = getattr(import_module(home), name)
     return cls.__new__(cls)
 

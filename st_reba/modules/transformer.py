@@ -123,8 +123,7 @@ class RepeatTransformer(Transformer):
         self.rows, self.copies = len(self.templates), copies_of(self.templates[0]["document"])
         if self.tokenizer is None:
             raise ValueError(f"{type(self.processor).__name__} holds no tokenizer. Put its files beside the model.")
-        config: Any = self.config.get_text_config()
-        # A composed configuration keeps its positions with its decoder's.
+        config: Any = self.config.get_text_config()  # of the decoder, beside which there may be towers
         positions = getattr(config, "max_position_embeddings", None) or 0
         if "model_max_length" not in (kwargs.get("processor_kwargs") or {}) and positions > 0:
             self.tokenizer.model_max_length = min(self.tokenizer.model_max_length, positions)
