@@ -25,7 +25,7 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
 
 IMPORT = """
 import sys
-import st_reba
+import st_reba.build
 try:
     st_reba.build("mini", "reba:pooling=mean,setting=mask0-bidir,k=4", repeats=0)
 except ValueError as error:
@@ -72,7 +72,7 @@ def folder(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_an_import_and_a_wrong_value_are_light() -> None:
-    imported = set(python(IMPORT).split())
+    imported = set(python(IMPORT).split())  # and the function is not hidden by the module of its name
     assert "st_reba.methods" in imported
     heavy = {"torch", "sentence_transformers", "transformers", "yaml", "faiss"}
     assert not {name.partition(".")[0] for name in imported} & heavy

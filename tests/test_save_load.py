@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json", "st_reba.py")
 # Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles and other processes.
-STRANGER = """
-import importlib.abc, pickle, sys
+# Each model in a fork of one process that holds the libraries.
+STRANGERS = """
+import importlib.abc, json, os, pickle, sys
 class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] == "st_reba":
@@ -45,9 +47,8 @@ class Block(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Block())
 import numpy as np
 from sentence_transformers import SentenceTransformer
-folder, again, vectors, pool = sys.argv[1:]
 texts = %r
-if __name__ == "__main__":
+def run(folder, again, vectors, pool):
     model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
     assert type(model[0]).__module__ == "st_reba" and "st_reba" not in sys.modules
     one = model.encode(texts)
@@ -55,9 +56,15 @@ if __name__ == "__main__":
     two = SentenceTransformer(again, trust_remote_code=True, device="cpu").encode(texts)
     three = pickle.loads(pickle.dumps(model)).encode(texts)
     found = [one, two, three]
-    if pool == "pool":
+    if pool:
         found.append(model.encode(texts, device=["cpu", "cpu"], batch_size=4, chunk_size=2))
     np.save(vectors, np.stack(found))
+if __name__ == "__main__":
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            run(*json.loads(line))
+            sys.exit()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -99,21 +106,43 @@ def test_rounds_with_the_package(model: SentenceTransformer, saved: Path, tmp_pa
             assert (folder / file).read_bytes() == (saved / file).read_bytes(), file
 
 
-def test_rounds_of_strangers(model: SentenceTransformer, saved: Path, name: str, tmp_path: Path) -> None:
-    script, again, vectors = tmp_path / "script.py", tmp_path / "again", tmp_path / "vectors.npy"
-    script.write_text(STRANGER % TEXTS, encoding="utf-8")
-    pool = "pool" if name == "reba" else "none"
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, script, saved, again, vectors, pool], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    for found in np.load(vectors):
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """``strangers(folder, again, pool=False)``: the vectors of a model by every way that strangers have."""
+    place = tmp_path_factory.mktemp("strangers")
+    script, vectors, errors = place / "script.py", place / "vectors.npy", place / "errors.txt"
+    script.write_text(STRANGERS % TEXTS, encoding="utf-8")
+    environment = {**os.environ, "HF_HOME": str(place), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with errors.open("w") as said, subprocess.Popen([sys.executable, script], stderr=said, **pipes) as process:
+
+        def run(folder: Path, again: Path, pool: bool = False) -> Any:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps([str(folder), str(again), str(vectors), pool]), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "0\n", errors.read_text(encoding="utf-8")
+            return np.load(vectors)
+
+        yield run
+
+
+def test_rounds_of_strangers(
+    model: SentenceTransformer, saved: Path, name: str, tmp_path: Path, strangers: Callable[..., Any]
+) -> None:
+    again = tmp_path / f"again {name}"
+    for found in strangers(saved, again):
         assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
     for file in set(SAME) - {"config.json"}:  # which names float32: only the package stores the base's own type
         assert (again / file).read_bytes() == (saved / file).read_bytes(), file
     # What strangers saved is still a model of the package.
     assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
+
+
+@pytest.mark.slow
+def test_processes_of_strangers(tmp_path: Path, strangers: Callable[..., Any]) -> None:
+    model = built("reba")
+    model.save_pretrained(str(tmp_path / "saved"))
+    for found in strangers(tmp_path / "saved", tmp_path / "again", pool=True):
+        assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
 
 
 def test_nothing_of_this_machine(saved: Path) -> None:

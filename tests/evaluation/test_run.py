@@ -148,6 +148,7 @@ def test_tasks_by_their_names(tmp_path: Path) -> None:
     assert {each.method for each in found} == {"reba"}
 
 
+@pytest.mark.slow
 def test_the_estimate_of_a_slow_model_holds(base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a third of the work on, the time that is left is within a factor of 1.5."""
     texts = [" ".join(WORDS[: 1 + n % 12]) + f" {n}" for n in range(240)]
