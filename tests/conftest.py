@@ -8,14 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from architectures import ARCHITECTURES, save
 
 from st_reba.bases import EMBEDDED
 
-# Two workers share the cores; one thread each keeps them from fighting.
-torch.set_num_threads(1)
+# Nothing here imports torch: the process that only hands out tests needs seconds less.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Two workers share the cores; one thread each keeps them from fighting."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
@@ -40,6 +45,8 @@ STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """``base(name, tokenizer="bos")``: what ``build`` takes for an architecture, ``mini`` or ``stories260K``."""
+    from architectures import ARCHITECTURES, save
+
     made: dict[tuple[str, str], str] = {}
 
     def get(name: str, tokenizer: str = "bos") -> str:
