@@ -179,6 +179,7 @@ def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) ->
     """A text alone and in a batch, saved and loaded by sentence-transformers alone."""
     pytest.importorskip("bitsandbytes")
     model: Any = build(str(llama), quantization=quantization, dtype="float32", **PIPELINES[name])
+    assert model[0].model.config.quantization_config.bnb_4bit_compute_dtype == torch.float32
     together = encoded(model)
     assert_close(encoded(model, alone=True), together.double())
     assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow_but
 from pipelines import PIPELINES, build, features_of, made
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,7 +45,7 @@ class Reading(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], "float32"))
 @pytest.mark.parametrize(("of", "name"), CASES)
 def test_a_pass(base: Base, of: str, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = made(base(of), name, dtype=dtype)

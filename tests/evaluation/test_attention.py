@@ -70,8 +70,9 @@ def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
         attention_maps(st_reba.build("mini", "prompteol", template="metaeol"), TEXT)
     with pytest.raises(ValueError):
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
-    with pytest.raises(ValueError):
-        sink_table([Maps(("a",), (LayerMap(0, "forward", np.eye(1, dtype=np.float32)),))])
+    for texts in ([], [Maps(("a",), (LayerMap(0, "forward", np.eye(1, dtype=np.float32)),))]):
+        with pytest.raises(ValueError):
+            sink_table(texts)
     model = st_reba.build("mini", "reba")
     length = len(attention_maps(model, TEXT).tokens)
     for most, fits in ((length, True), (length - 1, False)):

@@ -1,4 +1,4 @@
-"""The papers' sets of tasks and instructions, and mteb's own runs."""
+"""The papers' sets of tasks and instructions, and mteb's own runs: slow, as importing mteb takes seconds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from st_reba.evaluation.run import evaluate
 from st_reba.evaluation.tasks import Task
 
 
+@pytest.mark.slow
 def test_sets_name_tasks_of_mteb() -> None:
     mteb = pytest.importorskip("mteb")
     for suite in suites().values():
@@ -62,6 +63,7 @@ def test_what_is_none_of_instructions_is_refused(source: Any) -> None:
         read_instructions("nowhere.yaml")
 
 
+@pytest.mark.slow
 def test_instructions_are_the_prompts_while_mteb_runs() -> None:
     mteb = pytest.importorskip("mteb")
     model, task = st_reba.build("mini", "classical", prompts={"query": "q"}), mteb.get_task("SciFact")
@@ -97,6 +99,7 @@ def of_mteb() -> tuple[Any, Any]:
     return st_reba.build("mini", "echo", pooling="mean"), pytest.importorskip("datasets").Dataset.from_dict
 
 
+@pytest.mark.slow
 def test_mteb_scores_pairs_as_we_do(of_mteb: tuple[Any, Any]) -> None:
     model, rows = of_mteb
     scores, labels = [float(n) for n in range(12)], [n % 2 for n in range(12)]
@@ -114,6 +117,7 @@ def test_mteb_scores_pairs_as_we_do(of_mteb: tuple[Any, Any]) -> None:
     assert theirs["cosine_ap"] == pytest.approx(ours.scores["cosine_ap"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_mteb_scores_classes_and_clusters_as_we_do(of_mteb: tuple[Any, Any]) -> None:
     model, rows = of_mteb
     labels = [int(n > 5) for n in range(12)]
@@ -135,6 +139,7 @@ def test_mteb_scores_classes_and_clusters_as_we_do(of_mteb: tuple[Any, Any]) -> 
     assert theirs["v_measure"] == pytest.approx(ours.score, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Retrieval", "Reranking"])
 def test_mteb_scores_rankings_as_we_do(of_mteb: tuple[Any, Any], kind: str) -> None:
     model, rows = of_mteb

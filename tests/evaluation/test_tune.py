@@ -235,7 +235,8 @@ def test_labels_are_divided_by_items_over_their_own_texts() -> None:
         assert grades == (0.0, 1.0, 0.0)
 
 
-def test_auto_gives_the_model() -> None:
+def test_auto_gives_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
     model = st_reba.build("mini", "auto", texts=TEXTS, prompts={"query": "q: "})
     again = auto("mini", TEXTS)
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))

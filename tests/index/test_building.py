@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from indexes import MODEL, QUIET, build, documents, texts
 from kills import run_child
+from marks import slow_but
 
 from st_reba.files import sole_writer
 from st_reba.index import Document, Index
@@ -122,7 +123,7 @@ def limited() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-@pytest.mark.parametrize("kind", ["build", "add", "delete", "compact", "export"])
+@pytest.mark.parametrize("kind", slow_but(["build", "add", "delete", "compact", "export"], "build", "add"))
 def test_files_that_cannot_grow(tmp_path: Path, kind: str, limited: None) -> None:
     """As on a full disk: the old state stays, and the same call then works."""
     start, out = tmp_path / "start", tmp_path / "out.parquet"

@@ -88,7 +88,7 @@ class Changes(RuleBasedStateMachine):
 
 def test_any_order_of_changes(tmp_path: Path) -> None:
     Changes.folder = tmp_path
-    options = settings(max_examples=12, stateful_step_count=12, deadline=None, derandomize=True)
+    options = settings(max_examples=8, stateful_step_count=12, deadline=None, derandomize=True)
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(Changes, settings=settings(options, suppress_health_check=list(HealthCheck)))
@@ -124,7 +124,7 @@ def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     readers = [threading.Thread(target=read, args=(own,)) for own in (index, index, Index.open(tmp_path / "index"))]
     for thread in readers:
         thread.start()
-    for n in range(1, 15):
+    for n in range(1, 9):
         index.upsert([Document(f"gold {'cat ' * n}", "p0"), Document(f"king {'dog ' * n}", "q0")], **QUIET)
         if n % 4 == 0:
             index.compact()

@@ -20,12 +20,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are f
 torch.set_num_threads(1)
 OPERATIONS = {operation.name: operation for operation in operations(size=6)}
 # So many moments before what an operation does to files; all of them come up over the operations.
-MOMENTS = 6
+MOMENTS = 4
 
 
-@pytest.fixture(
-    params=slow_but(list(OPERATIONS), "encode_corpus", "build Flat", "add a file without ids", "upsert", "compact")
-)
+@pytest.fixture(params=slow_but(list(OPERATIONS), "encode_corpus", "build Flat", "upsert", "compact"))
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
     yield Trial(OPERATIONS[request.param], tmp_path / "trial")
 
@@ -48,7 +46,7 @@ def test_killed(trial: Trial) -> None:
 def test_another_change_between_kill_and_repetition(tmp_path: Path) -> None:
     """An addition that took effect before its writer was killed is known, whatever came between."""
     trial = Trial(OPERATIONS["add a file without ids"], tmp_path / "trial")
-    for event in range(trial.events, 0, -max(1, trial.events // 8)):
+    for event in range(trial.events, 0, -max(1, trial.events // 4)):
         with trial.copy() as copy:
             run_child(lambda copy=copy: trial.operation.run(copy), event=event)
             index = Index.open(copy / "index", model())

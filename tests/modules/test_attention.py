@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow_but
 from oracle import assert_close
 from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
 from torch import Tensor
@@ -131,8 +132,11 @@ class Largest(TorchDispatchMode):
         return result
 
 
+HEAVY = ("reba last", "reba mean", "reba mask0", "authors mean", "mask0", "inter")
+
+
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "authors mean", "mask0", "inter"])
+@pytest.mark.parametrize("name", slow_but(HEAVY, "reba mean", "mask0"))
 def test_no_matrix_of_all_heads(base: Base, name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_BLOCK", 1 << 12)
     if plain:
