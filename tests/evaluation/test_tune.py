@@ -135,6 +135,7 @@ def test_what_is_left_behind(found: tune.TuneReport) -> None:
     folder = Path(found.folder)
     assert (folder / "report.md").read_text(encoding="utf-8") == f"{found}\n"
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [83, 42]
+    assert 0 < found.passes < found.seconds
     # The recipe, the saved model and the report speak of the same vectors.
     method = found.method
     expected = vectors(opened("mini"), [method], TEXTS[:9])[method]
