@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,10 +102,14 @@ def info(
     if Path(model, "index.sqlite").is_file():
         from ..index import Index
 
-        return _print(Index.open(model).info(), as_json)
+        about = Index.open(model).info()
+        inner = () if as_json else ("next_key", "next_number", "filed", "stop")  # of its bookkeeping
+        return _print({name: value for name, value in about.items() if name not in inner}, as_json)
     from ..safety import load
 
     quiet()
+    # It warns that 16 bits are slow on a CPU, but nothing is encoded here.
+    logging.getLogger("sentence_transformers.base.model").setLevel(logging.ERROR)
     loaded = load(model, device="cpu", dtype="auto", revision=revision, trust_remote_code=trust_remote_code)
     _print(_told(model, loaded), as_json)
 
