@@ -147,6 +147,7 @@ def tune(
     quiet()
     report = search(base, found, out, say=lambda line: typer.echo(line, err=True), **options)
     typer.echo(dumped(asdict(report), indent=2) if as_json else str(report))
+    typer.echo(f"The model is in {out / 'model'}, the recipe and the report beside it.", err=True)
 
 
 def _reading(

@@ -123,7 +123,7 @@ def tune(
         sample: Draw so many of the texts.
         most_cost: What the method may cost, as a multiple of one pass of the text through the base.
         seed: Of all draws.
-        say: Gets a line for each step, and the report.
+        say: Gets a line for each step.
         **loading: Further arguments of ``build``, as ``dtype``, ``device`` and ``max_seq_length``.
 
     Raises:
@@ -162,7 +162,6 @@ def tune(
         notes=_notes(choosing, found),
     )
     _write(report, base, of_base(model, method, **{name: loading[name] for name in _KEPT if name in loading}), loading)
-    say(str(report))
     return report
 
 
