@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
 import st_reba.index.changes as changes
-from st_reba.corpus import Corpus, Settings, encode_corpus
+from st_reba.corpus import Corpus, encode_corpus
 from st_reba.index import Document, Index
 
 QUERIES = ["cat ship", "gold", "moon rain king"]
@@ -82,7 +82,7 @@ def operations(size: int = 24) -> list[Operation]:
         *({"text": "  "}, {"text": 7}, {"id": "e0", "text": "cat"}),
     ]
     inputs = {"in.jsonl": mixed, "plain.jsonl": [{"text": text} for text in texts(more, 4)]}
-    parts: dict[str, Any] = {"settings": Settings(part_size=max(2, size // 3)), "show_progress_bar": False}
+    parts: dict[str, Any] = {"part_size": max(2, size // 3), "show_progress_bar": False}
     ivf, sq8 = (f"IVF{max(2, size // 12)},{code}" for code in ("Flat", "SQ8"))
     most = [f"d{n}" for n in range(size)]
 

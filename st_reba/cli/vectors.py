@@ -69,20 +69,19 @@ def encode(
         raise FileNotFoundError(f"{out.parent}: no such folder")
     from tqdm.auto import tqdm
 
-    from ..corpus import Reject, Settings, encode_corpus
+    from ..corpus import Reject, encode_corpus
     from ..corpus.source import open_source, unique
     from ..encode import encode_texts
     from ..files import write_npy
     from ..safety import load
 
-    store: Any = "float16" if float16 else "float32"
-    settings = Settings(dtype=store, batch_tokens=batch_tokens, encoding=encoding, strict=strict)
     source = open_source(_lines(input), text_column=text_column, id_column=id_column, encoding=encoding)
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is not None and in_parts:
-        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
-        corpus = encode_corpus(loaded, unique(source), out, settings=settings, **running)
+        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite, "strict": strict}
+        running |= {"dtype": "float16" if float16 else "float32", "batch_tokens": batch_tokens}
+        corpus = encode_corpus(loaded, unique(source), out, **running)
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
@@ -142,13 +141,11 @@ def index(
         raise ValueError("give one of --add, --upsert and --overwrite")
     if model is None and not (add or upsert):
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
-    from ..corpus import Settings
     from ..index import Index
 
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    settings = Settings(batch_tokens=batch_tokens, encoding=encoding)
     options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
-    options |= {"settings": settings, "strict": strict}
+    options |= {"encoding": encoding, "batch_tokens": batch_tokens, "strict": strict}
     quiet()
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)

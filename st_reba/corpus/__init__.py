@@ -1,7 +1,7 @@
 """A corpus of any size: read, checked and cut into parts, encoded part by part."""
 
-from .encode import Settings, encode_corpus
+from .encode import encode_corpus
 from .folder import Corpus
 from .records import Document, Reject
 
-__all__ = ["Corpus", "Document", "Reject", "Settings", "encode_corpus"]
+__all__ = ["Corpus", "Document", "Reject", "encode_corpus"]

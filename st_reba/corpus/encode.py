@@ -1,12 +1,11 @@
-"""Encode a corpus into a folder, part by part; what was stopped goes on."""
+"""Encode a corpus into a folder, part by part; a run that was stopped goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -29,36 +28,6 @@ FEWEST, MOST = 64, 16_384
 PART_CHARS = 2**22
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of `encode_corpus` that are rarely needed.
-
-    Args:
-        dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
-        batch_tokens: Positions a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
-        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
-        encoding: Of text files.
-        strict: Stop at the first record that would be set aside.
-
-    Example:
-        >>> Settings(batch_tokens=8192).dtype
-        'float32'
-    """
-
-    dtype: Literal["float32", "float16"] = "float32"
-    batch_tokens: int | None = None
-    part_size: int | None = None
-    encoding: str = "utf-8-sig"
-    strict: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not known; choose one of {', '.join(DTYPES)}")
-        for name, value in (("batch_tokens", self.batch_tokens), ("part_size", self.part_size)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
-
-
 def encode_corpus(
     model: SentenceTransformer | str | PathLike[str],
     input: Input,
@@ -66,10 +35,14 @@ def encode_corpus(
     *,
     text_column: str | None = None,
     id_column: str | None = None,
+    encoding: str = "utf-8-sig",
     passages: str | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
+    batch_tokens: int | None = None,
+    part_size: int | None = None,
     workers: int | None = None,
+    strict: bool = False,
     overwrite: bool = False,
-    settings: Settings | None = None,
     show_progress_bar: bool | None = None,
 ) -> Corpus:
     """Encode documents into a folder; killed at any moment, the same call goes on where it was.
@@ -79,14 +52,18 @@ def encode_corpus(
         input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, a table, or an iterable, which a
             repeated call must give again. A ``Source`` is taken as it is, ids that occur twice too.
         path: The folder. One that holds anything else is refused.
-        text_column, id_column: Columns or keys of text and id; None: "text" and "id", or other usual names; a document
-            without an id gets the number of its record, and so do all with ``id_column=""``.
+        text_column, id_column: Columns or keys of text and id; None: "text" and "id", or other usual names; a record
+            without an id gets its number, and so do all of a table with ``id_column=""``.
+        encoding: Of text files.
         passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
             passage gets a vector.
+        dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
+        batch_tokens: Positions a forward pass; None: ``st_reba.encode.DEFAULT_BATCH_TOKENS``.
+        part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
         workers: Encode with so many workers of Ray Data, one a GPU if there are any: on the cluster of RAY_ADDRESS, or
             on this machine; None: in this process.
+        strict: Stop at the first record that would be set aside.
         overwrite: Replace a corpus of another model, settings or input; parts that are the same stay.
-        settings: What else there is.
         show_progress_bar: Show bars; None: on a terminal.
 
     Returns:
@@ -104,77 +81,74 @@ def encode_corpus(
         >>> [(reject.place, reject.kind) for reject in corpus.rejects()]
         [('record 1', 'no text')]
     """
-    settings, path = settings or Settings(), Path(path)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+    for name, value in (("batch_tokens", batch_tokens), ("part_size", part_size), ("workers", workers)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
     parse_passages(passages)
-    if workers is not None and (type(workers) is not int or workers < 1):
-        raise ValueError(f"workers={workers!r} must be a whole number from 1 on")
     source = input
     if not isinstance(input, Source):
-        source = unique(open_source(input, text_column=text_column, id_column=id_column, encoding=settings.encoding))
-    _check_target(path)
-    model, corpus, disable = load(model), Corpus(path), None if show_progress_bar is None else not show_progress_bar
-    with sole_writer(path, "vectors/*.npy"):
-        for folder in (path, path / "documents", path / "vectors"):
+        source = unique(open_source(input, text_column=text_column, id_column=id_column, encoding=encoding))
+    corpus, model, disable = _target(path), load(model), None if show_progress_bar is None else not show_progress_bar
+    asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
+    with sole_writer(corpus.path, "vectors/*.npy"):
+        for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
             make_folder(folder)
             remove_leftovers(folder)
-        size = _begin(corpus, model, settings, passages, overwrite)
-        parts = _parts(source, size, settings.strict, cutter(model, passages), disable)
-        gather(parts, source.name, corpus, overwrite)
-        pending = corpus.pending()
-        if pending:
+        size = _begin(corpus, model, asked, overwrite)
+        gather(_parts(source, size, strict, cutter(model, passages), disable), source.name, corpus, overwrite)
+        if pending := corpus.pending():
             corpus.reopen()
-        total = sum(corpus.about(number)["vectors"] for number in pending)
-        with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
-            if workers is not None and pending:
-                from .ray import encode_on_ray
-
-                encode_on_ray(model, corpus, pending, bar.update, workers)
-            else:
-                for number in pending:
-                    encode_part(model, corpus, number, bar.update)
+            _encode(model, corpus, pending, workers, disable)
         _finish(corpus)
     return corpus
 
 
-def _check_target(folder: Path) -> None:
-    if not folder.exists() or is_corpus(folder):
-        return
-    names = {file.name for file in folder.glob("*") if not file.name.startswith(f".{HEADER_FILE}.")}
-    if folder.is_file() or names - {LOCK_FILE, "documents", "vectors"} or any(folder.glob("*/*")):
-        raise FileExistsError(f"{folder}: not an encoded corpus, so it is not replaced; give another path")
+def _target(path: str | PathLike[str]) -> Corpus:
+    corpus = Corpus(path)
+    if corpus.path.exists() and not is_corpus(path):
+        names = {one.name for one in corpus.path.glob("*") if not one.name.startswith(f".{HEADER_FILE}.")}
+        if corpus.path.is_file() or names - {LOCK_FILE, "documents", "vectors"} or any(corpus.path.glob("*/*")):
+            raise FileExistsError(f"{path}: not an encoded corpus, so it is not replaced; give another path")
+    return corpus
 
 
-def _begin(
-    corpus: Corpus, model: SentenceTransformer, settings: Settings, passages: str | None, overwrite: bool
-) -> int:
+def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], overwrite: bool) -> int:
     """Records a part: of the corpus that is there, if model and settings are the same, or of one that is begun."""
-    mark, size = probe(model), settings.part_size
-    given = {"dtype": settings.dtype, "batch_tokens": settings.batch_tokens, "passages": passages}
-    given |= {"part_size": size, "dtype of the model": mark.dtype}
+    mark = probe(model)
+    settings = {**asked, "dtype of the model": mark.dtype, "max_seq_length": model.max_seq_length}
     if is_corpus(corpus.path):
         try:
-            header = corpus.header()
-            check(Probe.from_json(header["model"]), mark, f"the corpus {corpus.path}")
-            before = header["settings"]
-            for name, value in {**given, "part_size": size or before["part_size"]}.items():
-                if before.get(name) != value:
-                    raise ValueError(
-                        f"{corpus.path}: {name}={value!r}, but it was begun with {before.get(name)!r}; give that to go "
-                        "on, another path, or overwrite=True to begin anew"
-                    )
-            for name, digest in corpus.files().items() if "files" in header else ():
-                if header["files"].get(name) != digest:
-                    (corpus.path / name).unlink()  # altered since: it is made again
-            return int(before["part_size"])
+            return _resume(corpus, mark, settings)
         except ValueError:
             if not overwrite and corpus.parts():
                 raise
             for file in reversed(corpus.part_files()):
                 file.unlink()
-    size = size or 1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
+    settings["part_size"] = asked["part_size"] or (
+        1 << int(np.log2(min(max(PART_SECONDS * encoding_rate(model), FEWEST), MOST)))
+    )
     about = {"model": remembered(model, mark, corpus.path), "similarity": model.similarity_fn_name}
-    corpus.write_header({**about, "settings": {**given, "part_size": size}})
-    return size
+    corpus.write_header({**about, "settings": settings})
+    return int(settings["part_size"])
+
+
+def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
+    """Records a part of the corpus that is there; a ValueError: it has another model or other settings."""
+    header = corpus.header()
+    check(Probe.from_json(header["model"]), mark, f"the corpus {corpus.path}")
+    before = header["settings"]
+    for name, value in settings.items():
+        if before.get(name) != value and not (name == "part_size" and value is None):
+            raise ValueError(
+                f"{corpus.path}: {name}={value!r}, but it was begun with {before.get(name)!r}; give that to go on, "
+                "another path, or overwrite=True to begin anew"
+            )
+    for name, digest in corpus.files().items() if "files" in header else ():
+        if header["files"].get(name) != digest:
+            (corpus.path / name).unlink()  # altered since: it is made again
+    return int(before["part_size"])
 
 
 def _parts(source: Source, size: int, strict: bool, cut: Cut, disable: bool | None) -> Iterator[Part]:
@@ -191,10 +165,16 @@ def _parts(source: Source, size: int, strict: bool, cut: Cut, disable: bool | No
             chars += len(record.reason)
         part.stop += 1
         if part.stop - part.start == size or chars >= PART_CHARS:
-            yield part.cut(cut)
+            yield _cut(part, cut)
             part, chars = Part(part.stop, part.stop), 0
     if part.stop > part.start:
-        yield part.cut(cut)
+        yield _cut(part, cut)
+
+
+def _cut(part: Part, cut: Cut) -> Part:
+    spans = cut([row.text for row in part.rows])
+    part.rows = [row._replace(spans=one) for row, one in zip(part.rows, spans, strict=True)]
+    return part
 
 
 def gather(parts: Iterator[Part], name: str, corpus: Corpus, overwrite: bool) -> None:
@@ -202,7 +182,11 @@ def gather(parts: Iterator[Part], name: str, corpus: Corpus, overwrite: bool) ->
     there = 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
     number, remedy = 0, "give the same input to go on, or overwrite=True to encode this one in its place"
     for part in parts:
-        if part.digest != (old := corpus.digest(number)):
+        try:
+            old = corpus.about(number)["digest"]
+        except ValueError:  # there is none yet, or it is damaged
+            old = None
+        if part.digest != old:
             if old is not None and not overwrite:
                 where = f"from record {part.start:,} on"
                 raise ValueError(f"{name}: {where} it is not what {corpus.path} was made of; {remedy}")
@@ -215,6 +199,20 @@ def gather(parts: Iterator[Part], name: str, corpus: Corpus, overwrite: bool) ->
         corpus.reopen()
         corpus.vectors_path(left).unlink(missing_ok=True)
         corpus.documents_path(left).unlink(missing_ok=True)
+
+
+def _encode(
+    model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int | None, disable: bool | None
+) -> None:
+    total = sum(corpus.about(number)["vectors"] for number in parts)
+    with tqdm(total=total, desc="Encoding", unit=" texts", disable=disable) as bar:
+        if workers is None:
+            for number in parts:
+                encode_part(model, corpus, number, bar.update)
+        else:
+            from .ray import encode_on_ray
+
+            encode_on_ray(model, corpus, parts, bar.update, workers)
 
 
 def encode_part(
@@ -231,6 +229,7 @@ def encode_part(
 
 
 def _finish(corpus: Corpus) -> None:
+    """Write what was set aside, the totals, and the digests by which the corpus is complete."""
     header, files = corpus.header(), corpus.files()
     if header.get("files") == files:
         return
@@ -239,7 +238,7 @@ def _finish(corpus: Corpus) -> None:
         for reject in corpus.rejects():
             stream.write(f"{to_json(asdict(reject))}\n".encode())
             rejected += 1
+    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     parts = [corpus.about(number) for number in range(corpus.parts())]
     totals = {name: sum(part[name] for part in parts) for name in ("documents", "vectors")}
-    files[REJECTS_FILE] = sha256(corpus.path / REJECTS_FILE)
     corpus.write_header({**header, "totals": {"parts": len(parts), **totals, "rejected": rejected}, "files": files})

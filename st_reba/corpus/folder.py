@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from ..files import whole_file, whole_path, write_npy
-from .passages import Cut
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
@@ -72,16 +71,11 @@ class Part:
     def vectors(self) -> int:
         return sum(row.vectors for row in self.rows)
 
-    def cut(self, cut: Cut) -> Part:
-        spans = cut([row.text for row in self.rows])
-        self.rows = [row._replace(spans=one) for row, one in zip(self.rows, spans, strict=True)]
-        return self
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the records, once they are complete."""
-        rejects = [[one.place, one.reason, one.id] for one in self.rejects]
-        return hashlib.sha256(to_json([self.start, self.stop, self.rows, rejects]).encode()).hexdigest()
+        content = [self.start, self.stop, self.rows, [astuple(one) for one in self.rejects]]
+        return hashlib.sha256(to_json(content).encode()).hexdigest()
 
 
 class Corpus:
@@ -119,7 +113,7 @@ class Corpus:
         """Take totals and digests out of the header of a complete corpus, before a part of it changes."""
         header = self.header()
         if "totals" in header:
-            self.write_header({name: value for name, value in header.items() if name not in ("totals", "files")})
+            self.write_header({name: header[name] for name in header if name not in ("totals", "files")})
 
     def documents_path(self, number: int) -> Path:
         return self.path / "documents" / f"{number:05d}.parquet"
@@ -136,24 +130,10 @@ class Corpus:
 
     def pending(self) -> list[int]:
         """The parts without vectors."""
-        found = []
-        for number in range(self.parts()):
-            try:
-                done = len(self.vectors(number)) == self.about(number)["vectors"]
-            except (OSError, ValueError):
-                done = False
-            found += [] if done else [number]
-        return found
-
-    def digest(self, number: int) -> str | None:
-        """`Part.digest` of a part that was written; None: there is none, or it is damaged."""
-        try:
-            return str(self.about(number)["digest"])
-        except ValueError:
-            return None
+        return [number for number in range(self.parts()) if not self.vectors_path(number).is_file()]
 
     def about(self, number: int) -> dict[str, Any]:
-        """What is known of a part's documents without reading them, as numbers of "documents" and "vectors"."""
+        """What is known of a part without reading it: start, stop, documents, vectors, digest and rejects."""
         path = self.documents_path(number)
         try:
             return dict(json.loads(parquet.read_schema(path).metadata[b"st_reba"]))
@@ -169,9 +149,8 @@ class Corpus:
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
-        counts: dict[str, Any] = {"documents": len(part.rows), "vectors": part.vectors}
-        rejects = [asdict(reject) for reject in part.rejects]
-        about = {"start": part.start, "stop": part.stop, **counts, "digest": part.digest, "rejects": rejects}
+        about = {"start": part.start, "stop": part.stop, "documents": len(part.rows), "vectors": part.vectors}
+        about |= {"digest": part.digest, "rejects": [asdict(reject) for reject in part.rejects]}
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
         table = pyarrow.Table.from_pylist([row._asdict() for row in part.rows], schema)
         self.vectors_path(number).unlink(missing_ok=True)
@@ -191,8 +170,7 @@ class Corpus:
 
     def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
         with np.errstate(over="ignore", under="ignore"):
-            rows = vectors.astype(dtype)
-        write_npy(self.vectors_path(number), rows)
+            write_npy(self.vectors_path(number), vectors.astype(dtype))
 
     def read(self, number: int) -> Iterator[tuple[Row, NDArray[Any]]]:
         """Each document of a part with its vectors [passages, d]."""
@@ -204,10 +182,21 @@ class Corpus:
     def rejects(self) -> Iterator[Reject]:
         """All that was set aside, part by part: records that are no documents, then vectors that cannot be used."""
         for number in range(self.parts()):
-            part = self.part(number)
-            yield from part.rejects
+            yield from (Reject(**reject) for reject in self.about(number)["rejects"])
             if self.vectors_path(number).is_file():
-                yield from unusable(part, self.vectors(number)).values()
+                yield from self.unusable(number).values()
+
+    def unusable(self, number: int) -> dict[int, Reject]:
+        """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
+        vectors, start, found = self.vectors(number), 0, dict[int, Reject]()
+        bad: NDArray[np.bool_] = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+        for place, row in enumerate(self.part(number).rows if bad.any() else ()):
+            mine, start = slice(start, start + row.vectors), start + row.vectors
+            if bad[mine].any():
+                what = "zero" if np.isfinite(vectors[mine]).all() else f"NaN or infinite in {vectors.dtype}"
+                reason = f"no vector: it is {what}; leave the text out, or use another dtype"
+                found[place] = Reject(f"record {row.record}", reason, row.document().id, row.text[:80])
+        return found
 
     def files(self) -> dict[str, str]:
         """SHA-256 of every file but the header, by its name within the folder."""
@@ -231,20 +220,6 @@ class Corpus:
 def is_corpus(folder: str | PathLike[str]) -> bool:
     """True if a folder was written by ``encode_corpus``."""
     return (Path(folder) / HEADER_FILE).is_file() and (Path(folder) / "documents").is_dir()
-
-
-def unusable(part: Part, vectors: NDArray[Any]) -> dict[int, Reject]:
-    """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
-    bad: NDArray[np.bool_] = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
-    found: dict[int, Reject] = {}
-    start = 0
-    for number, row in enumerate(part.rows if bad.any() else ()):
-        mine, start = slice(start, start + row.vectors), start + row.vectors
-        if bad[mine].any():
-            what = "zero" if np.isfinite(vectors[mine]).all() else f"NaN or infinite in {vectors.dtype}"
-            reason = f"no vector: it is {what}; leave the text out, or use another dtype"
-            found[number] = Reject(f"record {row.record}", reason, row.document().id, row.text[:80])
-    return found
 
 
 def sha256(path: Path) -> str:

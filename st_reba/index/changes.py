@@ -14,21 +14,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import Settings, encode_corpus
-from ..corpus.folder import Corpus, Row, is_corpus, sha256, unusable
+from ..corpus.encode import encode_corpus
+from ..corpus.folder import Corpus, Row, is_corpus, sha256
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source, unique
 from ..files import LOCK_FILE, refuse_links, sole_writer
 from ..probe import Probe, check
 from . import store as tables
 from . import vectors as ann
-from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents
+from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents, documents_with
 from .vectors import Segment
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 BUILDING = ".building"
 _NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
+# Records that SQLite is asked for in one query.
+_ASKED_TOGETHER = 64
 _THERE = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
 # Vectors beside the FAISS file, before they are folded in: so many, or this share of it, but not more than the last.
 FEWEST_PENDING, PENDING_SHARE, MOST_PENDING = 1_000, 0.1, 20_000
@@ -121,12 +124,12 @@ class Writer:
         check(Probe.from_json(corpus.header()["model"]), Probe.from_json(self.state.model), f"the corpus {corpus.path}")
         self.tx.execute("DELETE FROM rejects")
         first, segments, parts = self.state.next_number, list[Segment](), corpus.parts()
-        self.state.next_number += corpus.part(parts - 1).stop if parts else 0
+        self.state.next_number += corpus.about(parts - 1)["stop"] if parts else 0
         for number in range(parts):
             part, vectors = corpus.part(number), corpus.vectors(number)
             if vectors.shape != (part.vectors, self.state.dimension):
                 raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
-            bad, rejects = unusable(part, vectors), [*part.rejects]
+            bad, rejects = corpus.unusable(number), [*part.rejects]
             taken, first_key = np.zeros(len(part.rows), bool), self.state.next_key
             for index, row in enumerate(part.rows):
                 identity = str(first + row.record) if row.id is None else row.id
@@ -234,25 +237,27 @@ def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: boo
     """The records of a source that an index does not have; the others are counted as "unchanged"."""
 
     def read() -> Iterator[Document | Reject]:
+        numbered = enumerate(source.read())
         with store.reading() as tx:
-            for number, record in enumerate(source.read()):
-                if isinstance(record, Document):
-                    values, reason = (record.text, to_json(record.metadata)), None
-                    if record.id is None and upsert:
-                        same, reason = False, _NO_ID
-                    elif record.id is None:
-                        there = documents(tx, "content = ? AND text = ?", content_of(*values), record.text)
-                        same = next(there, None) is not None
-                    else:
-                        old = next(documents(tx, "id = ?", record.id), None)
-                        same = old is not None and (old.text, old.metadata) == values
-                        reason = None if old is None or upsert else _THERE.format(record.id)
-                    if same:
-                        counts["unchanged"] += 1
-                        continue
-                    if reason is not None:
-                        record = Reject(f"record {number}", reason, record.id, beginning(record.text))
-                yield record
+            while group := list(islice(numbered, _ASKED_TOGETHER)):
+                given = [(one, to_json(one.metadata)) for _, one in group if isinstance(one, Document)]
+                ids = [one.id for one, _ in given if one.id is not None]
+                hashes = [content_of(one.text, metadata) for one, metadata in given if one.id is None and not upsert]
+                there = {one.id: (one.text, one.metadata) for one in documents_with(tx, "id", ids)}
+                unnamed = {(one.content, one.text) for one in documents_with(tx, "content", hashes)}
+                for number, record in group:
+                    same, reason = False, None
+                    if isinstance(record, Document):
+                        content = (record.text, to_json(record.metadata))
+                        if record.id is None:
+                            same, reason = (content_of(*content), record.text) in unnamed, _NO_ID if upsert else None
+                        elif record.id in there:
+                            same, reason = there[record.id] == content, None if upsert else _THERE.format(record.id)
+                        if reason is not None:
+                            record = Reject(f"record {number}", reason, record.id, beginning(record.text))
+                    counts["unchanged"] += same
+                    if not same:
+                        yield record
 
     return replace(source, read=read)
 
@@ -261,8 +266,8 @@ def take_in(
     store: Store,
     model: SentenceTransformer,
     source: Source | Corpus,
-    settings: Settings,
     *,
+    strict: bool,
     upsert: bool = False,
     fresh: State | None = None,
     factory: str = "auto",
@@ -270,15 +275,15 @@ def take_in(
     **running: Any,
 ) -> Change:
     """Take in documents, or what is new of them, or an encoded corpus; ``fresh`` is the state of an index to build."""
-    counts, strict = Counter[str](), settings.strict and not isinstance(source, Corpus)
+    counts = Counter[str]()
     with one_writer(store.folder) as building:
         if isinstance(source, Corpus):
-            corpus = source
+            corpus, strict = source, False
         else:
             state = fresh or store.state()
             if fresh is None:
                 source = _only_new(unique(source, state.next_number), store, counts, upsert=upsert)
-            running |= {"passages": state.passages, "overwrite": True, "settings": settings}
+            running |= {"passages": state.passages, "overwrite": True, "strict": strict}
             corpus = encode_corpus(model, source, building, **running)
         with changing(store, fresh) as writer:
             segments = writer.take(corpus, upsert=upsert, strict=strict)

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import Settings
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, beginning, clean_text
 from ..corpus.source import Input, open_source, unique
@@ -73,11 +72,13 @@ class Index:
         parameters: str | None = None,
         text_column: str | None = None,
         id_column: str | None = None,
+        encoding: str = "utf-8-sig",
         passages: str | None = None,
+        batch_tokens: int | None = None,
+        part_size: int | None = None,
+        workers: int | None = None,
         strict: bool = True,
         overwrite: bool = False,
-        workers: int | None = None,
-        settings: Settings | None = None,
         show_progress_bar: bool | None = None,
         **loading: Any,
     ) -> Index:
@@ -95,7 +96,8 @@ class Index:
             passages: Tokens of a passage and of the overlap, as "256:32"; None: texts are not cut.
             strict: Stop at the first record that cannot be taken; else it is set aside, see `rejects`.
             overwrite: Replace an index that is already there, at the moment when the new one is complete.
-            text_column, id_column, workers, settings, show_progress_bar: As for ``encode_corpus``.
+            text_column, id_column, encoding, batch_tokens, part_size, workers, show_progress_bar: As for
+                ``encode_corpus``.
             **loading: Of a model that is loaded, as `st_reba.load` takes them: device, dtype, trust_remote_code.
 
         Raises:
@@ -108,14 +110,17 @@ class Index:
             >>> st_reba.Index.build(st_reba.build("mini"), ["Cats sleep.", "Ships sail."], "my_index")
             Index('...my_index', 2 documents, dim 192, cosine)
         """
-        store, settings = Store(Path(os.path.realpath(path))), replace(settings or Settings(), strict=strict)
-        source: Any
+        store, source = Store(Path(os.path.realpath(path))), input
+        running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         if isinstance(input, (str, PathLike)) and is_corpus(input):
+            given = {**running, "text_column": text_column, "id_column": id_column, "passages": passages}
+            if useless := [name for name, value in given.items() if value is not None]:
+                raise ValueError(f"{useless[0]}={given[useless[0]]!r}: {input} is encoded already; leave it out")
             source, columns = Corpus(input), dict[str, str | None]()
             source.verify()
             passages = source.header()["settings"]["passages"]
         else:
-            source = open_source(input, text_column=text_column, id_column=id_column, encoding=settings.encoding)
+            source = open_source(input, text_column=text_column, id_column=id_column, encoding=encoding)
             source, columns = unique(source), source.columns
         check_target(store, overwrite=overwrite)
         loaded = load(model, loading)
@@ -125,8 +130,8 @@ class Index:
         if factory != "auto":
             make_index(factory, mark.dimension, parameters)
         fresh = State(remembered(model, mark, store.folder), metric, mark.dimension, columns, passages)
-        running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
-        take_in(store, loaded, source, settings, fresh=fresh, factory=factory, parameters=parameters, **running)
+        running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
+        take_in(store, loaded, source, strict=strict, fresh=fresh, **running)
         return cls(store, loaded, {})
 
     @classmethod
@@ -270,8 +275,8 @@ class Index:
 
         Args:
             input: As for `build`.
-            **options: text_column, id_column, strict, workers, settings, show_progress_bar, as for `build`;
-                columns and passages are those of the build.
+            **options: text_column, id_column, encoding, batch_tokens, part_size, workers, strict, show_progress_bar, as
+                for `build`; columns and passages are those of the build.
 
         Raises:
             ValueError: With ``strict``: an id is there with another text (use `upsert`), or a record cannot be taken.
@@ -287,18 +292,22 @@ class Index:
         input: Input,
         *,
         upsert: bool,
-        strict: bool = True,
+        text_column: str | None = None,
+        id_column: str | None = None,
+        encoding: str = "utf-8-sig",
+        batch_tokens: int | None = None,
+        part_size: int | None = None,
         workers: int | None = None,
-        settings: Settings | None = None,
+        strict: bool = True,
         show_progress_bar: bool | None = None,
-        **columns: Any,
     ) -> Change:
-        state, settings = self._store.state(), replace(settings or Settings(), strict=strict)
-        columns = {**state.columns, **{name: one for name, one in columns.items() if one is not None}}
-        source = open_source(input, **columns, encoding=settings.encoding)
+        state, given = self._store.state(), {"text_column": text_column, "id_column": id_column}
+        columns = {**state.columns, **{name: one for name, one in given.items() if one is not None}}
+        source = open_source(input, **columns, encoding=encoding)
         self._check(state)
-        running: dict[str, Any] = {"workers": workers, "show_progress_bar": show_progress_bar}
-        return take_in(self._store, self._its_model(), source, settings, upsert=upsert, **running)
+        running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
+        running |= {"strict": strict, "show_progress_bar": show_progress_bar}
+        return take_in(self._store, self._its_model(), source, upsert=upsert, **running)
 
     def delete(self, ids: Iterable[str]) -> Change:
         """Delete documents by id: they are no longer found. `compact` removes them from the disk.

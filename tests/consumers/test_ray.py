@@ -18,7 +18,7 @@ from given import SENTENCES
 from sentence_transformers import SentenceTransformer
 
 import st_reba
-from st_reba.corpus import Corpus, Document, Settings, encode_corpus
+from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.corpus.ray import ATTEMPTS
 
 # The workers have no tests folder to import this module from.
@@ -39,8 +39,7 @@ def encode(folder: Path, workers: int | None = None, act: Callable[[Path], None]
     model = st_reba.build("mini", "reba", pooling="mean", device="cpu")
     if act is not None:
         vars(model)["encode_document"] = Watched(model, folder / "told", act)
-    settings = Settings(part_size=20, batch_tokens=512)
-    options: dict[str, Any] = {"settings": settings, "workers": workers, "show_progress_bar": False}
+    options: dict[str, Any] = {"part_size": 20, "batch_tokens": 512, "workers": workers, "show_progress_bar": False}
     return encode_corpus(model, DOCUMENTS, folder / "corpus", **options)
 
 

@@ -16,7 +16,7 @@ import pytest
 from given import QUESTIONS, ROOT, SENTENCES, TEXTS
 from sentence_transformers import SentenceTransformer
 
-from st_reba.corpus import Corpus, Document, Settings, encode_corpus
+from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.index import Index
 
 EXAMPLES = ROOT / "examples"
@@ -51,9 +51,9 @@ def shown(
 @pytest.fixture(scope="module")
 def expected(models: dict[str, SentenceTransformer], places: dict[str, Path]) -> list[tuple[str, float]]:
     """The ids and cosines of the three nearest Chinese passages, in a corpus where some texts have two vectors."""
-    settings = Settings(part_size=120, dtype="float16")
+    options: dict[str, Any] = {"part_size": 120, "dtype": "float16", "show_progress_bar": False}
     path, model = places["reba"] / "corpus", models["reba"]
-    encode_corpus(model, SENTENCES, path, passages="20:4", settings=settings, show_progress_bar=False)
+    encode_corpus(model, SENTENCES, path, passages="20:4", **options)
     corpus = Corpus(path)
     assert corpus.parts() == 3 and corpus.header()["totals"]["vectors"] > corpus.header()["totals"]["documents"]
     query = model.encode(QUERY).astype(float)

@@ -11,14 +11,13 @@ import pytest
 from tiny import WORDS, tiny_model
 
 import st_reba.corpus.encode as encoding
-from st_reba.corpus import Corpus, Document, Settings, encode_corpus
+from st_reba.corpus import Corpus, Document, encode_corpus
 from st_reba.files import sole_writer
 
 MODEL = tiny_model()
 MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector
 TEXTS = [" ".join(WORDS[n % 12] for n in range(start, start + 1 + start % 5)) for start in range(20)]
 QUIET: dict[str, Any] = {"show_progress_bar": False}
-PARTS = Settings(part_size=6)
 
 
 @pytest.fixture
@@ -35,8 +34,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def encode(path: Path, input: Any = TEXTS, settings: Settings = PARTS, model: Any = MODEL, **options: Any) -> Corpus:
-    return encode_corpus(model, input, path, settings=settings, **QUIET, **options)
+def encode(path: Path, input: Any = TEXTS, model: Any = MODEL, **options: Any) -> Corpus:
+    return encode_corpus(model, input, path, **{**QUIET, "part_size": 6, **options})
 
 
 def content(corpus: Corpus) -> dict[str, bytes]:
@@ -53,7 +52,7 @@ def test_vectors_are_the_models(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
     assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "rejected": 0}
     corpus.verify()
-    half = encode(tmp_path / "half", settings=Settings(dtype="float16"))
+    half = encode(tmp_path / "half", dtype="float16", part_size=99)
     assert half.vectors(0).dtype == np.float16 and half.parts() == 1
     assert np.abs(half.vectors(0) - wanted).max() < 1e-2
 
@@ -99,8 +98,8 @@ def test_another_input_model_or_setting(tmp_path: Path, seen: list[str]) -> None
     encode(tmp_path / "corpus")
     other = [*TEXTS[:7], "gold", *TEXTS[8:]]
     calls: list[dict[str, Any]] = [
-        {"input": other}, {"input": TEXTS[:12]}, {"settings": Settings(part_size=6, dtype="float16")},
-        {"settings": Settings(part_size=7)}, {"model": tiny_model(1)},
+        {"input": other}, {"input": TEXTS[:12]}, {"dtype": "float16"},
+        {"part_size": 7}, {"model": tiny_model(1)},
     ]  # fmt: skip
     before = content(Corpus(tmp_path / "corpus"))
     for call in calls:
@@ -115,12 +114,12 @@ def test_another_input_model_or_setting(tmp_path: Path, seen: list[str]) -> None
         new.verify()
         assert content(new) == content(encode(tmp_path / f"new {calls.index(call)}", **call))
     # part_size may be left out when it goes on
-    assert encode(tmp_path / "corpus", model=tiny_model(1), settings=Settings()).parts() == 4
+    assert encode(tmp_path / "corpus", model=tiny_model(1), part_size=None).parts() == 4
 
 
 def test_what_is_set_aside(tmp_path: Path) -> None:
     input = ["cat", "", Document("dog", "a"), Document("ship", "a"), {"text": 7}, "zzzz", Document("gold", "0")]
-    corpus = encode(tmp_path / "corpus", input, Settings())
+    corpus = encode(tmp_path / "corpus", input, part_size=99)
     kinds = [(one.place, one.kind, one.id) for one in corpus.rejects()]
     assert kinds == [
         ("record 1", "no text", None), ("record 3", "id used twice", "a"), ("record 4", "wrong type", None),
@@ -130,7 +129,7 @@ def test_what_is_set_aside(tmp_path: Path) -> None:
     assert [json.loads(line)["place"] for line in lines] == [place for place, *_ in kinds]
     assert corpus.header()["totals"]["rejected"] == 5
     with pytest.raises(ValueError, match="record 1"):
-        encode(tmp_path / "strict", input, Settings(strict=True))
+        encode(tmp_path / "strict", input, strict=True)
     assert not (tmp_path / "strict").exists()
 
 
@@ -140,14 +139,14 @@ def test_what_is_set_aside(tmp_path: Path) -> None:
 def test_vectors_that_cannot_be_used(tmp_path: Path, value: float, dtype: Any, reason: str) -> None:
     model = tiny_model()
     model[0].embedding.weight.data[1] = value  # cat
-    corpus = encode(tmp_path / "corpus", ["cat", "dog"], Settings(dtype=dtype), model)
+    corpus = encode(tmp_path / "corpus", ["cat", "dog"], model, dtype=dtype)
     (reject,) = corpus.rejects()
     assert reason in reject.reason and reject.id == "0"
 
 
 def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "PART_CHARS", 100)
-    corpus = encode(tmp_path / "corpus", ["cat " * 20] * 5, Settings(part_size=100))
+    corpus = encode(tmp_path / "corpus", ["cat " * 20] * 5, part_size=100)
     assert corpus.parts() == 3
 
 
@@ -157,6 +156,9 @@ def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.Monke
         ({"input": []}, ValueError),
         ({"input": "missing.txt"}, FileNotFoundError),
         ({"workers": 0}, ValueError),
+        ({"dtype": "int8"}, ValueError),
+        ({"part_size": 0}, ValueError),
+        ({"batch_tokens": True}, ValueError),
         ({"passages": "0"}, ValueError),
         ({"passages": "8:8"}, ValueError),
     ],
@@ -165,12 +167,6 @@ def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]
     with pytest.raises(error):
         encode(tmp_path / "corpus", **options)
     assert not (tmp_path / "corpus").exists()
-
-
-@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"part_size": 0}, {"batch_tokens": True}])
-def test_settings_that_are_refused(options: Any) -> None:
-    with pytest.raises(ValueError):
-        Settings(**options)
 
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
@@ -196,7 +192,7 @@ def test_passages(tmp_path: Path) -> None:
 
     model = st_reba.build("mini", "reba", pooling="mean")
     long = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
-    corpus = encode(tmp_path / "corpus", [long, "猫"], Settings(), model, passages="16:4")
+    corpus = encode(tmp_path / "corpus", [long, "猫"], model, passages="16:4")
     (first, vectors), (second, other) = corpus.read(0)
     passages = first.passages
     assert len(passages) == len(vectors) > 3 and second.passages == ["猫"] and len(other) == 1

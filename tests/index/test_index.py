@@ -14,7 +14,7 @@ import torch
 from indexes import MODEL, QUIET, brute, build, documents, found, texts
 from tiny import tiny_model
 
-from st_reba.corpus import Settings, encode_corpus
+from st_reba.corpus import encode_corpus
 from st_reba.index import Document, Index, OtherModelError
 
 
@@ -191,7 +191,7 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_a_corpus_as_input(tmp_path: Path) -> None:
-    encode_corpus(MODEL, texts(20), tmp_path / "corpus", settings=Settings(part_size=7), **QUIET)
+    encode_corpus(MODEL, texts(20), tmp_path / "corpus", part_size=7, **QUIET)
     index = build(tmp_path / "index", tmp_path / "corpus")
     assert [one.text for one in index] == texts(20) and found(index, "gold", 5) == brute(index, "gold", 5)
     with pytest.raises(ValueError, match="cannot be used"):
