@@ -1,4 +1,4 @@
-"""The one reader of tables: .csv, .tsv, .jsonl, .txt, .parquet, and folders of the datasets library."""
+"""The one reader of tables and texts: .csv, .tsv, .jsonl, .parquet, .txt, .md, and folders of the datasets library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv")
+# Files that are one text each.
+WHOLE_SUFFIXES = (".md", ".markdown", ".rst", ".adoc", ".org")
+TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", *WHOLE_SUFFIXES)
 SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
 # Longest line or field, in characters: an unclosed quote must not pull a file into memory.
 MOST_CHARS = 2**24
@@ -34,7 +36,7 @@ def read_table(path: str | PathLike[str], *, encoding: str = "utf-8-sig") -> Dat
 
     Args:
         path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
-            as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt.
+            as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt, and all of a .md.
         encoding: Of text files.
 
     Returns:
@@ -90,9 +92,12 @@ def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Ro
     try:
         quoted = suffix == ".csv" or (suffix == ".tsv" and _is_quoted(path, encoding))
         with _opened(path, encoding) as stream:
-            read = _text_lines(stream, suffix == ".jsonl")
-            if suffix in (".csv", ".tsv"):
+            if suffix in WHOLE_SUFFIXES:
+                read = _whole_text(stream)
+            elif suffix in (".csv", ".tsv"):
                 read = _delimited(_reader(stream, suffix, quoted))
+            else:
+                read = _text_lines(stream, suffix == ".jsonl")
             for place, row in read:
                 values = " ".join(map(str, row.values())) if isinstance(row, dict) else ""
                 if not values.isascii() and (bad := _UNDECODED.search(values)):
@@ -106,6 +111,14 @@ def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Ro
 def _opened(path: Path, encoding: str) -> TextIO:
     opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     return cast(TextIO, opened(path, "rt", encoding=encoding, errors="surrogateescape", newline=""))
+
+
+def _whole_text(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    text = stream.read(MOST_CHARS + 1)
+    if len(text) > MOST_CHARS:
+        yield "the text", f"too long: it has more than {MOST_CHARS:,} characters; split it"
+    elif text.strip():
+        yield "the text", {"text": text.replace("\r\n", "\n")}
 
 
 def _lines(stream: TextIO) -> Iterator[str]:

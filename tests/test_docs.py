@@ -49,6 +49,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("my_texts").mkdir()
     for name in ("letters.txt", "my_texts.txt", "my_texts/letters.txt"):
         Path(name).write_text(letters, encoding="utf-8")
+    Path("notes").mkdir()
+    Path("notes/ships.md").write_text("# Ships\n\n" + letters, encoding="utf-8")
     lines = [f'{{"text": "{text}", "lang": "zh", "year": {year}}}\n' for text, year in documents]
     Path("corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")

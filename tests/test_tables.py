@@ -94,3 +94,4 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("st_reba.tables.MOST_CHARS", 50)
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
+    assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]

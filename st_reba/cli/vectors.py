@@ -12,7 +12,9 @@ from typer import Argument, Option
 
 from .app import AsJson, Device, Dtype, Model, Overwrite, Task, Trust, app, dumped, quiet
 
-_FILES = ".txt (one text a line), .jsonl, .csv, .tsv, .parquet, or a folder of these; -: lines of standard input"
+_FILES = ".txt (one text a line), .jsonl, .csv, .tsv, .parquet, .md (one document), or a folder; -: lines of stdin"
+# Characters of a text in a line of results; --json has all.
+SHOWN = 300
 Input = Annotated[str, Argument(metavar="INPUT", help=f"Texts: {_FILES}.")]
 Folder = Annotated[Path, Argument(metavar="INDEX", help="Folder of the index.")]
 TextColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the text. [default: text, content, …]")]
@@ -135,7 +137,9 @@ def index(
 ) -> int:
     """Build an index, or add to one. If it is stopped, the same command resumes it.
 
-    Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert
+    Long texts, such as whole .md files, need --passages, for a model ignores what is beyond its longest input.
+    Examples: st-reba index corpus.jsonl my_index --model my_model; st-reba index more.jsonl my_index --upsert;
+    st-reba index notes notes_index --model my_model --passages 256:32
     """
     if add + upsert + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
@@ -196,7 +200,9 @@ def search(
         for result in results:
             known = result.metadata
             place = f"{known['file']}, line {known['line']}" if {"file", "line"} <= known.keys() else result.id
-            print(f"{result.rank:>3}. {result.score:.4f}  {place}  {result.passage or result.text}", flush=True)
+            text = " ".join((result.passage or result.text).split())
+            text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+            print(f"{result.rank:>3}. {result.score:.4f}  {place}  {text}", flush=True)
         if not results:
             print("nothing found", file=sys.stderr)
     if one is None:

@@ -149,7 +149,7 @@ class Corpus:
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
-        about = {"start": part.start, "stop": part.stop, "documents": len(part.rows), "vectors": part.vectors}
+        about: dict[str, Any] = {"start": part.start, "stop": part.stop, "documents": len(part.rows), "vectors": part.vectors}
         about |= {"digest": part.digest, "rejects": [asdict(reject) for reject in part.rejects]}
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
         table = pyarrow.Table.from_pylist([row._asdict() for row in part.rows], schema)

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..tables import SUPPORTED, Row, is_dataset, read_rows, suffix_of, table_rows
+from ..tables import SUPPORTED, WHOLE_SUFFIXES, is_dataset, read_rows, suffix_of, table_rows
 from .folder import is_corpus
 from .records import Document, Reject, beginning, checked, is_missing
 
@@ -52,11 +52,13 @@ def open_source(
     """Open an input and read its first record, so that a wrong path or column is reported at once.
 
     Args:
-        input: A file (.txt, .jsonl, .csv, .tsv, each also with .gz; .parquet); a folder that ``datasets.save_to_disk``
-            wrote; any other folder: all such files in it and below, by name; a table of pandas, polars, Arrow or
-            datasets; or an iterable of texts, Documents or dicts. A string is a path.
-        text_column: Column or key of the text; None: "text", or another usual name.
-        id_column: Column or key of the id; None: "id", another usual name, or none; "": none.
+        input: A file: a .txt, with a text on each line; a .jsonl, .csv, .tsv or .parquet, with a document in each row;
+            or a .md, .markdown, .rst, .adoc or .org, which is one document, its name the id (all but .parquet also with
+            .gz). Or a folder that ``datasets.save_to_disk`` wrote; any other folder: all such files in it and below,
+            by name; a table of pandas, polars, Arrow or datasets; or an iterable of texts, Documents or dicts. A string
+            is a path.
+        text_column: Column or key of the text in tables; None: "text", or another usual name.
+        id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
         encoding: Of text files.
     """
     columns = {"text_column": text_column, "id_column": id_column}
@@ -106,28 +108,32 @@ def unique(source: Source, first: int = 0) -> Source:
     return replace(source, read=read)
 
 
-def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[Row]]:
-    if not path.is_dir() or is_dataset(path):
-        yield read_rows(path, name=path.name, encoding=encoding)
-        return
-    for file in _files_in(path):
-        name = file.relative_to(path).as_posix()
-        rows = read_rows(file, name=name, encoding=encoding)
-        yield rows if suffix_of(file) != ".txt" else _with_places(rows, name)
+def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
+    in_folder = path.is_dir() and not is_dataset(path)
+    for file in _files_in(path) if in_folder else [path]:
+        name = file.relative_to(path).as_posix() if in_folder else path.name
+        rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)
+        if suffix in WHOLE_SUFFIXES or (suffix == ".txt" and in_folder):
+            rows = _texts(rows, name, by_line=suffix == ".txt")
+        yield rows
 
 
-def _with_places(rows: Iterator[Row], name: str) -> Iterator[Row]:
-    """Rows with their file and line: a search in many files is for the place that a text comes from."""
+def _texts(rows: Iterator[tuple[str, Any]], name: str, *, by_line: bool) -> Iterator[tuple[str, Any]]:
+    """Texts with their file and line: a search in many files is for the place that a text comes from."""
     for place, row in rows:
-        yield place, {**row, "file": name, "line": int(place.rpartition(" ")[2])} if isinstance(row, dict) else row
+        if isinstance(row, dict):
+            line = {"line": int(place.rpartition(" ")[2])} if by_line else {}
+            row = Document(row["text"], None if by_line else name, {"file": name, **line})
+        yield place, row
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files of a folder that can be read, by name, without hidden ones and encoded corpora."""
+    """The files of a folder that can be read, by name, without hidden ones, encoded corpora and saved models."""
     found, others = list[Path](), Counter[str]()
     for file in sorted(folder.rglob("*")):
+        ours = is_corpus(file.parent) or is_corpus(file.parent.parent) or (file.parent / "modules.json").is_file()
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if hidden or not file.is_file() or is_corpus(file.parent) or is_corpus(file.parent.parent):
+        if ours or hidden or not file.is_file():
             continue
         if suffix_of(file):
             found.append(file)

@@ -63,7 +63,10 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
     (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
-    # A corpus that was encoded into the folder is no text.
+    # A corpus or a model that was saved in the folder is no text.
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modules.json").touch()
+    (tmp_path / "model" / "README.md").write_text("card", encoding="utf-8")
     (tmp_path / "corpus" / "documents").mkdir(parents=True)
     (tmp_path / "corpus" / "corpus.json").touch()
     write(tmp_path / "corpus" / "documents" / "00000.parquet", ROWS)
@@ -72,6 +75,20 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no texts"):
         read(tmp_path / "empty")
+
+
+def test_files_that_are_one_document(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "a.md").write_bytes("\ufeff# 猫\r\n\r\nIt sleeps.\n".encode())
+    (tmp_path / "blank.md").write_text(" \n", encoding="utf-8")
+    (tmp_path / "more" / "b.rst").write_text("Ships\n=====\n", encoding="utf-8")
+    (tmp_path / "more" / "c.md").write_bytes(b"\xff")
+    write(tmp_path / "d.csv", [{"body": "ship"}])
+    first, second, third, bad = read(tmp_path, text_column="body")
+    assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"}) and second == Document("ship")
+    assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
+    assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8-sig"
+    assert read(tmp_path / "a.md") == [first]
 
 
 def test_datasets_folders(tmp_path: Path) -> None:
