@@ -149,8 +149,9 @@ class Corpus:
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
-        about: dict[str, Any] = {"start": part.start, "stop": part.stop, "documents": len(part.rows), "vectors": part.vectors}
-        about |= {"digest": part.digest, "rejects": [asdict(reject) for reject in part.rejects]}
+        counts: dict[str, Any] = {"documents": len(part.rows), "vectors": part.vectors}
+        about = {"start": part.start, "stop": part.stop, "digest": part.digest, **counts}
+        about["rejects"] = [asdict(reject) for reject in part.rejects]
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
         table = pyarrow.Table.from_pylist([row._asdict() for row in part.rows], schema)
         self.vectors_path(number).unlink(missing_ok=True)
