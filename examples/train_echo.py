@@ -34,7 +34,7 @@ from transformers import AutoTokenizer, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 import st_reba
-from st_reba.bases import locate, merged
+from st_reba.bases import locate
 from st_reba.hub import save
 
 # Echo, section 4.4. The end token, whose hidden state is pooled, follows.
@@ -177,6 +177,20 @@ def build(options: argparse.Namespace) -> SentenceTransformer:
     return model
 
 
+def merge(model: Any) -> None:
+    """Make the adapter of a transformers model part of its weights, which are then saved without peft."""
+    for place, module in list(model.named_modules()):
+        if hasattr(module, "get_base_layer"):
+            module.merge()
+            parent, _, child = place.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    # Private in transformers: names as in the adapter, under which the merged weights would be saved.
+    vars(model).pop("_weight_conversions", None)
+    model._hf_peft_config_loaded = False
+    del model.peft_config
+    model.requires_grad_(True)
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser().parse_args(arguments)
     if Path(options.out).exists() and not options.overwrite:
@@ -235,7 +249,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if trainer.is_world_process_zero():
         model.eval()
         if options.merge:
-            merged(model[0].model)
+            merge(model[0].model)
         save(model, options.out, overwrite=options.overwrite)
     losses = [entry["loss"] for entry in history if "loss" in entry]
     report = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -24,6 +25,7 @@ from .modules import (
     ReBAPooling,
     RepeatTransformer,
 )
+from .optional import required
 from .safety import load, sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 from .settings import masks_of
@@ -34,8 +36,11 @@ _LOADING -= {"backend", "kwargs", "args"}
 _OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
 # Options of the method that RepeatTransformer takes as they are.
 _PASSED = ("instruction", "compute_matched")
+_KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # What loads the base, and says nothing of a model that is put together.
-_OF_THE_BASE = {"revision", "model_kwargs", "processor_kwargs", "config_kwargs", "tokenizer_kwargs"}
+_OF_THE_BASE = {"revision", "tokenizer_kwargs", *_KWARGS}
+# One of these files is beside an adapter that has a tokenizer of its own.
+_TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
 
 
 class Assembly:
@@ -47,7 +52,7 @@ class Assembly:
         if unknown := sorted(set(self.loading) - _LOADING):
             raise ValueError(f"{unknown[0]}={loading[unknown[0]]!r} is no option of {method.name} or of loading.")
         self.device = loading.get("device")
-        torch.device(self.device or "cpu")  # refuses an unknown one, before weights are loaded
+        bases.check_device(self.device)  # before weights are loaded
         # As sentence-transformers finds a repository, and as transformers does.
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
         self.hub = {bases.HUB[name]: value for name, value in self.place.items()}
@@ -56,15 +61,9 @@ class Assembly:
         if self.llm is not None:
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
-        elif (found := bases.gguf_of(base, gguf_file)) is not None:
-            self.path, self.gguf = found
-            local = os.path.join(self.path, self.gguf)
-            kind = f", {bases.gguf_quantization(local)}" if os.path.isfile(local) else ""
-            place = "" if os.path.isdir(self.path) else f"{self.path}/"
-            self.name = f"{place}{self.gguf} (GGUF{kind})"
         else:
-            self.path, self.name = bases.locate(base)
-            self.adapted = bases.adapted_model(self.path, self.name, self.hub)
+            self.path, self.name, self.gguf = bases.locate(base, gguf_file)
+            self.adapted = None if self.gguf else bases.adapted_model(self.path, self.name, self.hub)
 
     def run(self) -> SentenceTransformer:
         listed = self.path and load_file_path(self.path, "modules.json", **self.place)
@@ -186,33 +185,46 @@ class Assembly:
             raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
 
     def _loaded(self) -> RepeatTransformer:
+        path, hub = self.path, {**self.hub, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
+        if self.adapted is not None:
+            path = self.adapted
+            hub.pop("revision", None)  # which is the adapter's
         dtype = bases.weights_dtype(self.dtype, self.device)
-        trusted = {"trust_remote_code": bool(self.loading.get("trust_remote_code"))}
-        model_kwargs = {**self.hub, **trusted, "dtype": dtype, **(self.loading.get("model_kwargs") or {})}
-        config_kwargs = {**self.hub, **trusted, **(self.loading.get("config_kwargs") or {})}
-        processor_kwargs = {**self.hub, **trusted, **(self.loading.get("processor_kwargs") or {})}
+        kwargs: dict[str, Any] = {name: {**hub, **(self.loading.get(name) or {})} for name in _KWARGS}
+        model_kwargs, processor_kwargs = kwargs["model_kwargs"], kwargs["processor_kwargs"]
+        model_kwargs.setdefault("dtype", dtype)
         if self.quantization is not None:
             model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, self.dtype and dtype)
             model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
         if self.gguf is not None:
-            import transformers
-
-            for each in (model_kwargs, config_kwargs, processor_kwargs):
-                each["gguf_file"] = self.gguf
             if not hasattr(transformers, "GgufConfig"):
                 raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
+            required("gguf", "gguf", f"base={self.name!r}")
+            for each in kwargs.values():
+                each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
         if self.method.max_seq_length is not None:
             processor_kwargs["model_max_length"] = self.method.max_seq_length
-        tokenizer = self._tokenizer(processor_kwargs)
-        kwargs = {"model_kwargs": model_kwargs, "processor_kwargs": processor_kwargs, "config_kwargs": config_kwargs}
+        if self.tokenizer is not None:
+            if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
+                raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
+            name = os.fspath(self.tokenizer)
+            kwargs["tokenizer_name_or_path"] = str(bases.EMBEDDED.get(name, name))
+            processor_kwargs["revision"] = None
+        elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
+            kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
         try:
             with sized(self.path, **self.place):
-                base: Any = RepeatTransformer(self.path, tokenizer_name_or_path=tokenizer, **kwargs)
+                base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
+        except Exception as error:  # of a damaged GGUF file, whatever its reader stumbles over
+            if self.gguf is None:
+                raise
+            reason = " ".join(str(error).split())[:500]
+            raise ValueError(f"base={self.name!r} is damaged, or of a type that cannot be read: {reason}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():
@@ -225,19 +237,6 @@ class Assembly:
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
         return base
-
-    def _tokenizer(self, processor_kwargs: dict[str, Any]) -> str | None:
-        """Folder or Hub id of a tokenizer that is not the base's; an adapter may leave it with what it adapts."""
-        if self.tokenizer is not None:
-            if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
-                raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
-            processor_kwargs["revision"] = None
-            return str(bases.EMBEDDED.get(os.fspath(self.tokenizer), os.fspath(self.tokenizer)))
-        names = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
-        if self.adapted is None or any(load_file_path(self.path, name, **self.place) for name in names):
-            return None
-        processor_kwargs["revision"] = None
-        return self.adapted
 
     def _sharing(self) -> RepeatTransformer:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""

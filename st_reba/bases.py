@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from sentence_transformers.util import get_device_name
+
+from .modules.layers import layers_of
+from .modules.layout import decoder_of
 from .optional import required
 
 # Models that come with the package.
@@ -15,29 +23,47 @@ EMBEDDED = {"mini": Path(__file__).with_name("mini")}
 # Where a model is found, in sentence-transformers' words and in transformers'.
 HUB = {"revision": "revision", "token": "token", "cache_folder": "cache_dir", "local_files_only": "local_files_only"}
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+# Any of these files makes a folder a model.
+_CONFIGS = {"config.json", "modules.json", "adapter_config.json"}
 # Lists of a configuration that may happen to be as long as there are layers.
 _NOT_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def locate(base: str | os.PathLike[str]) -> tuple[str, str]:
-    """Where a base is, and the name to record for it: never a path of this machine."""
+def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[str, str, str | None]:
+    """Folder or Hub id of a base; the name to record for it, never a path of this machine; the GGUF file in it."""
     text = os.fspath(base)
     if text in EMBEDDED:
-        return str(EMBEDDED[text]), text
+        return str(EMBEDDED[text]), text, None
+    if gguf_file is None and text.endswith(".gguf"):
+        if not os.path.isfile(text):
+            raise FileNotFoundError(f"base={text!r}: there is no such file.")
+        text, gguf_file = os.path.split(os.path.abspath(text))
     if os.path.isfile(text):
         raise ValueError(f"base={text!r} is a file. Name the folder that holds the model, or a .gguf file.")
-    if not os.path.isdir(text):
-        return text, text
-    if not {"config.json", "modules.json", "adapter_config.json"} & set(os.listdir(text)):
-        raise ValueError(f"base={text!r} holds no config.json and no .gguf file, so it is no model.")
-    return text, os.path.basename(os.path.abspath(text))
+    here = os.path.isdir(text)
+    if here and gguf_file is None and not _CONFIGS & set(os.listdir(text)):
+        files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
+        if len(files) > 1:
+            raise ValueError(f"base={text!r} holds several GGUF files. Choose one, as gguf_file={files[0]!r}.")
+        if not files:
+            raise ValueError(f"base={text!r} holds no config.json and no .gguf file, so it is no model.")
+        gguf_file = files[0]
+    name = os.path.basename(os.path.abspath(text)) if here else text
+    if gguf_file is not None:
+        name = f"{gguf_file if here else f'{text}/{gguf_file}'} (GGUF)"
+    return text, name, gguf_file
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that this machine does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def weights_dtype(dtype: Any, device: str | None) -> Any:
     """What ``dtype`` means to transformers: None is float32 on a CPU, and as stored ("auto") on a GPU."""
-    import torch
-    from sentence_transformers.util import get_device_name
-
     if dtype is None:
         return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str) and dtype not in _DTYPES:
@@ -45,63 +71,8 @@ def weights_dtype(dtype: Any, device: str | None) -> Any:
     return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
 
 
-def gguf_of(base: str | os.PathLike[str], gguf_file: str | None) -> tuple[str, str] | None:
-    """Folder or Hub id, and name, of the GGUF file that a base means; None: it means none."""
-    text = os.fspath(base)
-    if gguf_file is not None:
-        return text, gguf_file
-    if text.endswith(".gguf"):
-        if not os.path.isfile(text):
-            raise FileNotFoundError(f"base={text!r}: there is no such file.")
-        return os.path.dirname(os.path.abspath(text)), os.path.basename(text)
-    if not os.path.isdir(text) or {"config.json", "modules.json", "adapter_config.json"} & set(os.listdir(text)):
-        return None
-    files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
-    if len(files) > 1:
-        raise ValueError(f"base={text!r} holds several GGUF files. Choose one, as gguf_file={files[0]!r}.")
-    return (text, files[0]) if files else None
-
-
-def gguf_quantization(file: str) -> str:
-    """Quantization of a local GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
-    from collections import Counter
-
-    import numpy as np
-
-    gguf: Any = required("gguf", "gguf", f"base={file!r}")
-
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        # gguf's own hangs on sizes beyond the file's end.
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise ValueError("a part reaches beyond its end")
-            return super()._get(offset, dtype, count, override_order)
-
-    def readable(kind: Any) -> bool:
-        try:
-            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except (NotImplementedError, ValueError, KeyError):
-            return kind.name in ("F32", "F16")
-        return True
-
-    try:
-        reader = Reader(file)
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
-    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
-    if wrong := [each.name for each in types if not readable(each)]:
-        known = ", ".join(each.name for each in gguf.GGMLQuantizationType if readable(each))
-        raise ValueError(f"base={file!r} holds tensors of type {wrong[0]}, which cannot be read. Readable: {known}.")
-    if (field := reader.fields.get("general.file_type")) is not None:
-        return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
-    return str(types.most_common(1)[0][0].name)
-
-
 def quantization_config(quantization: str, dtype: Any) -> Any:
     """Configuration of bitsandbytes for ``"nf4"`` or ``"int8"``, without what makes vectors depend on their batch."""
-    import torch
-    import transformers
-
     config: Any = transformers.BitsAndBytesConfig
     if quantization not in ("nf4", "int8"):
         raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
@@ -129,17 +100,18 @@ def shared(model: Any) -> Any:
 
 def cut(model: Any, layers: int) -> None:
     """Leave the lowest layers of a model only; its final norm follows the last of them."""
-    from .modules.layers import layers_of
-    from .modules.layout import decoder_of
-
     listed, config = layers_of(model), model.config.get_text_config()
     depth = len(listed)
     if layers == depth:
         return
     if decoder_of(model).config is not model.config:
         raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save that alone.")
-    before = _last_state(model, listed, layers - 1)
     kept = max(1, layers)  # Layer 0, the embeddings, is what enters the first.
+    states: list[torch.Tensor] = []
+    hook = listed[kept - 1].register_forward_hook(
+        lambda module, given, output: states.append(output[0] if isinstance(output, tuple) else output)
+    )
+    _run(model, [[*range(1, 9)]])
     del listed[kept:]
     for name, value in dict(vars(config)).items():
         if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
@@ -147,36 +119,24 @@ def cut(model: Any, layers: int) -> None:
         elif name == "num_kv_shared_layers" and isinstance(value, int):
             setattr(config, name, max(0, value - (depth - kept)))
     config.num_hidden_layers = kept
-    after = _last_state(model, listed, layers - 1)
+    _run(model, [[*range(1, 9)]])
+    hook.remove()
+    before, after = (each.float() for each in states)
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:
         raise ValueError(f"layer={layers}: without those above, hidden states change by {difference:.1%}. Drop it.")
 
 
-def _last_state(model: Any, layers: Any, index: int) -> Any:
-    import torch
-
-    kept: list[Any] = []
-    hook = layers[max(0, index)].register_forward_hook(
-        lambda module, arguments, output: kept.append(output[0] if isinstance(output, tuple) else output)
-    )
-    ids = torch.arange(1, 9, device=model.device)[None]
-    training = model.training
-    try:
-        with torch.inference_mode():
-            model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
-    finally:
-        hook.remove()
-        model.train(training)
-    return kept[0].float()
+def _run(model: Any, ids: list[list[int]]) -> torch.Tensor:
+    """Hidden states of rows of token ids, [B, T, d] float32."""
+    rows = torch.tensor(ids, device=model.device)
+    with torch.inference_mode():
+        hidden: torch.Tensor = model.eval()(input_ids=rows, attention_mask=torch.ones_like(rows))[0]
+    return hidden.float()
 
 
 def check_model(model: Any, name: str) -> None:
     """Refuse what is no single stack of layers that texts alone go through, or whose weights are not whole."""
-    import inspect
-
-    import torch
-
     config = model.config
     given: Any = getattr(config, "quantization_config", None) or {}
     given = given if isinstance(given, dict) else given.to_dict()
@@ -202,21 +162,12 @@ def check_model(model: Any, name: str) -> None:
 
 def is_causal(model: Any) -> bool:
     """Whether no hidden state depends on a later token; tried on two texts that differ in their last token."""
-    import torch
-
-    from .modules.layout import decoder_of
-
-    decoder = decoder_of(model)
-    marks = [bool(each.is_causal) for each in decoder.modules() if hasattr(each, "is_causal")]
+    marks = [bool(each.is_causal) for each in decoder_of(model).modules() if hasattr(each, "is_causal")]
     if not all(marks) or getattr(model.config.get_text_config(), "is_causal", True) is False:
         return False
     if marks:
         return True
-    ids = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 0]], device=model.device)
-    training = model.training
-    with torch.inference_mode():
-        hidden = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids))[0].float()
-    model.train(training)
+    hidden = _run(model, [[1, 2, 3, 4], [1, 2, 3, 0]])
     return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
 
 
@@ -233,45 +184,28 @@ def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
     adapter = required("peft", "train", f"base={name!r} is an adapter of peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
-    return str(adapter.base_model_name_or_path or path)
+    if not adapter.base_model_name_or_path:
+        raise ValueError(f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it.")
+    return str(adapter.base_model_name_or_path)
 
 
 def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
-    """Make a loaded adapter part of the weights, once all of it is seen to be there."""
+    """Make an adapter part of a model's weights, as peft does; all of it, or a ValueError."""
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError(f"base={name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized.")
-    stored = required("peft", "train").load_peft_weights(path, device="cpu", **hub)
-    parts = {model.base_model_prefix, *(part for part, _ in model.named_children())}
-    loaded = {_digest(tensor) for tensor in model.get_adapter_state_dict().values()}
-    loaded |= {_digest(tensor) for tensor in model.state_dict().values() if tensor.numel() < 1 << 28}
-    dtype = next(iter(model.get_adapter_state_dict().values())).dtype
-    for key, tensor in stored.items():
-        # Names differ from model to model; a head's weights are not missed.
-        place = key.removeprefix("base_model.model.").split(".")[0]
-        if place in parts and not {_digest(tensor.to(dtype)), _digest(tensor)} & loaded:
-            raise ValueError(f"base={name!r}: transformers did not load the adapter's {key}. Merge it and save that.")
-    merged(model)
-
-
-def merged(model: Any) -> None:
-    """Make the adapter of a model part of its weights, which are then saved without peft."""
-    for place, module in list(model.named_modules()):
-        if hasattr(module, "unload_and_optionally_merge_module"):
-            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-        elif hasattr(module, "get_base_layer"):
-            module.merge()
-            plain = module.get_base_layer()
-        else:
-            continue
-        parent, _, child = place.rpartition(".")
-        setattr(model.get_submodule(parent), child, plain)
-    # Private in transformers: names as in the adapter, under which the merged weights would be saved.
-    vars(model).pop("_weight_conversions", None)
-    model._hf_peft_config_loaded = False
-    del model.peft_config
+    peft: Any = required("peft", "train")
+    config = peft.PeftConfig.from_pretrained(path, **hub)
+    config.task_type = None  # of what a head is for
+    # An adapter of a model with a head names the decoder's weights from there.
+    names = {rf"^{model.base_model_prefix}\.": ""}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            adapted = peft.PeftModel.from_pretrained(model, path, config=config, key_mapping=names, **hub)
+        adapted.merge_and_unload()
+    except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
+        raise ValueError(
+            f"base={name!r}: peft cannot merge the adapter. {' '.join(str(error).split())[:500]}"
+        ) from error
+    vars(model).pop("peft_config", None)
     model.requires_grad_(True)
-
-
-def _digest(tensor: Any) -> tuple[Any, ...]:
-    numbers = tensor.detach().float()
-    return (tuple(tensor.shape), float(numbers.sum()), float(numbers.abs().sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,9 @@ def build(
         if method is None or method == recipe.method["name"]:
             given = {**recipe.method, **given}
             method = given.pop("name")
+    prompts = {} if loading.get("prompts") is None else loading["prompts"]
+    if not isinstance(prompts, Mapping) or any(not isinstance(each, str) for pair in prompts.items() for each in pair):
+        raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")
     chosen = replace(method, **given) if isinstance(method, Method) else method_from(method or DEFAULT, given)
     # Here, so that most errors come before torch is imported.
     from .assembly import Assembly

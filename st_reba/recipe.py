@@ -23,7 +23,7 @@ ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores",
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
 # Far more than any recipe needs; a file from elsewhere becomes memory and time.
-_MOST_CHARACTERS, _MOST_LEVELS = 1 << 16, 16
+_MOST_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,11 @@ def _read_yaml(path: Path) -> Any:
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
+                raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             values = super().construct_mapping(node, deep)
             if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
@@ -143,12 +148,6 @@ def _read_yaml(path: Path) -> Any:
             text = stream.read(_MOST_CHARACTERS + 1)
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
-        level = 0
-        for event in yaml.parse(text, Loader):
-            # Reading takes the square of the depth, and a few lines of aliases can stand for gigabytes.
-            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or level > _MOST_LEVELS:
-                raise ValueError(f"{str(path)!r} holds an alias (*), or more than {_MOST_LEVELS} levels.")
         return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ _MOST_LAYERS = 1000
 # What a stored configuration may not hand to transformers: where else to look, whom to ask, pickles, code.
 _CALLERS = {"trust_remote_code", "token", "proxies", "code_revision", "gguf_file", "kernel_config", "use_kernels"}
 _CALLERS |= {"weights_only", "use_safetensors", "state_dict", "adapter_kwargs", "offload_folder", "variant"}
+# A tokenizer elsewhere; files that are read in place of config.json; a module that peft imports.
+_ELSEWHERE = ("tokenizer_name_or_path", "configuration_files", "megatron_config")
 # Names under which sentence-transformers also finds the settings of a Transformer.
 _OLDER = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _REMEDY = "Copy all files of the model, or build it again."
@@ -53,9 +55,10 @@ def load(
     """
     from sentence_transformers import SentenceTransformer
 
-    from .bases import EMBEDDED, HUB, weights_dtype
+    from .bases import EMBEDDED, HUB, check_device, weights_dtype
 
     path = os.fspath(model)
+    check_device(device)
     if (path in EMBEDDED or os.path.isdir(path)) and not os.path.isfile(os.path.join(path, "modules.json")):
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. Run: st-reba build {path} FOLDER")
     weights: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
@@ -87,10 +90,11 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
     if (kind := about.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         # sentence-transformers would load something else than what modules.json lists.
         raise files.refused("config_sentence_transformers.json", f"it is a {kind!r:.80}. Use another model.")
-    listed = files.read("modules.json")
-    for each in listed:
-        _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
-    return listed[0]["path"] if listed else ""
+    listed: list[Any] = files.read("modules.json", list)
+    with files.values_of("modules.json"):
+        for each in listed:
+            _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
+        return str(listed[0]["path"]) if listed else ""
 
 
 @contextmanager
@@ -138,14 +142,26 @@ class _Files:
         found: str | None = load_file_path(self.path, file, **self.hub)
         return found
 
-    def read(self, file: str) -> Any:
-        """The value of a JSON file, {} where there is no such file."""
+    def read(self, file: str, kind: type = dict) -> Any:
+        """The value of a JSON file, a dict or a list; an empty one where there is no such file."""
         if (found := self.find(file)) is None:
-            return {}
+            return kind()
         try:
-            return json.loads(Path(found).read_text(encoding="utf-8"))
+            value = json.loads(Path(found).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise self.refused(file, f"it is not JSON ({str(error)[:200]}). {_REMEDY}") from error
+        if not isinstance(value, kind):
+            raise self.refused(file, f"it holds a {type(value).__name__}, not a {kind.__name__}. {_REMEDY}")
+        return value
+
+    @contextmanager
+    def values_of(self, file: str) -> Iterator[None]:
+        """Inside the ``with`` block, a value of a file that is missing or of a wrong type is refused."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = f"a value is missing or of a wrong type ({type(error).__name__}: {str(error)[:200]}). {_REMEDY}"
+            raise self.refused(file, reason) from error
 
     def settings(self, file: str) -> dict[str, Any]:
         """The values of a configuration; refused where they name code, files elsewhere, or options of the caller."""
@@ -156,20 +172,15 @@ class _Files:
             wrong = None
             if isinstance(value, dict):
                 left += value.items()
-                stored = sorted(_CALLERS & set(value)) if name.endswith(("_kwargs", "_args")) else []
-                wrong = f"{name}: {stored[0]} may not be stored. Pass it to load." if stored else None
+                if name.endswith(("_kwargs", "_args")) and (stored := sorted(_CALLERS & set(value))):
+                    wrong = f"{name}: {stored[0]} may not be stored. Pass it to load."
             elif isinstance(value, list):
                 left += [(name, each) for each in value]
-            elif name == "tokenizer_name_or_path" and value is not None:
-                wrong = f"{name} names a tokenizer elsewhere. Put its files here."
-            elif isinstance(value, int) and re.search("layers?$", name) and value > _MOST_LAYERS:
+            elif isinstance(value, int) and name.endswith(("layer", "layers")) and value > _MOST_LAYERS:
                 wrong = f"{name}={value}: at most {_MOST_LAYERS}. Correct it."
-            if "attn_implementation" in name and "/" in str(value):
-                # transformers would download that kernel and run it, whether or not code is trusted.
-                wrong = f"{name}={value!r:.80} names a kernel elsewhere. Remove it."
-            if name in ("configuration_files", "megatron_config") and value:
-                # Files that would be read in place of this one; a module that peft imports.
-                wrong = f"{name}={value!r:.80} is not supported. Remove it."
+            # transformers would download a kernel with a slash in its name and run it, whether or not code is trusted.
+            if (name in _ELSEWHERE and value) or ("attn_implementation" in name and "/" in str(value)):
+                wrong = f"{name}={value!r:.80} names code or files elsewhere. Remove it."
             if wrong:
                 raise self.refused(file, wrong)
         return values
@@ -178,13 +189,11 @@ class _Files:
         """Numbers that a module's weights hold, by the headers of their files; None: it has none as safetensors."""
         names = [os.path.join(folder, "model.safetensors")]
         if self.find(names[0]) is None:
-            index = os.path.join(folder, "model.safetensors.index.json")
-            if not (listed := self.read(index)):
+            parts = os.path.join(folder, "model.safetensors.index.json")
+            if not (listed := self.read(parts)):
                 return None
-            weights = listed.get("weight_map")
-            if not isinstance(weights, dict) or not all(isinstance(each, str) for each in weights.values()):
-                raise self.refused(index, f"it maps no names to files. {_REMEDY}")
-            names = [os.path.join(folder, each) for each in sorted(set(weights.values()))]
+            with self.values_of(parts):
+                names = [os.path.join(folder, each) for each in sorted(set(listed["weight_map"].values()))]
         return sum(self._numbers(name) for name in names)
 
     def _numbers(self, name: str) -> int:
@@ -227,13 +236,13 @@ def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: boo
         _check_base(files, folder)
         return
     values = files.read(config)
-    if kind.__name__ == "Router":
-        for inner, type_ in values["types"].items():
+    with files.values_of(config):
+        for inner, type_ in values["types"].items() if kind.__name__ == "Router" else ():
             inside = None if str(type_).endswith(".Router") else type_
             _check_module(files, os.path.join(folder, inner), inside, config, trusted)
-    sizes = [values[each] for each in ("in_features", "out_features") if each in values]
-    if sizes and math.prod(sizes) > (held := files.numbers(folder) or 0):
-        raise files.refused(config, f"{sizes} do not fit {held:,} weights. {_REMEDY}")
+        sizes = [index(values[each]) for each in ("in_features", "out_features") if each in values]
+        if sizes and math.prod(sizes) > (held := files.numbers(folder) or 0):
+            raise files.refused(config, f"{sizes} do not fit {held:,} weights. {_REMEDY}")
 
 
 def _kind(name: Any) -> Any:

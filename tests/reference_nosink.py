@@ -1,8 +1,8 @@
 """NoSink in plain float64: which token sees which, and tiny models run layer by layer by hand, apart from the package.
 
 A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run,
-and how often. ``run`` computes GPT-2 and Llama from their weights alone; ``hooked`` puts the same masks
-into transformers' own eager attention, for every other family. Layers and tokens count from 0.
+and how often. ``run`` computes Llama from its weights alone; ``hooked`` puts the same masks into transformers' own
+eager attention, for every other family. Layers and tokens count from 0.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def plan(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# GPT-2 and Llama by hand
+# Llama by hand
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,37 +107,6 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor) -> tupl
 def _heads(rows: Tensor, heads: int) -> Tensor:
     """[T, heads * size] -> [heads, T, size]."""
     return rows.unflatten(-1, (heads, -1)).transpose(0, 1)
-
-
-class _GPT2:
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.body, self.config = model, model.config
-        assert self.config.activation_function == "gelu_new"
-
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        return torch.stack([self.body.wte.weight[token] + self.body.wpe.weight[t] for t, token in enumerate(ids)])
-
-    def layer(self, index: int, x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
-        block = self.body.h[index]
-        joint = self._linear(block.attn.c_attn, self._layer_norm(block.ln_1, x))
-        queries, keys, values = (_heads(part, self.config.n_head) for part in joint.chunk(3, -1))
-        mixed, weights = _attend(queries, keys, values, sees)
-        x = x + self._linear(block.attn.c_proj, mixed)
-        inner = self._linear(block.mlp.c_fc, self._layer_norm(block.ln_2, x))
-        inner = inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3))) / 2
-        return x + self._linear(block.mlp.c_proj, inner), weights
-
-    def norm(self, x: Tensor) -> Tensor:
-        return self._layer_norm(self.body.ln_f, x)
-
-    @staticmethod
-    def _linear(module: nn.Module, x: Tensor) -> Tensor:
-        return x @ module.weight + module.bias
-
-    def _layer_norm(self, module: nn.Module, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scale = (centred.pow(2).mean(-1, keepdim=True) + self.config.layer_norm_epsilon).sqrt()
-        return centred / scale * module.weight + module.bias
 
 
 class _Llama:
@@ -187,13 +156,10 @@ class _Llama:
         return x / (x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps).sqrt() * module.weight
 
 
-_BY_HAND: dict[str, type[_GPT2] | type[_Llama]] = {"gpt2": _GPT2, "llama": _Llama}
-
-
 @torch.no_grad()
 def run(model: PreTrainedModel, ids: Sequence[int], plan: Plan) -> tuple[Tensor, Tensor]:
     """V [T, d] and one attention map for every layer that runs, in the order they run: [calls, H, T, T]."""
-    parts = _BY_HAND[model.config.model_type](as_double(model))
+    parts = _Llama(as_double(model))
     depth = model.config.num_hidden_layers
     maps: list[Tensor] = []
 

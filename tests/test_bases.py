@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from architectures import TOKENIZERS, save
-from marks import needs_adapters
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
@@ -161,7 +160,7 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
 
 
 def test_gguf_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Readable: .*Q4_0"):
+    with pytest.raises(ValueError, match="tiny-Q8_1"):
         build(str(gguf_file(tmp_path, "Q8_1")))
     shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
     with pytest.raises(ValueError, match="several GGUF files"):
@@ -211,7 +210,6 @@ def adapt(base: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
     return folder / "adapter", folder / "merged"
 
 
-@needs_adapters
 @pytest.mark.parametrize(
     "options",
     [

@@ -106,6 +106,8 @@ Call = Callable[[str], Any]
 REFUSALS: dict[str, Call] = {
     "method": lambda path: build(path, "rebba"),
     "option": lambda path: build(path, repeat=2),
+    "prompts that are no texts": lambda path: build(path, prompts={"query": 3}),
+    "no such device": lambda path: build(path, device="cpuu"),
     "texts without auto": lambda path: build(path, texts=["a"]),
     "auto without texts": lambda path: build(path, "auto"),
     "tokenizer object": lambda path: build(path, tokenizer=TOKENIZERS["bos"]()),

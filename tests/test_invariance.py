@@ -44,14 +44,6 @@ def test_batches(base: Base, of: str, name: str) -> None:
     assert_close(threes, alone.double())
 
 
-@pytest.mark.parametrize("of", ["mistral", "qwen2", "bloom", "falcon"])
-@pytest.mark.parametrize("name", ["reba mean", "authors last", "echo last"])
-def test_other_bases(base: Base, of: str, name: str) -> None:
-    model = made(base(of, "bos_eos"), name)
-    for together, alone in zip(encoded(model, HOSTILE), encoded(model, HOSTILE, alone=True), strict=True):
-        assert_close(together, alone.double())
-
-
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:
     first: Any = build(base("llama", "bos_eos"), "echo")[0]
     ids = first.content(["<s>", "</s>", "\ud83d"])["input_ids"]

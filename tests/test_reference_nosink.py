@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -18,27 +16,18 @@ from transformers import AutoModel, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 DEPTH = 3
-NAMES = ["gpt2", "llama"]
 IDS = [7, 101, 33, 250, 33, 18, 400, 91, 5]
 ARCHITECTURES = ["inplace", "inter", "extra", "extend"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("nosink")
-    for name in NAMES:
-        save(name, made / name, "plain")
-    return made
-
-
-@lru_cache
-def load(path: Path) -> PreTrainedModel:
-    return as_double(AutoModel.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval())
+    return save("llama", tmp_path_factory.mktemp("nosink"), "plain")
 
 
 @pytest.fixture
-def in_double(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], PreTrainedModel]:
-    """The model with norms, softmax and rotary angles in float64 where Llama's own code asks for float32."""
+def model(monkeypatch: pytest.MonkeyPatch, folder: Path) -> PreTrainedModel:
+    """Llama with norms, softmax and rotary angles in float64 where its own code asks for float32."""
     double = types.SimpleNamespace(**vars(torch))
     double.float32 = torch.float64
     monkeypatch.setattr(modeling_llama, "torch", double)
@@ -49,13 +38,9 @@ def in_double(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], 
         both = (position_ids[..., None].double() * speeds).repeat(1, 1, 2)
         return both.cos(), both.sin()
 
-    def get(name: str) -> PreTrainedModel:
-        model = load(folder / name)
-        if name == "llama":
-            monkeypatch.setattr(model.rotary_emb, "forward", angles)
-        return model
-
-    return get
+    found = as_double(AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval())
+    monkeypatch.setattr(found.rotary_emb, "forward", angles)
+    return found
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -96,12 +81,8 @@ def test_visible(kind: str, length: int, m: int, window: int | None) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_converted_is_the_model(
-    in_double: Callable[[str], PreTrainedModel], name: str, architecture: str
-) -> None:
+def test_nothing_converted_is_the_model(model: PreTrainedModel, architecture: str) -> None:
     """To float64's precision, attention maps too."""
-    model = in_double(name)
     for ids in (IDS, IDS[:1], IDS[:2]):
         hidden, attention = hidden_and_attention(model, ids)
         got, maps = run(model, ids, plan(DEPTH, architecture))
@@ -110,9 +91,7 @@ def test_nothing_converted_is_the_model(
 
 
 @pytest.mark.parametrize("kind", slow_but(KINDS, "bidirectional", "nosink-forward"))
-@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
-def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name: str, kind: str) -> None:
-    model = in_double(name)
+def test_by_hand_and_by_hooks(model: PreTrainedModel, kind: str) -> None:
     for m in (1, 2, 5):
         for ids in (IDS, IDS[:1], IDS[:2]):
             plans = [plan(DEPTH, kind=kind, k=k, k0=k0, m=m) for k in range(DEPTH + 1) for k0 in {0, k // 2}]
@@ -126,12 +105,8 @@ def test_by_hand_and_by_hooks(in_double: Callable[[str], PreTrainedModel], name:
 
 @pytest.mark.parametrize("variant", ["paper", "published"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", slow_but(NAMES, "llama"))
-def test_architectures_by_hand_and_by_hooks(
-    in_double: Callable[[str], PreTrainedModel], name: str, architecture: str, variant: str
-) -> None:
+def test_architectures_by_hand_and_by_hooks(model: PreTrainedModel, architecture: str, variant: str) -> None:
     """Hooked runs are put together where the other goes through the formula; maps come in another order."""
-    model = in_double(name)
     plans = [
         plan(DEPTH, architecture, kind, k, k0, variant=variant)
         for k in range(DEPTH + 1)

@@ -32,6 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 MINI = str(EMBEDDED["mini"])
 FIRST, CONFIG = "sentence_bert_config.json", "config.json"
 KERNEL = "evil/kernel"
+ROUTER, ROUTES = "sentence_transformers.sentence_transformer.modules.Router", "router_config.json"
 Damage = Callable[[Path], Any]
 
 
@@ -190,6 +191,10 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("reba", shard, "b.safetensors"),
     ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "model.safetensors"),
     ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json"),
+    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json"),
+    ("plain", lambda place: (place / "2_Dense" / CONFIG).write_text("[]"), "2_Dense/config.json: it holds a list"),
+    ("plain", put("2_Dense/config.json", out_features="x"), "2_Dense/config.json: a value is"),
+    ("plain", lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), f"{ROUTES}: a value is"),
 ]
 
 
@@ -262,7 +267,6 @@ TYPES = [
     "sentence_transformers.SentenceTransformer",
     "sentence_transformers..models.Pooling",
 ]
-ROUTER = "sentence_transformers.sentence_transformer.modules.Router"
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -271,12 +275,12 @@ def test_unknown_types(
     repository: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: Any, inside: bool
 ) -> None:
     """In the list of modules, and inside a Router."""
-    place, file = repository("plain"), "router_config.json" if inside else "modules.json"
+    place, file = repository("plain"), ROUTES if inside else "modules.json"
     plant(place)
     plant(tmp_path / "path")
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     change(place, type=ROUTER if inside else type_)
-    put("router_config.json", types={"query_0": type_}, structure={}, parameters={})(place)
+    put(ROUTES, types={"query_0": type_}, structure={}, parameters={})(place)
     refused(place, file)
     if str(type_).startswith("sentence_transformers."):
         # Trust in a repository's code opens nothing there.
