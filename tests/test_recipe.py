@@ -144,7 +144,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs(tmp_path: Path, name: str) -> None:
-    path, began = written(tmp_path, BOMBS[name]), time.monotonic()
+    path, began = written(tmp_path, BOMBS[name]), time.process_time()
     with pytest.raises(ValueError) as error:
         read_recipe(path)
-    assert len(str(error.value)) < 3000 and time.monotonic() - began < 5
+    assert len(str(error.value)) < 3000 and time.process_time() - began < 5
