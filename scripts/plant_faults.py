@@ -233,7 +233,9 @@ def tests_of(fault: Fault, coverage: Any, seconds: dict[str, float]) -> list[lis
     name = f"test_{Path(fault.file).stem}.py"
     tests = [test for test in (each.rpartition("|")[0] for each in contexts) if test in seconds]
     tests.sort(key=lambda test: (name not in test, seconds[test], test))
-    named = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob(name))]
+    # Those of consumers, of browsers and of the wheel need environments of their own.
+    files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob(name))]
+    named = [str(file) for file in files if not {"browser", "consumers", "wheel"} & {*file.parts}]
     return [tests[:FIRST], [*tests[FIRST:MOST], *named]]
 
 
