@@ -59,6 +59,14 @@ def test_a_warning_where_anybody_may_ask(
     assert (run.KEYS in capsys.readouterr().err) == warned
 
 
+def test_the_address_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run.run(None, taken, "/v1")
+        port = taken.getsockname()[1]
+    assert f"http://127.0.0.1:{port}/v1 " in capsys.readouterr().out
+
+
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "batched", None)
     with pytest.raises(ImportError, match=r"st-reba\[serve\]"):
