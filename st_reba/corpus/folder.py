@@ -144,7 +144,8 @@ class Corpus:
         """The documents of a part."""
         about = self.about(number)
         with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
-            rows = [Row(**{**row, "spans": tuple(row["spans"])}) for row in file.read(use_threads=False).to_pylist()]
+            columns = file.read(list(Row._fields), use_threads=False).to_pydict().values()
+        rows = [Row(*values, tuple(spans)) for *values, spans in zip(*columns, strict=True)]
         return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
 
     def write_part(self, number: int, part: Part) -> None:
