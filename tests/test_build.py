@@ -117,7 +117,7 @@ REFUSALS: dict[str, Call] = {
     "layers upside down": lambda path: build(path, layer=[2, 1]),
     "k too large": lambda path: build(path, "nosink", setting="mask0-bidir", k=9),
     "a template without text": lambda path: build(path, template="text"),
-    "a template's format": lambda path: build(path, template="{text!r}"),
+    "a template's format": lambda path: build(path, template="{text} {text!r}"),
     "an open brace": lambda path: build(path, template="{text} {"),
     "tasks": lambda path: build(path, template={"query": "{text}"}),
     "slots": lambda path: build(path, template={"query": "{text}", "document": "{text}{text}"}),

@@ -46,6 +46,7 @@ def quantize(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
 def _write(source: Path, target: Path) -> None:
     tools, onnx = import_module("onnxruntime.quantization"), import_module("onnx")
     nodes = onnx.load(str(source), load_external_data=False).graph.node
+    behind = [node.name for node in nodes if any(name.startswith(BEHIND) for name in node.input)]
     outside = source.with_name(f"{source.name}_data").exists()
     logging.disable(logging.WARNING)  # it advises a preparation that these graphs do not need
     try:
@@ -59,7 +60,7 @@ def _write(source: Path, target: Path) -> None:
             use_external_data_format=outside,
             extra_options={"MatMulConstBOnly": True},
             # Small layers that take differences of nearly equal numbers: 8 bits would leave little of these.
-            nodes_to_exclude=[node.name for node in nodes if any(name.startswith(BEHIND) for name in node.input)],
+            nodes_to_exclude=[*behind, *(f"{name}_MatMul" for name in behind)],  # what it makes of a Gemm
         )
     finally:
         logging.disable(logging.NOTSET)

@@ -86,7 +86,9 @@ def difference(found: Any, wanted: Any) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("architecture", "tokenizer", "name"), slow_but(CASES, "gpt_oss", "qwen3", rows=True))
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "name"), slow_but(CASES, "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba"), rows=True)
+)
 def test_same_vectors(base: Callable[..., str], architecture: str, tokenizer: str, name: str) -> None:
     model = build(base(architecture, tokenizer), **METHODS[name])
     before = model[0].model.config._attn_implementation  # type: ignore[union-attr]
