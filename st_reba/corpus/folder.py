@@ -145,7 +145,7 @@ class Corpus:
         about = self.about(number)
         with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
             columns = file.read(list(Row._fields), use_threads=False).to_pydict().values()
-        rows = [Row(*values, tuple(spans)) for *values, spans in zip(*columns, strict=True)]
+        rows = [Row._make((*values, tuple(spans))) for *values, spans in zip(*columns, strict=True)]
         return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
 
     def write_part(self, number: int, part: Part) -> None:
