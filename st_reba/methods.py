@@ -166,8 +166,11 @@ class Method:
                 raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
         if self.name == "nosink" and self.setting is None:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
-        if self.chunk is not None and (self.compute_matched or self.implementation != "paper"):
-            raise ValueError(f"chunk={self.chunk} goes with neither compute_matched nor implementation='authors'.")
+        others = {name: getattr(self, name) for name in ("chunk", "include_special", "normalize_weights")}
+        if self.implementation == "authors" and others != {name: _DEFAULTS[name] for name in others}:
+            raise ValueError(f"implementation='authors' goes with none of {others}. Leave them at their defaults.")
+        if self.chunk is not None and self.compute_matched:
+            raise ValueError(f"chunk={self.chunk} does not go with compute_matched.")
         if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:

@@ -48,7 +48,10 @@ REFUSED = {
         "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
         "template=unknown template=a-{text}-{device}"
     ),
-    "reba": "pooled=end chunk=5,implementation=authors chunk=5,compute_matched=true",
+    "reba": (
+        "pooled=end chunk=5,implementation=authors implementation=authors,include_special=true "
+        "chunk=5,compute_matched=true"
+    ),
     "nosink": (
         "k=3 setting=mask0-bidir setting=mask0-2,k=4,k0=1 setting=mask0&bidir,k=4 setting=inter-back,k=2,m=3 "
         "setting=baseline,k=2 setting=extend-back,k=[1]"
