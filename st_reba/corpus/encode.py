@@ -117,7 +117,7 @@ def _target(path: str | PathLike[str]) -> Corpus:
 def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], overwrite: bool) -> int:
     """Records a part: of the corpus that is there, if model and settings are the same, or of one that is begun."""
     mark = probe(model)
-    settings = {**asked, "dtype of the model": mark.dtype, "max_seq_length": model.max_seq_length}
+    settings = {**asked, "dtype of the model": mark.dtype, "max_seq_length": longest_input(model)}
     if is_corpus(corpus.path):
         try:
             return _resume(corpus, mark, settings)
@@ -132,6 +132,12 @@ def _begin(corpus: Corpus, model: SentenceTransformer, asked: dict[str, Any], ov
     about = {"model": remembered(model, mark, corpus.path), "similarity": model.similarity_fn_name}
     corpus.write_header({**about, "settings": settings})
     return int(settings["part_size"])
+
+
+def longest_input(model: SentenceTransformer) -> int | None:
+    """Tokens of the longest text that a model reads whole; None: there is no limit."""
+    length = model.max_seq_length
+    return length if isinstance(length, int) else None
 
 
 def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:

@@ -64,6 +64,8 @@ def open_source(
     columns = {"text_column": text_column, "id_column": id_column}
     name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
     if isinstance(input, (str, PathLike)):
+        if is_corpus(input):
+            raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
         name, total, tables = str(input), None, _file_rows(Path(input), encoding)
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
         raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import encode_corpus
+from ..corpus.encode import encode_corpus, longest_input
 from ..corpus.folder import Corpus, Row, is_corpus, sha256
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source, unique
@@ -275,12 +275,15 @@ def take_in(
     **running: Any,
 ) -> Change:
     """Take in documents, or what is new of them, or an encoded corpus; ``fresh`` is the state of an index to build."""
-    counts = Counter[str]()
+    counts, length = Counter[str](), longest_input(model)
     with one_writer(store.folder) as building:
+        state = fresh or store.state()
         if isinstance(source, Corpus):
             corpus, strict = source, False
-        else:
-            state = fresh or store.state()
+            length = corpus.header()["settings"]["max_seq_length"]
+        if length != (before := state.max_seq_length):
+            raise ValueError(f"max_seq_length is {length}, but {before} in the index; set the model's to that")
+        if not isinstance(source, Corpus):
             if fresh is None:
                 source = _only_new(unique(source, state.next_number), store, counts, upsert=upsert)
             running |= {"passages": state.passages, "overwrite": True, "strict": strict}

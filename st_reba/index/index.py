@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, beginning, clean_text
 from ..corpus.source import Input, open_source, unique
@@ -129,7 +130,8 @@ class Index:
             raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
         if factory != "auto":
             make_index(factory, mark.dimension, parameters)
-        fresh = State(remembered(model, mark, store.folder), metric, mark.dimension, columns, passages)
+        about, length = remembered(model, mark, store.folder), longest_input(loaded)
+        fresh = State(about, metric, mark.dimension, columns, passages, length)
         running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
         take_in(store, loaded, source, strict=strict, fresh=fresh, **running)
         return cls(store, loaded, {})

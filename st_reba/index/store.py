@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..corpus.records import Document, to_json
 
 FILE = "index.sqlite"
-FORMAT = 4
+FORMAT = 5
 _SCHEMA = """
 CREATE TABLE documents (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, vectors INTEGER NOT NULL, spans TEXT,
@@ -59,6 +59,7 @@ class State:
     dimension: int
     columns: dict[str, str | None]  # of the text and the id, to be used again
     passages: str | None
+    max_seq_length: int | None  # of the model, when it encoded documents
     factory: str = "Flat"
     parameters: str | None = None
     changes: int = 0

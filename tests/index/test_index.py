@@ -14,6 +14,7 @@ import torch
 from indexes import MODEL, QUIET, brute, build, documents, found, texts
 from tiny import tiny_model
 
+import st_reba
 from st_reba.corpus import encode_corpus
 from st_reba.index import Document, Index, OtherModelError
 
@@ -197,6 +198,21 @@ def test_a_corpus_as_input(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be used"):
         Index.build(tiny_model(1), tmp_path / "corpus", tmp_path / "other", **QUIET)
     assert not (tmp_path / "other").exists()
+
+
+def test_longer_texts_need_the_length_of_the_build(tmp_path: Path) -> None:
+    model = st_reba.build("mini", "reba", pooling="mean")
+    index = Index.build(model, ["cat"], tmp_path / "index", **QUIET)
+    encode_corpus(model, ["cat"], tmp_path / "corpus", **QUIET)
+    model.max_seq_length -= 8
+    calls: list[Any] = [lambda: index.add(["dog"], **QUIET), lambda: encode_corpus(model, ["cat"], tmp_path / "corpus")]
+    calls += [lambda: Index.build(model, tmp_path / "corpus", tmp_path / "other")]
+    for call in calls:
+        with pytest.raises(ValueError, match="max_seq_length"):
+            call()
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="an encoded corpus"):
+        index.add(tmp_path / "corpus", **QUIET)
 
 
 # Models

@@ -28,7 +28,7 @@ def opened(folder: Path, factory: str, parameters: str | None = None, *, mmap: b
 
 def saved(path: Path, index: Any, parameters: str | None = None, *, dim: int = DIM, mmap: bool = True) -> VectorFile:
     ann.save(path, index)
-    state = State({}, "cosine", dim, {}, None, parameters=parameters, file=path.name)
+    state = State({}, "cosine", dim, {}, None, None, parameters=parameters, file=path.name)
     state.bytes, state.filed = path.stat().st_size, index.ntotal
     return VectorFile(path.parent, state, mmap=mmap)
 
