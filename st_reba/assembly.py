@@ -220,11 +220,6 @@ class Assembly:
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
-        except Exception as error:  # of a damaged GGUF file, whatever its reader stumbles over
-            if self.gguf is None:
-                raise
-            reason = " ".join(str(error).split())[:500]
-            raise ValueError(f"base={self.name!r} is damaged, or of a type that cannot be read: {reason}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():

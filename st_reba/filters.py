@@ -147,7 +147,6 @@ class Filter:
 
 
 def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
-    """Refuse options that do not fit vectors [count, width]; how many principal directions are used."""
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
     kept = {"center": 0, "abtt": 3 if r is None else r, "whiten": width if dimensions is None else dimensions}[kind]

@@ -235,7 +235,6 @@ def encode_part(
 
 
 def _finish(corpus: Corpus) -> None:
-    """Write what was set aside, the totals, and the digests by which the corpus is complete."""
     header, files = corpus.header(), corpus.files()
     if header.get("files") == files:
         return

@@ -295,7 +295,6 @@ def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = N
 
 
 def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:
-    """Tasks, each with the name of the instructions that belong to its set."""
     for each in tasks if isinstance(tasks, (list, tuple)) else [tasks]:
         word = str(each) if isinstance(each, (str, os.PathLike)) else ""
         kind, equals, rest = word.partition("=")

@@ -298,7 +298,6 @@ def _ranking(
     limit: int | None,
     seed: int,
 ) -> Task:
-    """A ranking: of reranking only the judged documents are ranked, of retrieval all."""
     every = kind == "Retrieval"
     usable = [one for one, grades in judged.items() if any(grades.values()) and (every or not all(grades.values()))]
     if len(usable) < len(judged):

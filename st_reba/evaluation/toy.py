@@ -101,7 +101,6 @@ def _words(language: str) -> Any:
 
 
 def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:
-    """People and times of a topic, the same in every structure; no person twice."""
 
     def rank(pair: Any) -> bytes:
         return hashlib.sha256(f"{seed}:{topic}:{pair[0]['is']}:{pair[1]['is']}".encode()).digest()

@@ -93,7 +93,6 @@ def information(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _standard_ranks(values: Tensor) -> Tensor:
-    """Ranks, ties at their mean, with mean 0 and variance 1."""
     ranks = torch.from_numpy(rankdata(values.cpu().numpy())).to(values.device)
     return ((ranks - ranks.mean()) / ranks.std(correction=0).clamp_min(1e-12)).float()
 

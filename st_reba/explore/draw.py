@@ -118,7 +118,6 @@ def _heat(
 
 
 def _logarithmic(values: Numbers) -> Numbers:
-    """0 at FAINTEST and below, 1 at 1."""
     shares: Numbers = 1.0 - np.log10(values.clip(min=FAINTEST)) / math.log10(FAINTEST)
     return shares
 

@@ -236,7 +236,6 @@ class Index:
             self._checked = wanted
 
     def _present(self, tx: Any) -> Snapshot:
-        """The last state that was committed, as a reading transaction sees it."""
         with self._lock:
             state = read_state(tx, self._store.path)
             while self._snapshot is None or self._snapshot.state != state:
