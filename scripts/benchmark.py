@@ -110,9 +110,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--case", help=argparse.SUPPRESS)
     arguments = options.parse_args()
-    texts = [line.strip() for line in Path(arguments.texts).read_text(encoding="utf-8").splitlines() if line.strip()][
-        :1000
-    ]
+    lines = map(str.strip, Path(arguments.texts).read_text(encoding="utf-8").splitlines())
+    texts = [line for line in lines if line][:1000]
     if arguments.words:
         words = " ".join(texts * 40).split()
         texts = [" ".join(words[n * arguments.words :][: arguments.words]) for n in range(64)]

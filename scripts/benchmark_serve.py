@@ -1,6 +1,6 @@
 """``st-reba serve`` beside LitServe with the same model and ``encode`` itself, in turns, on the loopback.
 
-    python scripts/benchmark_serve.py MODEL [--rival litserve-budget=PYTHON] [--beside CHECKOUT=MODEL]
+    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--beside CHECKOUT=MODEL]
 
 CHECKOUT is another state of this package, with a model that it saved.
 PYTHON is an interpreter of an environment that has LitServe and this package. 1, 8 and 32 clients send short and long

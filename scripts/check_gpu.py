@@ -3,8 +3,7 @@
     python scripts/check_gpu.py [MODEL]         on one CUDA card; MODEL is a base's folder (default: the embedded one)
     python scripts/check_gpu.py --device cpu    the same comparison without a card
 
-Vectors are compared with float32 on the CPU. While the decoder runs, CUDA makes an error of every wait.
-Exit status 1: something differs, or waits.
+Vectors are compared with float32 on the CPU; CUDA makes an error of every wait. Exit status 1: one differs, or waits.
 """
 
 from __future__ import annotations

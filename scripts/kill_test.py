@@ -22,7 +22,6 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 
 def main() -> int:
-    """Run; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")

@@ -78,10 +78,9 @@ def measure(base: str, method: str, number: str) -> None:
     tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
     print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held |")
     print("|---|---|---|--:|--:|--:|--:|--:|")
-    counted = (
-        f"{weights(config, number):.2f} | {tensors:.2f} | {positions:,} | {activations(config, positions, number):.2f}"
-    )
-    print(f"| {Path(base).name} | {method} | {number} | {counted} | {peak:.2f} |")
+    counted = [weights(config, number), activations(config, positions, number)]
+    cells = f"{counted[0]:.2f} | {tensors:.2f} | {positions:,} | {counted[1]:.2f} | {peak:.2f}"
+    print(f"| {Path(base).name} | {method} | {number} | {cells} |")
 
 
 def main() -> None:
@@ -94,9 +93,8 @@ def main() -> None:
         sizes = dict(zip(FIELDS, numbers, strict=True))
         config = AutoConfig.for_model(kind, **sizes, head_dim=head, vocab_size=vocabulary, use_sliding_window=False)
         cells = [weights(config, number) for number in ("bfloat16", "int8", "nf4")]
-        print(
-            f"| {name} | {' | '.join(f'{each:.1f}' for each in (*cells, activations(config, POSITIONS)))} |", flush=True
-        )
+        cells.append(activations(config, POSITIONS))
+        print(f"| {name} | {' | '.join(f'{each:.1f}' for each in cells)} |", flush=True)
 
 
 if __name__ == "__main__":

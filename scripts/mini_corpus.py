@@ -54,12 +54,7 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:
-    """Read and clean the three sources.
-
-    Returns:
-        The Chinese and the English documents, each shuffled. English stops after the file that brings it to
-        22 million characters, so that it does not crowd Chinese out of a small model.
-    """
+    """The Chinese and the English documents, shuffled; so little English that it does not crowd Chinese out."""
     import opencc
 
     simplify = opencc.OpenCC("t2s").convert
@@ -83,12 +78,7 @@ def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
-    """Train the byte-fallback BPE tokenizer.
-
-    Returns:
-        A `tokenizers.Tokenizer` that puts `<s>` in front of each text. No text is unknown to it: a character
-        outside the alphabet becomes its UTF-8 bytes.
-    """
+    """A byte-fallback BPE tokenizer, trained; a character outside its alphabet becomes its UTF-8 bytes."""
     markers = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
@@ -124,9 +114,8 @@ def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and tokens.npy (uint16: `<s>` document `</s>`, …)."""
     shuffle = random.Random(0)
     chinese, english = read_corpus(zh_wiki, en_wiki, lctt, shuffle)
-    tokenizer = train_tokenizer(
-        [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
-    )
+    sample = [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
+    tokenizer = train_tokenizer(sample)
     wrap: Any = PreTrainedTokenizerFast
     wrapped = wrap(
         tokenizer_object=tokenizer,
@@ -150,7 +139,4 @@ def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
             rows.append(np.array([*encoding.ids, end], dtype=np.uint16))
     tokens = np.concatenate(rows)
     np.save(out / "tokens.npy", tokens)
-    print(
-        f"{out}: {len(chinese):,} Chinese and {len(english):,} English documents, "
-        f"{tokenizer.get_vocab_size():,} vocabulary entries, {len(tokens):,} tokens"
-    )
+    print(f"{out}: {len(chinese):,} Chinese and {len(english):,} English documents, {len(tokens):,} tokens")

@@ -7,9 +7,8 @@ DATA is a folder of public sets (sts/, clustering/, classification/, ranking/, p
 not run again. Quality is Spearman's correlation (pairs), the share of texts whose nearest centroid is of their class
 (topics), or mean average precision (search), on rows of another split than the texts that views are made of.
 
-The best of hundreds of candidates is partly luck. "By labels" is the best on one half of the rows, and measures the
-choice against it on the other half (mean over 50 splits). "Truth / best": if these rows were all that there are, this
-is what the truly best candidate would have of the luckiest on a sample of them.
+The best of hundreds is partly luck. "By labels" is the best on one half of the rows, compared on the other half (mean
+over 50 splits). "Truth / best": of the luckiest on rows drawn again, what the truly best candidate would have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """LitServe with the same model, for scripts/benchmark_serve.py: python rivals.py NAME MODEL PORT.
 
-``litserve`` encodes joined requests by the model's ``encode``, as its documentation shows; ``litserve-budget`` by the
-package's token budget, so that only the server differs.
+It encodes by the package's token budget, so that only the server differs.
 """
 
 import sys
@@ -33,7 +32,7 @@ class Api(litserve.LitAPI):
         from st_reba.encode import encode_texts
 
         given = [text for texts in inputs for text in texts]
-        vectors = encode_texts(self.encoder, given) if "budget" in sys.argv[1] else self.encoder.encode(given)
+        vectors = encode_texts(self.encoder, given)
         return [vectors[a:b] for a, b in pairwise([0, *accumulate(map(len, inputs))])]
 
     def unbatch(self, output: Any) -> Any:
