@@ -40,7 +40,8 @@ class Capture:
 
     def begin(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""
-        show_attention(state.transformer.model)
+        if not show_attention(state.transformer.model):
+            state.arguments["output_attentions"] = True
         state.backward = BackwardAttention([self.run(span) for span in state.spans], state.real, self.both)
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ def hook_attention(decoder: Any) -> None:
     if any(see_output in module._forward_hooks.values() for module in decoder.modules()):
         return
     decoder.config._attn_implementation = "eager"
-    decoder.register_forward_pre_hook(ask_for_attention, with_kwargs=True)
     for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):
             module.register_forward_hook(see_output)
@@ -29,13 +28,6 @@ def hook_attention(decoder: Any) -> None:
         "%s does not call transformers' attention interface: its eager attention is observed, with the time and "
         "memory that it takes. The vectors are the same.", type(decoder).__name__,
     )  # fmt: skip
-
-
-def ask_for_attention(decoder: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
-    """Forward pre-hook: make a decoder hand out its probabilities, where the pass needs them."""
-    state = current_pass()
-    asked = {} if state is None or state.backward is None else {"output_attentions": True}
-    return arguments, {**keywords, **asked}
 
 
 def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:

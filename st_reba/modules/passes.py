@@ -17,15 +17,15 @@ class ForwardPass:
         self.transformer, self.spans = transformer, features["spans"]  # on the host, so that no layer waits for it
         self.real: Tensor = features["attention_mask"].bool()  # [B, T], False at padding
         self.padded = any(span.total < self.real.shape[1] for span in self.spans)
+        self.arguments: dict[str, Any] = {}  # for the decoder, beside ids and mask
         self.masks: Any = None  # LayerMasks, where layers see other tokens than in the base
         self.backward: Any = None  # BackwardAttention, where rows of A^new are kept
         # Called after every layer: its index, the states before and after it, how to run it again; gives the states.
         self.after_layer: list[Callable[..., Tensor]] = []
         # Called after every layer's attention: index, output.
         self.after_attention: list[Callable[[int, Tensor], object]] = []
-        # What hooks keep until the end of the pass, and what they hand to the pooling.
-        self.kept: dict[Any, Any] = {}
-        self.features: dict[str, Any] = {}
+        self.kept: dict[Any, Any] = {}  # by hooks, until the end of the pass
+        self.features: dict[str, Any] = {}  # what hooks hand to the pooling
 
 
 # A context variable, so that threads and models never meet.

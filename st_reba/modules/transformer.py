@@ -262,7 +262,7 @@ class RepeatTransformer(Transformer):
         # In a causal model, padding after a text affects no real token, and attention without a mask is fastest.
         shown = torch.ones_like(mask) if self.causal else mask
         with running(state):
-            inputs = {"input_ids": features["input_ids"], "attention_mask": shown}
+            inputs = {"input_ids": features["input_ids"], "attention_mask": shown, **state.arguments}
             hidden: Tensor = super().forward(inputs)["token_embeddings"]
         for hook in reversed(hooks):
             hidden = hook.finish(state, hidden)
