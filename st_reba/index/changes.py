@@ -240,19 +240,19 @@ def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: boo
         numbered = enumerate(source.read())
         with store.reading() as tx:
             while group := list(islice(numbered, _ASKED_TOGETHER)):
-                given = [(one, to_json(one.metadata)) for _, one in group if isinstance(one, Document)]
-                ids = [one.id for one, _ in given if one.id is not None]
-                hashes = [content_of(one.text, metadata) for one, metadata in given if one.id is None and not upsert]
+                given = {n: (one.text, to_json(one.metadata)) for n, one in group if isinstance(one, Document)}
+                ids = [one.id for n, one in group if n in given and one.id is not None]
+                hashes = {n: content_of(*given[n]) for n, one in group if n in given and one.id is None and not upsert}
                 there = {one.id: (one.text, one.metadata) for one in documents_with(tx, "id", ids)}
-                unnamed = {(one.content, one.text) for one in documents_with(tx, "content", hashes)}
+                unnamed = {(one.content, one.text) for one in documents_with(tx, "content", hashes.values())}
                 for number, record in group:
                     same, reason = False, None
                     if isinstance(record, Document):
-                        content = (record.text, to_json(record.metadata))
                         if record.id is None:
-                            same, reason = (content_of(*content), record.text) in unnamed, _NO_ID if upsert else None
+                            same, reason = (hashes.get(number), record.text) in unnamed, _NO_ID if upsert else None
                         elif record.id in there:
-                            same, reason = there[record.id] == content, None if upsert else _THERE.format(record.id)
+                            same = there[record.id] == given[number]
+                            reason = None if upsert else _THERE.format(record.id)
                         if reason is not None:
                             record = Reject(f"record {number}", reason, record.id, beginning(record.text))
                     counts["unchanged"] += same
