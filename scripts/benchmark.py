@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
-    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5]
+    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5] [--only CASE ...]
 
 MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words
 N, texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
@@ -108,6 +108,7 @@ def main() -> None:
     options.add_argument("--beside", type=Path, help="checkout of another version, whose package is timed too")
     options.add_argument("--words", type=int, help="join the texts to 64 of so many words")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     options.add_argument("--case", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     lines = map(str.strip, Path(arguments.texts).read_text(encoding="utf-8").splitlines())
@@ -119,16 +120,16 @@ def main() -> None:
         worker(arguments.model, arguments.case, texts)
         return
     here = Path(__file__).resolve().parent.parent
-    running = {(name, ""): Case(name, here, arguments) for name in CASES}
+    running = {(name, ""): Case(name, here, arguments) for name in arguments.only}
     if arguments.beside:
-        old = [name for name in CASES if name != "stock" and "plain" not in name]
+        old = [name for name in arguments.only if name != "stock" and "plain" not in name]
         running |= {(name, "before"): Case(name, arguments.beside, arguments) for name in old}
     for _ in range(arguments.rounds):
         for case in running.values():
             case.encode()
     for (name, version), case in running.items():
         line = [f"{name} {version}".ljust(24), f"{statistics.median(case.seconds):.3f} s", f"{case.peak:.2f} GiB"]
-        others = {CASES[name][0]: running.get((CASES[name][0], version)) or running[CASES[name][0], ""]}
+        others = {CASES[name][0]: running.get((CASES[name][0], version)) or running.get((CASES[name][0], ""))}
         if not version:
             others["before"] = running.get((name, "before"))
         line += [f"{_ratio(case, other):.3f} x {each}" for each, other in others.items() if other is not None]
