@@ -61,23 +61,12 @@ def remove_leftovers(folder: str | PathLike[str]) -> None:
         file.unlink(missing_ok=True)
 
 
-def make_folder(path: str | PathLike[str]) -> bool:
-    """Make a folder and its parents, and sync their names to disk; False: it was there."""
-    path = Path(path)
-    if path.is_dir():
-        return False
-    make_folder(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
-    return True
-
-
 def sync(path: str | PathLike[str]) -> None:
     """Flush a file, or the names in a folder, to disk."""
-    path = Path(path)
-    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
+    is_folder = os.path.isdir(path)
+    if is_folder and os.name == "nt":  # folders cannot be opened there
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -107,7 +96,8 @@ def sole_writer(folder: Path, kept: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     try:
-        made = make_folder(folder)
+        made = not folder.is_dir()
+        folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
         with FileLock(folder / LOCK_FILE, timeout=0):
             try:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
-# Far more than any recipe needs; a file from elsewhere becomes memory and time.
-_MOST_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,10 @@ class Recipe:
     """
 
     base: str
-    loading: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
-    about: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
+    loading: Mapping[str, Any]
+    method: dict[str, Any]
+    about: Mapping[str, Any]
+    name: str
 
     @property
     def status(self) -> str:
@@ -58,9 +55,17 @@ class Recipe:
 def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
     """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
-    if text.startswith("zoo:"):
-        return _buildable(text.removeprefix("zoo:"), given)
-    return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    if not text.startswith("zoo:"):
+        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    found = recipe(text.removeprefix("zoo:"))
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
+    return found
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -68,7 +73,7 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     file = Path(path)
     found = recipe_of(_read_yaml(file), str(path), file.stem)
     if filter := found.method.get("filter"):
-        found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
+        found.method["filter"] = str(file.parent / filter)
     return found
 
 
@@ -91,52 +96,35 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     for key, value in loading.items():
         if key != "prompts" and not isinstance(value, str):
             raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
-    if found.status == "ready":  # others may lack numbers of layers, which the caller gives
-        try:
-            Method(**found.method)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{file!r}: {str(error)[:500]}") from None
     return found
 
 
-def save_recipe(
-    path: str | os.PathLike[str], base: str, method: Method, *, about: Mapping[str, Any] | None = None, **loading: Any
-) -> Recipe:
+def save_recipe(path: str | os.PathLike[str], base: str, method: Method, **loading: Any) -> None:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
     Example:
-        >>> _ = save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), about={"language": ["zh"]})
+        >>> save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), prompts={"query": "Q: "})
         >>> print(Path("my.yaml").read_text(encoding="utf-8"), end="")
         base: mini
+        prompts: {query: 'Q: '}
         method: echo
         pooling: mean
-        about:
-          language: [zh]
     """
     import yaml
 
-    file = Path(path)
-    values = method.to_dict()
+    file, values = Path(path), method.to_dict()
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, file.parent)
-    loading = {name: value for name, value in loading.items() if value is not None}
-    made = Recipe(base, loading, values, about or {}, file.stem)
-    recipe_of(made.to_dict(), str(path))
-    text = yaml.safe_dump(made.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    written = Recipe(base, loading, values, {}, file.stem).to_dict()
+    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     file.write_text(text, encoding="utf-8")
-    return made
 
 
 def _read_yaml(path: Path) -> Any:
-    """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
+    """Read YAML in which no key stands twice; else a ValueError."""
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
-                raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
-            return super().compose_node(parent, index)
-
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             values = super().construct_mapping(node, deep)
             if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
@@ -144,11 +132,7 @@ def _read_yaml(path: Path) -> Any:
             return values
 
     try:
-        with path.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_CHARACTERS + 1)
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
-        return yaml.load(text, Loader)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
 
@@ -175,22 +159,8 @@ def recipe(name: str) -> Recipe:
         ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
     """
     if name not in _models():
-        near = get_close_matches(name, zoo(), n=3, cutoff=0.3)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
+        raise ValueError(f"zoo:{name:.80} is not known. All names: st-reba zoo")
     return recipe_of(_models()[name], f"zoo:{name}", name)
-
-
-def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
-    found = recipe(name)
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
 
 
 @cache
