@@ -42,6 +42,18 @@ def test_families(base: Base, name: str, pooling: Any) -> None:
     assert_all(encoded(build(path, "echo", pooling=pooling)), echo)
 
 
+@pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss"])
+def test_inputs_of_less_than_four_tokens(base: Base, name: str, options: dict[str, Any]) -> None:
+    """Half of a batch: two copies of one token, beside longer texts."""
+    path, texts = base(name, "plain"), ["a", TEXTS[2], "b", TEXTS[1]]
+    for pooling in POOLINGS:
+        for text, got in zip(texts, encoded(build(path, pooling=pooling, **options), texts), strict=True):
+            placed, hidden, fused = oracle(path, text, TWICE)
+            published = reference.published_last if pooling == "last" else reference.published_mean
+            assert_close(got, published(hidden, fused) if options else reference.reba(hidden, fused, placed, pooling))
+
+
 # Options of ReBA, pieces of the input, and what the oracle calls the options.
 OPTIONS: dict[str, tuple[dict[str, Any], tuple[str | None, ...], dict[str, bool]]] = {
     "one copy": ({"repeats": 1}, (None,), {}),
