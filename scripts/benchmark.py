@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
-    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--words 400] [--rounds 5] [--only CASE ...]
+    scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
 
 MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words
-N, texts are joined to 64 texts of N words each. Every case is a process of its own; in each round every case encodes
+N, texts are joined to longer ones of N words each. Every case is a process of its own; in each round every case encodes
 once, in turn, so that all see the same machine. Printed are medians of the rounds and of their ratios.
 """
 
@@ -78,7 +78,7 @@ class Case:
     def __init__(self, name: str, checkout: Path, arguments: argparse.Namespace) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-W", "ignore", __file__, arguments.model, arguments.texts, "--case", name]
-        command += ["--words", str(arguments.words)] if arguments.words else []
+        command += ["--words", str(arguments.words), "--count", str(arguments.count)] if arguments.words else []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
         self.seconds: list[float] = []
@@ -106,7 +106,8 @@ def main() -> None:
     options.add_argument("model")
     options.add_argument("texts")
     options.add_argument("--beside", type=Path, help="checkout of another version, whose package is timed too")
-    options.add_argument("--words", type=int, help="join the texts to 64 of so many words")
+    options.add_argument("--words", type=int, help="join the texts to longer ones of so many words")
+    options.add_argument("--count", type=int, default=64, help="how many of these")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     options.add_argument("--case", help=argparse.SUPPRESS)
@@ -115,7 +116,7 @@ def main() -> None:
     texts = [line for line in lines if line][:1000]
     if arguments.words:
         words = " ".join(texts * 40).split()
-        texts = [" ".join(words[n * arguments.words :][: arguments.words]) for n in range(64)]
+        texts = [" ".join(words[n * arguments.words :][: arguments.words]) for n in range(arguments.count)]
     if arguments.case:
         worker(arguments.model, arguments.case, texts)
         return

@@ -160,10 +160,10 @@ def main() -> None:
     print("| server | clients | texts/s | a CPU second | p50, ms | p99, ms | largest difference |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     rate, cost = (statistics.median(column) for column in zip(*alone, strict=True))
-    print(f"| `encode`, batches of 32 | | {rate:.0f} | {cost:.0f} | | | |")
+    print(f"| `encode`, batches of 32 | | {rate:.3g} | {cost:.3g} | | | |")
     for (name, clients), found in rows.items():
         rate, cost, middle, high, _ = (statistics.median(column) for column in zip(*found, strict=True))
-        shown = f"{rate:.0f} | {cost:.0f} | {middle * 1e3:.0f} | {high * 1e3:.0f} | {max(row[4] for row in found):.0e}"
+        shown = f"{rate:.3g} | {cost:.3g} | {middle * 1e3:.0f} | {high * 1e3:.0f} | {max(row[4] for row in found):.0e}"
         print(f"| {name} | {clients} | {shown} |")
 
 
