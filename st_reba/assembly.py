@@ -66,14 +66,14 @@ class Assembly:
         if listed and '"st_reba.' in Path(listed).read_text(encoding="utf-8"):
             raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
         own_input = listed and self.method.name == "nosink" and self.method.pooling is None
-        model = self._converted() if own_input else self._made()
+        model = self._converted_model() if own_input else self._new_model()
         if self.method.filter is not None:
             from .filters import Filter, with_filter
 
             model = with_filter(model, Filter.load(self.method.filter))
         return model
 
-    def _converted(self) -> SentenceTransformer:
+    def _converted_model(self) -> SentenceTransformer:
         """A sentence-transformers model with its own input and pooling, whose layers see what the masks say."""
         allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
         if other := sorted(set(self.method.to_dict()) - allowed):
@@ -88,12 +88,12 @@ class Assembly:
         model[0] = self._module(first, own_input=True)
         return model
 
-    def _made(self) -> SentenceTransformer:
+    def _new_model(self) -> SentenceTransformer:
         transformer = self._transformer()
         plain = hidden_states(transformer)
         check_padding(transformer, plain, self.name)
         # Some models project their last hidden state to another size than their configuration's.
-        modules = [transformer, *self._behind(plain.shape[-1])]
+        modules = [transformer, *self._pooling_and_after(plain.shape[-1])]
         taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BASE}
         model = SentenceTransformer(modules=modules, **taken)
         if isinstance(modules[1], ReBAPooling):
@@ -242,7 +242,7 @@ class Assembly:
             self.tokenizer.save_pretrained(folder)
             return Sharing(folder, processor_kwargs=kwargs)
 
-    def _behind(self, width: int) -> list[torch.nn.Module]:
+    def _pooling_and_after(self, width: int) -> list[torch.nn.Module]:
         method, pooling = self.method, self.method.sentence_pooling
         weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
         modules: list[Any]
