@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases
+from .filters import Filter, with_filter
 from .methods import Method
 from .modules import (
     AuthorsReBAPooling,
@@ -68,8 +69,6 @@ class Assembly:
         own_input = listed and self.method.name == "nosink" and self.method.pooling is None
         model = self._converted_model() if own_input else self._new_model()
         if self.method.filter is not None:
-            from .filters import Filter, with_filter
-
             model = with_filter(model, Filter.load(self.method.filter))
         return model
 

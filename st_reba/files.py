@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 LOCK_FILE = ".lock"
@@ -93,8 +94,6 @@ def sole_writer(folder: Path, kept: str) -> Iterator[None]:
         OSError: Such as a full disk; of the block too, with the folder where an error names no file.
         ValueError: A link is in the folder.
     """
-    from filelock import FileLock, Timeout
-
     try:
         made = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize
 
@@ -119,8 +121,6 @@ class Filter:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""
-        from safetensors.numpy import save
-
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
         mark = None if self.probe is None else self.probe.to_json()
@@ -131,8 +131,6 @@ class Filter:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Filter:
         """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(path, framework="numpy") as stored:
                 about = json.loads((stored.metadata() or {})[_FORMAT])

@@ -10,11 +10,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from sentence_transformers import SentenceTransformer
+import torch
+from safetensors import SafetensorError, safe_open
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers.util import import_from_string, load_file_path
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from . import modules
+from .bases import EMBEDDED, HUB, check_device, weights_dtype
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _MOST_LAYERS = 1000
@@ -53,10 +59,6 @@ def load(
         RepositoryRefused: It asks for what it may not have.
         ValueError: It holds no model that sentence-transformers can load.
     """
-    from sentence_transformers import SentenceTransformer
-
-    from .bases import EMBEDDED, HUB, check_device, weights_dtype
-
     path = os.fspath(model)
     check_device(device)
     if (path in EMBEDDED or os.path.isdir(path)) and not os.path.isfile(os.path.join(path, "modules.json")):
@@ -103,8 +105,6 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
     Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
     that it adapts. transformers makes a model without memory at first, so that none is taken.
     """
-    from torch.nn.modules.module import register_module_parameter_registration_hook
-
     files = _Files(path, hub)
     adapted = _check_base(files, folder)
     held = files.numbers(folder) if adapted is None else adapted.numbers("")
@@ -136,8 +136,6 @@ class _Files:
         return RepositoryRefused(f"{self.path!r}: {file}: {reason}")
 
     def find(self, file: str) -> str | None:
-        from sentence_transformers.util import load_file_path
-
         found: str | None = load_file_path(self.path, file, **self.hub)
         return found
 
@@ -185,8 +183,6 @@ class _Files:
         return sum(self._numbers(name) for name in names)
 
     def _numbers(self, name: str) -> int:
-        from safetensors import SafetensorError, safe_open
-
         if (file := self.find(name)) is None:
             raise self.refused(name, f"it is missing. {_REMEDY}")
         try:
@@ -199,8 +195,6 @@ class _Files:
 
 
 def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: bool) -> None:
-    from sentence_transformers.base.modules import Transformer
-
     if (kind := _kind(name)) is None:
         if trusted and not str(name).startswith("sentence_transformers."):
             return
@@ -234,11 +228,6 @@ def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: boo
 
 def _kind(name: Any) -> Any:
     """The class of a module's type; None: neither sentence-transformers' nor ours."""
-    from sentence_transformers.base.modules import Module
-    from sentence_transformers.util import import_from_string
-
-    from . import modules
-
     package, _, rest = str(name).partition(".")
     if package == "st_reba" and rest in modules.MODULES:
         return getattr(modules, rest)
