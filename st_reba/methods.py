@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -297,5 +296,5 @@ def read_value(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    plain = isinstance(value, str) and not re.search(r'[,="\[\]{}]', value) and isinstance(read_value(value), str)
+    plain = isinstance(value, str) and not set(value) & set(',="[]{}') and isinstance(read_value(value), str)
     return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
