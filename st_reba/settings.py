@@ -28,15 +28,6 @@ SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     # KV-Embedding (2026): every token also sees the last one.
     "rerouted": ("inplace", "rerouted", "forward", 0),
 }
-# What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
-MASKS = {
-    "forward": "the tokens up to i, as in the base",
-    "backward": "the tokens from i on",
-    "bidirectional": "all tokens",
-    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
-    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
-    "rerouted": "the tokens up to i and the very last one, past any window",
-}
 
 
 def masks_of(
