@@ -141,6 +141,8 @@ def test_fields_in_token_batches(path: str) -> None:
     assert all(rows == 1 or rows * length <= 600 for rows, length, _ in shapes)
     with pytest.raises(ValueError):
         encode_texts(model, TEXTS, task="query")
+    with pytest.raises(ValueError, match="passage"):
+        encode_texts(model, TEXTS, task="passage", instruction="Find it.")
 
 
 def test_half_precision(path: str) -> None:

@@ -214,3 +214,11 @@ def test_damaged_headers(tmp_path: Path) -> None:
     assert encode(corpus.path, overwrite=True).header()["totals"]["documents"] == 20
     with pytest.raises(FileNotFoundError):
         Corpus(tmp_path).header()
+
+
+def test_part_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick model gets more texts in a part than a slow one."""
+    for rate, size in ((0.1, 64), (100, 1024), (1e6, 16_384)):
+        monkeypatch.setattr(encoding, "encoding_rate", lambda model, rate=rate: rate)
+        corpus = encode(tmp_path / str(rate), part_size=None)
+        assert corpus.header()["settings"]["part_size"] == size

@@ -47,6 +47,9 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path) -> None:
     model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert (model.encode("猫") == SentenceTransformer(str(copied), device="cpu").encode("猫")).all()
     (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
+    assert hub.repos[REPO].private
+    push(copied, "org/open")
+    assert not hub.repos["org/open"].private
     push(copied, REPO, revision="v2")
     assert hub.repos[REPO].files("v2")["README.md"].data.endswith(b"new")
     asked = push(copied, REPO, create_pr=True)

@@ -177,6 +177,7 @@ def test_passages(tmp_path: Path) -> None:
     best = index.search("gold", 2)
     assert {one.id for one in best} == {"0", "1"} and {one.passage for one in best} == {"gold gold ", "gold"}
     assert len(index.search("dog", 3)) == 3
+    assert [len(one) for one in index.search(["gold", "dog", "cat"], 2)] == [2, 2, 2]
     index.delete(["0"])
     index.verify()
     assert index.compact().deleted == 5 and len(index.search("dog", 3)) == 2

@@ -31,6 +31,14 @@ def test_lines(base: Base, name: str, tmp_path: Path) -> None:
     assert len((tmp_path / "st_reba.py").read_text(encoding="utf-8").splitlines()) <= LINES[name]
 
 
+def test_readings(base: Base, tmp_path: Path) -> None:
+    """What reads inner layers, or attention outputs, travels; and not both."""
+    for name, classes in (("layers", (True, False)), ("outputs", (False, True))):
+        made(base("llama"), name).save_pretrained(str(tmp_path / name))
+        code = (tmp_path / name / "st_reba.py").read_text(encoding="utf-8")
+        assert ("class LayerReader" in code, "class OutputReader" in code) == classes
+
+
 @pytest.mark.parametrize("name", ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"])
 def test_copies(base: Base, name: str) -> None:
     """Pickled and copied, a model computes the same, and none hears of another's passes."""
