@@ -16,7 +16,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util import get_device_name, load_file_path
 
 from . import bases
-from .filters import Filter, with_filter
 from .methods import Method
 from .modules import (
     AuthorsReBAPooling,
@@ -26,13 +25,17 @@ from .modules import (
     ReBAPooling,
     RepeatTransformer,
 )
+from .optional import required
 from .safety import load, sized
 from .selfcheck import check_capture, check_masks, check_padding, hidden_states
 from .settings import masks_of
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
-_LOADING = {*signature(SentenceTransformer.__init__).parameters} - {"self", "model_name_or_path", "modules", "backend"}
+_LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
+_LOADING -= {"backend", "kwargs", "args"}
 _OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
+# Options of the method that RepeatTransformer takes as they are.
+_PASSED = ("instruction", "compute_matched")
 _KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # What loads the base, and says nothing of a model that is put together.
 _OF_THE_BASE = {"revision", "tokenizer_kwargs", *_KWARGS}
@@ -54,25 +57,27 @@ class Assembly:
         self.place = {name: loading[name] for name in bases.HUB if loading.get(name) is not None}
         self.hub = {bases.HUB[name]: value for name, value in self.place.items()}
         self.llm = None if isinstance(base, (str, os.PathLike)) else base
-        self.path, self.gguf = "", None
+        self.gguf = self.adapted = None
         if self.llm is not None:
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
-            self.name = os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
+            self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
         else:
             self.path, self.name, self.gguf = bases.locate(base, gguf_file)
-        self.adapter = bases.adapter_of(self.path, self.name, self.hub) if self.path and not self.gguf else None
+            self.adapted = None if self.gguf else bases.adapted_model(self.path, self.name, self.hub)
 
     def run(self) -> SentenceTransformer:
         listed = self.path and load_file_path(self.path, "modules.json", **self.place)
         if listed and '"st_reba.' in Path(listed).read_text(encoding="utf-8"):
             raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
         own_input = listed and self.method.name == "nosink" and self.method.pooling is None
-        model = self._converted_model() if own_input else self._new_model()
+        model = self._converted() if own_input else self._made()
         if self.method.filter is not None:
+            from .filters import Filter, with_filter
+
             model = with_filter(model, Filter.load(self.method.filter))
         return model
 
-    def _converted_model(self) -> SentenceTransformer:
+    def _converted(self) -> SentenceTransformer:
         """A sentence-transformers model with its own input and pooling, whose layers see what the masks say."""
         allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
         if other := sorted(set(self.method.to_dict()) - allowed):
@@ -87,19 +92,20 @@ class Assembly:
         model[0] = self._module(first, own_input=True)
         return model
 
-    def _new_model(self) -> SentenceTransformer:
+    def _made(self) -> SentenceTransformer:
         transformer = self._transformer()
         plain = hidden_states(transformer)
-        check_padding(transformer, plain, self.name)
+        check_padding(transformer, self.name)
         # Some models project their last hidden state to another size than their configuration's.
-        modules = [transformer, *self._pooling_and_after(plain.shape[-1])]
+        modules = [transformer, *self._behind(plain.shape[-1])]
         taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BASE}
         model = SentenceTransformer(modules=modules, **taken)
         if isinstance(modules[1], ReBAPooling):
             check_capture(transformer, plain)
         for task in ("query", "document"):
             # Raises where the template leaves no room. Fields may get their values with the text: any will do.
-            room = transformer.budget(task=task, **dict.fromkeys(transformer.fields(task), "-"))
+            fields = dict.fromkeys(transformer.fields(task), "-")
+            room = transformer.budget(task=task, **fields)
             copies, chunk = self.method.repeats or 2, self.method.chunk or 0
             if room is not None and copies * chunk > room:
                 raise ValueError(f"chunk={chunk}: {copies} copies do not fit. Give {room // copies} at most.")
@@ -109,14 +115,13 @@ class Assembly:
         base = self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
         bases.check_model(model, self.name)
-        # transformers would cap it and say nothing.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if (limit := self.method.max_seq_length) and limit > (positions or limit):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
-        if self.adapter is not None:
-            bases.merge_adapter(model, self.adapter, self.path, self.name, self.hub)
+        if self.adapted is not None:
+            bases.merge_adapter(model, self.path, self.name, self.hub)
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
@@ -151,8 +156,8 @@ class Assembly:
         if not own:
             once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
             pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
+            options |= {name: getattr(method, name) for name in _PASSED}
             options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2}
-            options |= {"instruction": method.instruction, "compute_matched": method.compute_matched}
             if layers is not None:
                 options["reading"] = {"of": method.read, "first": layers[0], "last": layers[1]}
                 if method.read == "states":
@@ -181,8 +186,8 @@ class Assembly:
 
     def _loaded(self) -> RepeatTransformer:
         path, hub = self.path, {**self.hub, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
-        if self.adapter is not None:
-            path = self.adapter.base_model_name_or_path
+        if self.adapted is not None:
+            path = self.adapted
             hub.pop("revision", None)  # which is the adapter's
         dtype = bases.weights_dtype(self.dtype, self.device)
         kwargs: dict[str, Any] = {name: {**hub, **(self.loading.get(name) or {})} for name in _KWARGS}
@@ -194,6 +199,7 @@ class Assembly:
         if self.gguf is not None:
             if not hasattr(transformers, "GgufConfig"):
                 raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
+            required("gguf", "gguf", f"base={self.name!r}")
             for each in kwargs.values():
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -206,10 +212,14 @@ class Assembly:
             name = os.fspath(self.tokenizer)
             kwargs["tokenizer_name_or_path"] = str(bases.EMBEDDED.get(name, name))
             processor_kwargs["revision"] = None
-        elif self.adapter is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
+        elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
             kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
-        with sized(self.path, **self.place):
-            base: Any = RepeatTransformer(path, **kwargs)
+        try:
+            with sized(self.path, **self.place):
+                base: Any = RepeatTransformer(path, **kwargs)
+        except OSError as error:
+            known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
+            raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():
@@ -241,7 +251,7 @@ class Assembly:
             self.tokenizer.save_pretrained(folder)
             return Sharing(folder, processor_kwargs=kwargs)
 
-    def _pooling_and_after(self, width: int) -> list[torch.nn.Module]:
+    def _behind(self, width: int) -> list[torch.nn.Module]:
         method, pooling = self.method, self.method.sentence_pooling
         weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
         modules: list[Any]

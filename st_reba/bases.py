@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from sentence_transformers.util import get_device_name
-from transformers.utils.peft_utils import find_adapter_config_file
 
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
@@ -45,8 +45,10 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
     here = os.path.isdir(text)
     if here and gguf_file is None and not _CONFIGS & set(os.listdir(text)):
         files = sorted(name for name in os.listdir(text) if name.endswith(".gguf"))
-        if len(files) != 1:
-            raise ValueError(f"base={text!r} holds no config.json, and {len(files)} .gguf files. Give gguf_file=….")
+        if len(files) > 1:
+            raise ValueError(f"base={text!r} holds several GGUF files. Choose one, as gguf_file={files[0]!r}.")
+        if not files:
+            raise ValueError(f"base={text!r} holds no config.json and no .gguf file, so it is no model.")
         gguf_file = files[0]
     name = os.path.basename(os.path.abspath(text)) if here else text
     if gguf_file is not None:
@@ -56,15 +58,33 @@ def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[
 
 
 def gguf_quantization(file: str) -> str:
-    """Quantization of a GGUF file, as Q4_K_M; that of most of its matrices where it does not say."""
+    """Quantization of a GGUF file, as Q4_K_M; an error that lists what can be read, where transformers cannot."""
     gguf: Any = required("gguf", "gguf", f"base={file!r}")
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        # gguf's own hangs on sizes beyond the file's end.
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("a part reaches beyond its end")
+            return super()._get(offset, dtype, count, override_order)
+
+    def readable(kind: Any) -> bool:
+        try:
+            gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except (NotImplementedError, ValueError, KeyError):
+            return kind.name in ("F32", "F16")
+        return True
+
     try:
-        reader = gguf.GGUFReader(file)
+        reader = Reader(file)
     except (ValueError, IndexError, KeyError) as error:
         raise ValueError(f"base={file!r} is no whole GGUF file ({error}). Download it again.") from error
+    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
+    if wrong := [each.name for each in types if not readable(each)]:
+        known = ", ".join(each.name for each in gguf.GGMLQuantizationType if readable(each))
+        raise ValueError(f"base={file!r} holds tensors of type {wrong[0]}, which cannot be read. Readable: {known}.")
     if (field := reader.fields.get("general.file_type")) is not None:
         return str(gguf.LlamaFileType(int(field.contents())).name.removeprefix("MOSTLY_").removeprefix("ALL_"))
-    types = Counter(tensor.tensor_type for tensor in reader.tensors if len(tensor.shape) > 1)
     return str(types.most_common(1)[0][0].name)
 
 
@@ -90,6 +110,7 @@ def quantization_config(quantization: str, dtype: Any) -> Any:
     config: Any = transformers.BitsAndBytesConfig
     if quantization not in ("nf4", "int8"):
         raise ValueError(f"quantization={quantization!r} is not known. Choose from nf4, int8.")
+    required("bitsandbytes", "quantized", f"quantization={quantization!r} needs bitsandbytes")
     if quantization == "int8":
         # A threshold would change how all texts of a batch are rounded by large numbers of one of them.
         return config(load_in_8bit=True, llm_int8_threshold=0.0)
@@ -184,36 +205,41 @@ def is_causal(model: Any) -> bool:
     return bool(torch.allclose(hidden[0, :-1], hidden[1, :-1], atol=1e-2 * float(hidden.abs().max()), rtol=0))
 
 
-def adapter_of(path: str, name: str, hub: Mapping[str, Any]) -> Any:
-    """Configuration of the PEFT adapter that a base is; None: it is none."""
+def adapted_model(path: str, name: str, hub: Mapping[str, Any]) -> str | None:
+    """Folder or Hub id of the model that a PEFT adapter adapts; None: the base is no adapter."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
     try:
-        if find_adapter_config_file(path, **hub) is None:
-            return None
+        file = find_adapter_config_file(path, **hub)
     except OSError:
         return None  # Loading the base says what is wrong with it.
+    if file is None:
+        return None
     adapter = required("peft", "train", f"base={name!r} is an adapter of peft").PeftConfig.from_pretrained(path, **hub)
     if adapter.is_prompt_learning or adapter.is_adaption_prompt:
         raise ValueError(f"base={name!r} is an adapter of positions, which are no text. Use an adapter of weights.")
     if not adapter.base_model_name_or_path:
         raise ValueError(f"base={name!r}: adapter_config.json names no base_model_name_or_path. Add it.")
-    return adapter
+    return str(adapter.base_model_name_or_path)
 
 
-def merge_adapter(model: Any, config: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
+def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> None:
     """Make an adapter part of a model's weights, as peft does; all of it, or a ValueError."""
-    import peft
-
     if getattr(model, "hf_quantizer", None) is not None:
         raise ValueError(f"base={name!r}: merged into quantized weights, an adapter is rounded. Load them unquantized.")
+    peft: Any = required("peft", "train")
+    config = peft.PeftConfig.from_pretrained(path, **hub)
     config.task_type = None  # of what a head is for
     # An adapter of a model with a head names the decoder's weights from there.
     names = {rf"^{model.base_model_prefix}\.": ""}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys")
-            peft.PeftModel.from_pretrained(model, path, config=config, key_mapping=names, **hub).merge_and_unload()
+            adapted = peft.PeftModel.from_pretrained(model, path, config=config, key_mapping=names, **hub)
+        adapted.merge_and_unload()
     except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
-        reason = " ".join(str(error).split())[:500]
-        raise ValueError(f"base={name!r}: peft cannot merge the adapter. {reason}") from error
+        raise ValueError(
+            f"base={name!r}: peft cannot merge the adapter. {' '.join(str(error).split())[:500]}"
+        ) from error
     vars(model).pop("peft_config", None)
     model.requires_grad_(True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 LOCK_FILE = ".lock"
@@ -62,12 +61,23 @@ def remove_leftovers(folder: str | PathLike[str]) -> None:
         file.unlink(missing_ok=True)
 
 
+def make_folder(path: str | PathLike[str]) -> bool:
+    """Make a folder and its parents, and sync their names to disk; False: it was there."""
+    path = Path(path)
+    if path.is_dir():
+        return False
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+    return True
+
+
 def sync(path: str | PathLike[str]) -> None:
     """Flush a file, or the names in a folder, to disk."""
-    is_folder = os.path.isdir(path)
-    if is_folder and os.name == "nt":  # folders cannot be opened there
+    path = Path(path)
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
         return
-    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -94,9 +104,10 @@ def sole_writer(folder: Path, kept: str) -> Iterator[None]:
         OSError: Such as a full disk; of the block too, with the folder where an error names no file.
         ValueError: A link is in the folder.
     """
+    from filelock import FileLock, Timeout
+
     try:
-        made = not folder.is_dir()
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         refuse_links(folder)
         with FileLock(folder / LOCK_FILE, timeout=0):
             try:

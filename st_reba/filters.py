@@ -13,8 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Module, Normalize
 
@@ -84,12 +82,12 @@ class Filter:
             model: The model that gave the vectors, so that the filter knows it again.
         """
         count, width = vectors.shape
-        kept = _directions_kept(kind, r, dimensions, count, width)
+        kept = _checked(kind, r, dimensions, count, width)
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
         given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
         about = ",".join(f"{name}={value}" for name, value in given.items() if value)
-        known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_uncut(model))}
+        known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_whole(model))}
         mean = vectors.mean(axis=0, dtype=np.float64)
         if kind == "center":
             return cls(kind, mean, np.eye(width), **known)
@@ -121,6 +119,8 @@ class Filter:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""
+        from safetensors.numpy import save
+
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
         mark = None if self.probe is None else self.probe.to_json()
@@ -131,6 +131,8 @@ class Filter:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Filter:
         """Read what :meth:`save` wrote; a ValueError where it is no filter, or damaged."""
+        from safetensors import SafetensorError, safe_open
+
         try:
             with safe_open(path, framework="numpy") as stored:
                 about = json.loads((stored.metadata() or {})[_FORMAT])
@@ -144,8 +146,7 @@ class Filter:
             raise ValueError(f"filter={str(path)!r} is no filter, or damaged: {error}. Fit it again.") from error
 
 
-def _directions_kept(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
-    """Principal directions that W takes away or keeps; a ValueError where an option or the sample does not allow it."""
+def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
     kept = {"center": 0, "abtt": 3 if r is None else r, "whiten": width if dimensions is None else dimensions}[kind]
@@ -200,16 +201,17 @@ def fit_filter(
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole, sample = _uncut(model), [text for text in dict.fromkeys(texts) if text.strip()]
+    whole, sample = _whole(model), [text for text in dict.fromkeys(texts) if text.strip()]
     if (width := whole.get_embedding_dimension()) is not None:
-        _directions_kept(kind, r, dimensions, len(sample), width)  # before the work of encoding
+        _checked(kind, r, dimensions, len(sample), width)  # before the work of encoding
     vectors = encode_texts(whole, sample, **encoding)
     return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
 
 
-def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransformer:
-    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
-    whole: Any = _uncut(model)
+def with_filter(model: SentenceTransformer, filter: Filter | str | os.PathLike[str]) -> SentenceTransformer:
+    """Append a filter, or one that was saved, to the model that it was fitted for; a ValueError where it is another."""
+    fitted = filter if isinstance(filter, Filter) else Filter.load(filter)
+    whole: Any = _whole(model)
     if (width := whole.get_embedding_dimension()) not in (None, fitted.mean.size):
         raise ValueError(f"The filter takes {fitted.mean.size} dimensions, but the model gives {width}. Fit another.")
     if fitted.probe is not None:
@@ -228,7 +230,7 @@ def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransform
     return whole  # type: ignore[no-any-return]
 
 
-def _uncut(model: SentenceTransformer) -> SentenceTransformer:
+def _whole(model: SentenceTransformer) -> SentenceTransformer:
     """A copy without ``truncate_dim``, as the filter stands before the cut; an error where no filter can be kept."""
     first: Any = model[0]
     if not hasattr(first, "recipe"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -40,19 +42,10 @@ _POOLINGS = {
 # Whole numbers: the least.
 _NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
-# What else only some values are known of.
-_CHOICES: dict[str, tuple[str | None, ...]] = {
-    "name": tuple(METHODS),
-    "pooled": (None, *POOLED),
-    "implementation": ("paper", "authors"),
-    "setting": (None, *SETTINGS),
-    "join": ("mean", "concat"),
-    "read": ("states", "attention"),
-}
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
-# By name: a template as the papers write it, a mapping of one for encode_query and one for encode_document, or several.
-TEMPLATES: dict[str, Any] = {
+# Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
+TEMPLATES: dict[str, str | dict[str, str]] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
     "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
     "echo-classical": "Write a paragraph: {text}",
@@ -71,8 +64,10 @@ TEMPLATES: dict[str, Any] = {
     "prompteol-example-zh": (
         "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
     ),
-    # MetaEOL asks for one word from several sides; a contrastive list also asks for what is to be taken away. These
-    # words are this project's own.
+}
+# Named lists of templates. MetaEOL asks for one word from several sides; a contrastive list also asks for what is to be
+# taken away. The wording is this project's own.
+ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
         'The text: "{text}" In one word, what it says is: "',
         'The text: "{text}" In one word, its subject is: "',
@@ -93,11 +88,12 @@ TEMPLATES: dict[str, Any] = {
     ),
 }
 # ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
-TEMPLATES |= {
-    name.replace("prompteol", "reverseol"): (each, each.replace("{text}", "{reversed}"))
+ENSEMBLES |= {
+    name.replace("prompteol", "reverseol"): (str(each), str(each).replace("{text}", "{reversed}"))
     for name, each in TEMPLATES.items()
     if name.startswith("prompteol")
 }
+_WEIGHTS = {"contrastive": (1.0, -0.25)}
 
 
 def _option(default: Any, about: str) -> Any:
@@ -157,10 +153,13 @@ class Method:
         for name in ("weights", "template", "k", "layer"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        for option, known in {**_CHOICES, "pooling": (None, *_POOLINGS.get(self.name, ()))}.items():
-            if (value := getattr(self, option)) not in known:
-                given = "method" if option == "name" else option
-                raise ValueError(f"{given}={value!r} is not known. Choose from {', '.join(filter(None, known))}.")
+        _choose("method", self.name, METHODS)
+        _choose(f"{self.name}: pooling", self.pooling, (None, *_POOLINGS[self.name]))
+        _choose("pooled", self.pooled, (None, *POOLED))
+        _choose("implementation", self.implementation, ("paper", "authors"))
+        _choose("setting", self.setting, (None, *SETTINGS))
+        _choose("join", self.join, ("mean", "concat"))
+        _choose("read", self.read, ("states", "attention"))
         self._check_types()
         for option, methods in _OF.items():
             if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
@@ -175,7 +174,7 @@ class Method:
         if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
-            masks = masks_of(self.setting, k=self.k, k0=self.k0, m=self.m)
+            masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
             if masks["second"] and self.read != "states":
                 raise ValueError(f"read={self.read!r} goes with no setting in which layers run twice.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
@@ -190,9 +189,9 @@ class Method:
 
     def _check_types(self) -> None:
         for name, least in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"{name}={value!r} must be a whole number from {least} on.")
+            value, most = getattr(self, name), 64 if name == "repeats" else 1 << 30
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
         for name, default in _DEFAULTS.items():
             value, kind = getattr(self, name), type(default)
             if kind in (bool, str) and type(value) is not kind:
@@ -202,19 +201,21 @@ class Method:
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
 
     @property
-    def layout(self) -> Any:
-        """The template as RepeatTransformer takes it: a text, a mapping, a list, or None."""
-
-        def named(template: Any) -> Any:
-            return TEMPLATES.get(template, template) if isinstance(template, str) else template
-
-        found = named("prompteol" if self.template is None and self.name == "prompteol" else self.template)
-        return [named(each) for each in found] if isinstance(found, tuple) else found
+    def templates(self) -> tuple[Any, ...] | None:
+        """The templates of an ensemble; None: there is one at most."""
+        if isinstance(self.template, str):
+            return ENSEMBLES.get(self.template)
+        return self.template if isinstance(self.template, tuple) else None
 
     @property
-    def templates(self) -> list[Any] | None:
-        """The templates of an ensemble; None: there is one at most."""
-        return self.layout if isinstance(self.layout, list) else None
+    def layout(self) -> Any:
+        """The template as RepeatTransformer takes it: a text, a mapping, a list, or None."""
+        if self.templates is not None:
+            return [TEMPLATES.get(each, each) if isinstance(each, str) else each for each in self.templates]
+        named = "prompteol" if self.template is None and self.name == "prompteol" else self.template
+        if isinstance(named, str) and "{" not in named and named not in TEMPLATES:
+            raise ValueError(f"template={named!r} is no text with a {{text}} slot, and no template's name.")
+        return TEMPLATES.get(named, named) if isinstance(named, str) else named
 
     @property
     def template_weights(self) -> tuple[float, ...]:
@@ -222,7 +223,8 @@ class Method:
         if self.weights is not None:
             return tuple(map(float, self.weights))
         count = len(self.templates or ())
-        return (1.0, -0.25) if self.template == "contrastive" else (1 / count,) * count
+        named = _WEIGHTS.get(self.template) if isinstance(self.template, str) else None
+        return named or (1 / count,) * count
 
     @property
     def sentence_pooling(self) -> str:
@@ -243,11 +245,8 @@ class Method:
 
     @classmethod
     def parse(cls, text: str, **given: Any) -> Method:
-        """Read a name or the short form, ``name:option=value,option=value``; ``given`` are options beside it.
-
-        Lists are written ``[1,2]``, texts may be quoted.
-        """
-        name, _, rest = str(text).partition(":")
+        """Read the short form, ``name:option=value,option=value``; lists are written ``[1,2]``, texts may be quoted."""
+        name, _, rest = text.partition(":")
         values: dict[str, Any] = {}
         while rest:
             key, equals, rest = rest.partition("=")
@@ -262,14 +261,18 @@ class Method:
             else:
                 value, _, rest = rest.partition(",")
                 values[key.strip()] = read_value(value.strip())
-        values |= given
-        if unknown := sorted(set(values) - set(OPTIONS)):
-            raise ValueError(f"{unknown[0]}={values[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
-        return cls(name.strip(), **values)
+        return method_from(name.strip(), {**values, **given})
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Method)}
 OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.name != "name"}
+
+
+def method_from(name: str, options: Mapping[str, Any]) -> Method:
+    """A method of a name, or of the short form, and options; an unknown option is named."""
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ValueError(f"{unknown[0]}={options[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+    return Method.parse(name, **options) if ":" in str(name) else Method(name, **options)
 
 
 def method_of(model: SentenceTransformer) -> Method | None:
@@ -296,5 +299,10 @@ def read_value(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    plain = isinstance(value, str) and not set(value) & set(',="[]{}') and isinstance(read_value(value), str)
+    plain = isinstance(value, str) and not re.search(r'[,="\[\]{}]', value) and isinstance(read_value(value), str)
     return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _choose(option: str, value: Any, known: Any) -> None:
+    if value not in known:
+        raise ValueError(f"{option}={value!r} is not known. Choose from {', '.join(filter(None, known))}.")

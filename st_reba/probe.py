@@ -147,7 +147,7 @@ def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
     return float(np.linalg.norm(a - b) / spread)
 
 
-def check(stored: Probe, model: SentenceTransformer | Probe, what: str) -> None:
+def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the index") -> None:
     """Refuse a model, in any dtype, or its probe, that did not make the stored vectors; ``what`` holds them."""
     now = model if isinstance(model, Probe) else probe(model)
     limit = TOLERANCE["float32" if stored.dtype == now.dtype and stored.dtype in (None, "float32") else "other"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 ABOUT = ("language", "licence", "licence_link", "parameters", "paper", "scores", "measured", "status", "note")
 # Of a base: it runs; needs code of its own; does not run on new versions; or lacks numbers of layers.
 STATUSES = ("ready", "remote-code", "old-transformers", "tune")
+# Far more than any recipe needs; a file from elsewhere becomes memory and time.
+_MOST_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class Recipe:
     """
 
     base: str
-    loading: Mapping[str, Any]
-    method: dict[str, Any]
-    about: Mapping[str, Any]
-    name: str
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
+    about: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def status(self) -> str:
@@ -55,17 +58,9 @@ class Recipe:
 def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
     """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
-    if not text.startswith("zoo:"):
-        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
-    found = recipe(text.removeprefix("zoo:"))
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
+    if text.startswith("zoo:"):
+        return _buildable(text.removeprefix("zoo:"), given)
+    return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -73,7 +68,7 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     file = Path(path)
     found = recipe_of(_read_yaml(file), str(path), file.stem)
     if filter := found.method.get("filter"):
-        found.method["filter"] = str(file.parent / filter)
+        found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
     return found
 
 
@@ -96,35 +91,52 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     for key, value in loading.items():
         if key != "prompts" and not isinstance(value, str):
             raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
+    if found.status == "ready":  # others may lack numbers of layers, which the caller gives
+        try:
+            Method(**found.method)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file!r}: {str(error)[:500]}") from None
     return found
 
 
-def save_recipe(path: str | os.PathLike[str], base: str, method: Method, **loading: Any) -> None:
+def save_recipe(
+    path: str | os.PathLike[str], base: str, method: Method, *, about: Mapping[str, Any] | None = None, **loading: Any
+) -> Recipe:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
     Example:
-        >>> save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), prompts={"query": "Q: "})
+        >>> _ = save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), about={"language": ["zh"]})
         >>> print(Path("my.yaml").read_text(encoding="utf-8"), end="")
         base: mini
-        prompts: {query: 'Q: '}
         method: echo
         pooling: mean
+        about:
+          language: [zh]
     """
     import yaml
 
-    file, values = Path(path), method.to_dict()
+    file = Path(path)
+    values = method.to_dict()
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, file.parent)
-    written = Recipe(base, loading, values, {}, file.stem).to_dict()
-    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    loading = {name: value for name, value in loading.items() if value is not None}
+    made = Recipe(base, loading, values, about or {}, file.stem)
+    recipe_of(made.to_dict(), str(path))
+    text = yaml.safe_dump(made.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     file.write_text(text, encoding="utf-8")
+    return made
 
 
 def _read_yaml(path: Path) -> Any:
-    """Read YAML in which no key stands twice; else a ValueError."""
+    """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
     import yaml  # here, as a model alone does not need it
 
     class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # a few lines of them can stand for gigabytes
+                raise ValueError(f"{str(path)!r} holds an alias (*). Write out what it stands for.")
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             values = super().construct_mapping(node, deep)
             if len(values) < len(node.value):  # YAML's own reader takes the last one and says nothing
@@ -132,7 +144,11 @@ def _read_yaml(path: Path) -> Any:
             return values
 
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader)
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"{str(path)!r} is too large: at most {_MOST_CHARACTERS:,} characters.")
+        return yaml.load(text, Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is not YAML: {str(error)[:500]}") from error
 
@@ -159,8 +175,22 @@ def recipe(name: str) -> Recipe:
         ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
     """
     if name not in _models():
-        raise ValueError(f"zoo:{name:.80} is not known. All names: st-reba zoo")
+        near = get_close_matches(name, zoo(), n=3, cutoff=0.3)
+        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
     return recipe_of(_models()[name], f"zoo:{name}", name)
+
+
+def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
+    found = recipe(name)
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
+    return found
 
 
 @cache

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import wrapt
 
-from . import modules
+from .modules import MODULES
+
+_NAMES = {f"st_reba.{name}": name for name in MODULES}
+
+
+class KnownClasses(Mapping[str, Any]):
+    """The module classes that sentence-transformers may load without trusting a repository's code: ours and others."""
+
+    def __init__(self, others: Mapping[str, Any]) -> None:
+        self._others = others
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(import_module(".modules", __package__), _NAMES[name]) if name in _NAMES else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._others, **_NAMES})
+
+    def __len__(self) -> int:
+        return len({**self._others, **_NAMES})
 
 
 def register() -> None:
@@ -17,8 +35,7 @@ def register() -> None:
     It refuses classes from outside its own package unless remote code is trusted, but for those in a table that it
     consults first. No other name becomes loadable.
     """
-    # As soon as all of it is there: the classes need it.
-    wrapt.when_imported("sentence_transformers")(lambda _: _register(import_module("sentence_transformers.base.model")))
+    wrapt.when_imported("sentence_transformers.base.model")(_register)
 
 
 def _register(module: Any) -> None:
@@ -28,5 +45,5 @@ def _register(module: Any) -> None:
             "This sentence-transformers no longer has the table of module classes that st_reba registers with. Install "
             "another version, or load models with trust_remote_code=True."
         )
-    ours = {f"st_reba.{name}": getattr(modules, name) for name in modules.MODULES}
-    module.BaseModel._module_classes = {**table, **ours}
+    if not isinstance(table, KnownClasses):
+        module.BaseModel._module_classes = KnownClasses(table)

@@ -10,17 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Module, Transformer
-from sentence_transformers.util import import_from_string, load_file_path
-from torch.nn.modules.module import register_module_parameter_registration_hook
-
-from . import modules
-from .bases import EMBEDDED, HUB, check_device, weights_dtype
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 _MOST_LAYERS = 1000
@@ -59,6 +53,10 @@ def load(
         RepositoryRefused: It asks for what it may not have.
         ValueError: It holds no model that sentence-transformers can load.
     """
+    from sentence_transformers import SentenceTransformer
+
+    from .bases import EMBEDDED, HUB, check_device, weights_dtype
+
     path = os.fspath(model)
     check_device(device)
     if (path in EMBEDDED or os.path.isdir(path)) and not os.path.isfile(os.path.join(path, "modules.json")):
@@ -75,7 +73,7 @@ def load(
     except RepositoryRefused:
         raise
     except Exception as error:
-        raise ValueError(f"{path!r} could not be loaded ({type(error).__name__}): {error}") from error
+        raise ValueError(f"{path!r} could not be loaded: {error}") from error
 
 
 def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub: Any) -> str:
@@ -93,9 +91,10 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
         # sentence-transformers would load something else than what modules.json lists.
         raise files.refused("config_sentence_transformers.json", f"it is a {kind!r:.80}. Use another model.")
     listed: list[Any] = files.read("modules.json", list)
-    for each in listed:
-        _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
-    return str(listed[0]["path"]) if listed else ""
+    with files.values_of("modules.json"):
+        for each in listed:
+            _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
+        return str(listed[0]["path"]) if listed else ""
 
 
 @contextmanager
@@ -105,6 +104,8 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
     Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
     that it adapts. transformers makes a model without memory at first, so that none is taken.
     """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
     files = _Files(path, hub)
     adapted = _check_base(files, folder)
     held = files.numbers(folder) if adapted is None else adapted.numbers("")
@@ -119,8 +120,11 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
         if left < 0:
             raise files.refused("config.json", f"it asks for far more than the {held:,} numbers of the weights.")
 
-    with register_module_parameter_registration_hook(count):
+    hook = register_module_parameter_registration_hook(count)
+    try:
         yield
+    finally:
+        hook.remove()
 
 
 class _Files:
@@ -133,40 +137,52 @@ class _Files:
         return RepositoryRefused(f"{self.path!r}: {file}: {reason}")
 
     def find(self, file: str) -> str | None:
+        from sentence_transformers.util import load_file_path
+
         found: str | None = load_file_path(self.path, file, **self.hub)
         return found
 
-    def read(self, file: str, kind: type = dict, hook: Any = None) -> Any:
+    def read(self, file: str, kind: type = dict) -> Any:
         """The value of a JSON file, a dict or a list; an empty one where there is no such file."""
         if (found := self.find(file)) is None:
             return kind()
         try:
-            value = json.loads(Path(found).read_text(encoding="utf-8"), object_pairs_hook=hook)
-        except RepositoryRefused:
-            raise
+            value = json.loads(Path(found).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise self.refused(file, f"it is not JSON ({str(error)[:200]}). {_REMEDY}") from error
         if not isinstance(value, kind):
             raise self.refused(file, f"it holds a {type(value).__name__}, not a {kind.__name__}. {_REMEDY}")
         return value
 
+    @contextmanager
+    def values_of(self, file: str) -> Iterator[None]:
+        """Inside the ``with`` block, a value of a file that is missing or of a wrong type is refused."""
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = f"a value is missing or of a wrong type ({type(error).__name__}: {str(error)[:200]}). {_REMEDY}"
+            raise self.refused(file, reason) from error
+
     def settings(self, file: str) -> dict[str, Any]:
         """The values of a configuration; refused where they name code, files elsewhere, or options of the caller."""
-
-        def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            for name, value in pairs:
-                given = name.endswith(("_kwargs", "_args")) and isinstance(value, dict)
-                if given and (stored := _CALLERS & set(value)):
-                    raise self.refused(file, f"{name}: {min(stored)} may not be stored. Pass it to load.")
-                if isinstance(value, int) and name.endswith(("layer", "layers")) and value > _MOST_LAYERS:
-                    raise self.refused(file, f"{name}={value}: at most {_MOST_LAYERS}. Correct it.")
-                # transformers would download a kernel with a slash in its name and run it, whether or not code is
-                # trusted.
-                if (name in _ELSEWHERE and value) or ("attn_implementation" in name and "/" in str(value)):
-                    raise self.refused(file, f"{name}={value!r:.80} names code or files elsewhere. Remove it.")
-            return dict(pairs)
-
-        values: dict[str, Any] = self.read(file, hook=checked)
+        values: dict[str, Any] = self.read(file)
+        left: list[tuple[str, Any]] = [("", values)]
+        while left:
+            name, value = left.pop()
+            wrong = None
+            if isinstance(value, dict):
+                left += value.items()
+                if name.endswith(("_kwargs", "_args")) and (stored := sorted(_CALLERS & set(value))):
+                    wrong = f"{name}: {stored[0]} may not be stored. Pass it to load."
+            elif isinstance(value, list):
+                left += [(name, each) for each in value]
+            elif isinstance(value, int) and name.endswith(("layer", "layers")) and value > _MOST_LAYERS:
+                wrong = f"{name}={value}: at most {_MOST_LAYERS}. Correct it."
+            # transformers would download a kernel with a slash in its name and run it, whether or not code is trusted.
+            if (name in _ELSEWHERE and value) or ("attn_implementation" in name and "/" in str(value)):
+                wrong = f"{name}={value!r:.80} names code or files elsewhere. Remove it."
+            if wrong:
+                raise self.refused(file, wrong)
         return values
 
     def numbers(self, folder: str) -> int | None:
@@ -176,10 +192,13 @@ class _Files:
             parts = os.path.join(folder, "model.safetensors.index.json")
             if not (listed := self.read(parts)):
                 return None
-            names = [os.path.join(folder, each) for each in sorted(set(listed["weight_map"].values()))]
+            with self.values_of(parts):
+                names = [os.path.join(folder, each) for each in sorted(set(listed["weight_map"].values()))]
         return sum(self._numbers(name) for name in names)
 
     def _numbers(self, name: str) -> int:
+        from safetensors import SafetensorError, safe_open
+
         if (file := self.find(name)) is None:
             raise self.refused(name, f"it is missing. {_REMEDY}")
         try:
@@ -192,6 +211,8 @@ class _Files:
 
 
 def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: bool) -> None:
+    from sentence_transformers.base.modules import Transformer
+
     if (kind := _kind(name)) is None:
         if trusted and not str(name).startswith("sentence_transformers."):
             return
@@ -215,16 +236,22 @@ def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: boo
         _check_base(files, folder)
         return
     values = files.read(config)
-    for inner, type_ in values["types"].items() if kind.__name__ == "Router" else ():
-        inside = None if str(type_).endswith(".Router") else type_
-        _check_module(files, os.path.join(folder, inner), inside, config, trusted)
-    sizes = [index(values[each]) for each in ("in_features", "out_features") if each in values]
-    if sizes and math.prod(sizes) > (held := files.numbers(folder) or 0):
-        raise files.refused(config, f"{sizes} do not fit {held:,} weights. {_REMEDY}")
+    with files.values_of(config):
+        for inner, type_ in values["types"].items() if kind.__name__ == "Router" else ():
+            inside = None if str(type_).endswith(".Router") else type_
+            _check_module(files, os.path.join(folder, inner), inside, config, trusted)
+        sizes = [index(values[each]) for each in ("in_features", "out_features") if each in values]
+        if sizes and math.prod(sizes) > (held := files.numbers(folder) or 0):
+            raise files.refused(config, f"{sizes} do not fit {held:,} weights. {_REMEDY}")
 
 
 def _kind(name: Any) -> Any:
     """The class of a module's type; None: neither sentence-transformers' nor ours."""
+    from sentence_transformers.base.modules import Module
+    from sentence_transformers.util import import_from_string
+
+    from . import modules
+
     package, _, rest = str(name).partition(".")
     if package == "st_reba" and rest in modules.MODULES:
         return getattr(modules, rest)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from .modules.attention import show_attention
@@ -26,7 +25,6 @@ from .modules.transformer import RepeatTransformer
 _BEYOND_SINKS, _TOKENS = 3, 16
 # Larger than the input itself, so that a position which is seen at all is seen to change.
 _SIZE = 8.0
-_TEXT = "A short text, 一段短文。"
 
 
 def check_masks(transformer: Any) -> None:
@@ -90,11 +88,14 @@ def check_masks(transformer: Any) -> None:
 
 @contextmanager
 def _hooked(transformer: RepeatTransformer, hook: Any) -> Iterator[None]:
-    with torch.inference_mode(), ExitStack() as hooks:
-        for module in transformer.model.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
-                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-        yield
+    modules = [module for module in transformer.model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -118,16 +119,17 @@ def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any
     return (tolerance * values[:1].abs().max() < difference.T).cpu()
 
 
-def hidden_states(transformer: RepeatTransformer, *others: str, other_end: bool = False, capture: Any = None) -> Tensor:
-    """Hidden states of a short text, [1, T, d] float32 on the CPU, beside others; or with another last token."""
+def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, capture: Any = None) -> Tensor:
+    """Hidden states of a short text, [1, T, d] float32 on the CPU; ``other_end``: with another last token."""
     fields: dict[str, Any] = dict.fromkeys(transformer.fields(), "-")
-    frame, budget = transformer.frames(**fields)[0], transformer.budget(**fields)
-    features = pad([frame.place(ids[:budget]) for ids in transformer.content([_TEXT, *others])["input_ids"]])
+    ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][: transformer.budget(**fields)]
+    features = pad([transformer.frames(**fields)[0].place(ids)])
     if other_end:
         features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
+    device = transformer.model.device
+    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
     with torch.inference_mode():
-        output = transformer.eval()(batch_to_device(features, transformer.model.device), capture=capture)
-    hidden: Tensor = output["token_embeddings"][:1]
+        hidden: Tensor = transformer.eval()(moved, capture=capture)["token_embeddings"]
     return hidden.float().cpu()
 
 
@@ -148,15 +150,20 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
         raise ValueError(f"{name}: hidden states change by {difference:.1%} when attention is captured. Use 'echo'.")
 
 
-def check_padding(transformer: Any, plain: Tensor, name: str) -> None:
-    """Raise where a text's hidden states are not ``plain``, those of the text alone, when it is padded.
+def check_padding(transformer: Any, name: str) -> None:
+    """Raise unless a text's hidden states are the same alone and padded.
 
     A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
     another mask as soon as there is any.
     """
     if transformer.causal or getattr(transformer, "changed", False):
         return
-    padded = hidden_states(transformer, 2 * _TEXT)[:, : plain.shape[1]]
-    difference = float((padded - plain).abs().max() / plain.abs().max())
+    ids = torch.arange(1, 7, device=transformer.model.device)[None]
+    hidden = []
+    with torch.inference_mode():
+        for mask in (torch.ones_like(ids[:, :4]), (ids < 5).long()):
+            features = {"input_ids": ids[:, : mask.shape[1]], "attention_mask": mask, "copy_ids": mask}
+            hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
+    difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
     if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")

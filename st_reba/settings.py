@@ -28,16 +28,27 @@ SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     # KV-Embedding (2026): every token also sees the last one.
     "rerouted": ("inplace", "rerouted", "forward", 0),
 }
+# Layers of a model of which nothing is known yet: enough for k0 to be compared with k.
+_DEPTH = 1 << 10
+# What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
+MASKS = {
+    "forward": "the tokens up to i, as in the base",
+    "backward": "the tokens from i on",
+    "bidirectional": "all tokens",
+    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
+    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
+    "rerouted": "the tokens up to i and the very last one, past any window",
+}
 
 
 def masks_of(
-    setting: str, depth: int = 1024, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper"
+    setting: str, depth: int | None, *, k: Any = None, k0: int | None = None, m: int = 1, implementation: str = "paper"
 ) -> dict[str, Any]:
-    """What NoSinkTransformer takes for a setting of the paper; the options are those of :class:`st_reba.Method`.
+    """What NoSinkTransformer takes for a setting of the paper.
 
     ``mask0-1`` to ``mask0-3`` are ``mask0&bidir`` with k0 = 1 to 3. ``mask0-last`` and ``mask0-mid`` take as k0 the
-    best k of MASK0-BIDIR, and use it, or half of it (at least 1). By default ``depth``, the number of layers, is more
-    than models have: so all else can be checked before there is one.
+    best k of MASK0-BIDIR, and use it, or half of it (at least 1). Where ``depth``, the number of layers, is None, k and
+    k0 are not compared with it; the options are those of :class:`st_reba.Method`.
 
     Source:
         NoSink, sections 3.1, 3.5 and 3.6, figures 2 and 4 to 6.
@@ -47,19 +58,22 @@ def masks_of(
         ['forward', 'forward', 'bidirectional', 'nosink-bidirectional']
     """
     architecture, mask, others, fixed = SETTINGS[setting]
-    for name, value, needed in (("k", k, setting != "baseline"), ("k0", k0, fixed is None)):
-        if needed != (value is not None):
-            raise ValueError(f"setting={setting!r} {'needs' if needed else 'takes no'} {name}, a number of top layers.")
+    if setting != "baseline" and k is None:
+        raise ValueError(f"setting={setting!r} needs k, a number of layers from the top.")
+    if (setting == "baseline" and k is not None) or (fixed is not None and k0 is not None):
+        raise ValueError(f"setting={setting!r} takes no {'k' if setting == 'baseline' else 'k0'}. Drop it.")
+    if fixed is None and k0 is None:
+        raise ValueError(f"setting={setting!r} needs k0, the topmost layers that hide the sink.")
     if m != 1 and not setting.startswith("mask0"):
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
     hiding = fixed if fixed is not None else k0 or 0
     hiding = min(hiding, max(1, hiding // 2)) if setting == "mask0-mid" else hiding
     layers = _layers(k, depth, extend=architecture == "extend")
+    depth = depth or _DEPTH
     if hiding > len(layers):
         raise ValueError(f"k0={hiding} is more than k={k!r}: of the converted layers, k0 hide the sink.")
     masks = [mask] * (len(layers) - hiding) + ["nosink-bidirectional"] * hiding
-    converted: list[Any] = [list(each) for each in zip(layers, masks, strict=True)]
-    named = {"architecture": architecture if converted else "inplace", "m": m, "implementation": implementation}
+    converted = list(zip(layers, masks, strict=True))
     plain = [others] * depth
     if architecture == "inplace":
         for layer, each in converted:
@@ -68,21 +82,26 @@ def masks_of(
     elif architecture == "inter" and implementation == "authors" and converted:
         # Two streams from the first converted layer on.
         chosen = dict(converted)
-        converted = [[layer, chosen.get(layer, others)] for layer in range(layers[0], depth)]
-    return {"layer_masks": plain, "second": converted, **named}
+        converted = [(layer, chosen.get(layer, others)) for layer in range(converted[0][0], depth)]
+    second = [list(each) for each in converted]
+    architecture = architecture if second else "inplace"
+    named = {"architecture": architecture, "m": m, "implementation": implementation}
+    return {"layer_masks": plain, "second": second, **named}
 
 
-def _layers(k: Any, depth: int, *, extend: bool) -> list[int]:
+def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
+    depth = known or _DEPTH
     if isinstance(k, Sequence) and not isinstance(k, str):
         if extend or not k or not all(type(each) is int for each in k) or len({each % depth for each in k}) < len(k):
             raise ValueError(f"k={k!r} must be a number of layers, or a list of different layers (not with extend).")
-        if not all(-depth <= each < depth for each in k):
+        if known and not all(-depth <= each < depth for each in k):
             raise ValueError(f"k={list(k)!r}: the model has {depth} layers.")
         return sorted(each % depth for each in k)
-    number = depth if k == "all" and not extend else 0 if k is None else k
-    if type(number) is not int or number < 0:
+    if k == "all" and not extend:
+        return list(range(depth))
+    if k is not None and (type(k) is not int or k < 0):
         raise ValueError(f"k={k!r} must be a number of layers{'' if extend else ', all, or a list of layers'}.")
-    if number > depth and not extend:
+    if known and not extend and (k or 0) > depth:
         raise ValueError(f"k={k}, but the model has {depth} layers.")
-    return [depth - 1] * number if extend else list(range(depth - number, depth))
+    return [depth - 1] * (k or 0) if extend else list(range(max(0, depth - (k or 0)), depth))

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 WHOLE_SUFFIXES = (".md", ".markdown", ".rst", ".adoc", ".org")
 TEXT_SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", *WHOLE_SUFFIXES)
 SUPPORTED = f"{', '.join(TEXT_SUFFIXES)} (each also with .gz), or .parquet"
-# Characters of a field, beyond which csv gives up: an unclosed quote must not pull a file into memory.
-_MOST_CHARS = 2**24
+# Longest line or field, in characters: an unclosed quote must not pull a file into memory.
+MOST_CHARS = 2**24
 _BATCH = 256
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
@@ -31,12 +31,13 @@ Row = tuple[str, dict[str, Any] | str]
 """The place of a row, as "corpus.csv, line 3", and its cells by column; or why it cannot be read."""
 
 
-def read_table(path: str | PathLike[str]) -> DataFrame:
+def read_table(path: str | PathLike[str], *, encoding: str = "utf-8-sig") -> DataFrame:
     """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
         path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
             as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt, and all of a .md.
+        encoding: Of text files.
 
     Returns:
         The table; cells that a row does not have are NaN.
@@ -50,7 +51,7 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
         [{'text': '6" pipe', 'score': '3.5'}]
     """
     rows = []
-    for place, row in read_rows(path):
+    for place, row in read_rows(path, encoding=encoding):
         if isinstance(row, str):
             raise ValueError(f"{place}: {row}")
         rows.append(row)
@@ -87,13 +88,12 @@ def suffix_of(path: Path) -> str | None:
 
 
 def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Row]:
-    csv.field_size_limit(_MOST_CHARS)
+    csv.field_size_limit(MOST_CHARS)
     try:
         quoted = suffix == ".csv" or (suffix == ".tsv" and _is_quoted(path, encoding))
         with _opened(path, encoding) as stream:
             if suffix in WHOLE_SUFFIXES:
-                text = stream.read().replace("\r\n", "\n")
-                read: Iterator[Row] = iter([("the text", {"text": text})] if text.strip() else [])
+                read = _whole_text(stream)
             elif suffix in (".csv", ".tsv"):
                 read = _delimited(_reader(stream, suffix, quoted))
             else:
@@ -110,12 +110,29 @@ def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Ro
 
 def _opened(path: Path, encoding: str) -> TextIO:
     opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
-    stream: TextIO = opened(path, "rt", encoding=encoding, errors="surrogateescape", newline="")
-    return stream
+    return cast(TextIO, opened(path, "rt", encoding=encoding, errors="surrogateescape", newline=""))
 
 
-def _text_lines(stream: TextIO, as_json: bool) -> Iterator[Row]:
-    for number, line in enumerate(stream, 1):
+def _whole_text(stream: TextIO) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    text = stream.read(MOST_CHARS + 1)
+    if len(text) > MOST_CHARS:
+        yield "the text", f"too long: it has more than {MOST_CHARS:,} characters; split it"
+    elif text.strip():
+        yield "the text", {"text": text.replace("\r\n", "\n")}
+
+
+def _lines(stream: TextIO) -> Iterator[str]:
+    """The lines; a ValueError of one that is too long, which must not pull the file into memory."""
+    number = 0
+    while line := stream.readline(MOST_CHARS):
+        number += 1
+        if len(line) == MOST_CHARS and line[-1] != "\n":
+            raise ValueError(f"line {number} has more than {MOST_CHARS:,} characters; split its text")
+        yield line
+
+
+def _text_lines(stream: TextIO, as_json: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    for number, line in enumerate(_lines(stream), 1):
         if not line.isspace():
             try:
                 row = json.loads(line) if as_json else line.rstrip("\r\n")
@@ -130,7 +147,7 @@ def _text_lines(stream: TextIO, as_json: bool) -> Iterator[Row]:
 def _reader(stream: TextIO, suffix: str, quoted: bool) -> Any:
     # strict: a stray quote is an error, not a silent join of lines.
     quoting: Any = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    return csv.reader(stream, delimiter="," if suffix == ".csv" else "\t", strict=True, quoting=quoting)
+    return csv.reader(_lines(stream), delimiter="," if suffix == ".csv" else "\t", strict=True, quoting=quoting)
 
 
 def _is_quoted(path: Path, encoding: str) -> bool:
@@ -142,7 +159,7 @@ def _is_quoted(path: Path, encoding: str) -> bool:
             return False
 
 
-def _delimited(reader: Any) -> Iterator[Row]:
+def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
     header: list[str] = next(reader, [])
     if not header or len({*header}) < len(header):
         raise ValueError("the first line must name the columns, each once")

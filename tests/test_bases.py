@@ -160,10 +160,10 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
 
 
 def test_gguf_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="Q8_1"):
+    with pytest.raises(ValueError, match=r"Readable: .*Q4_0"):
         build(str(gguf_file(tmp_path, "Q8_1")))
     shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
-    with pytest.raises(ValueError, match="2 .gguf files"):
+    with pytest.raises(ValueError, match="several GGUF files"):
         build(str(tmp_path))
     with pytest.raises(OSError):
         build(str(tmp_path / "none.gguf"))

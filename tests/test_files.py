@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from st_reba.files import remove_leftovers, whole_file, write_npy
+from st_reba.files import make_folder, remove_leftovers, whole_file, write_npy
 
 
 def names(folder: Path) -> list[str]:
@@ -48,3 +48,11 @@ def test_leftovers_of_the_killed_alone_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     remove_leftovers(tmp_path)
     assert names(tmp_path) == [".hidden", "kept.tmp", "numbers"]
+
+
+def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
+    path = tmp_path / "one" / "two"
+    assert make_folder(path) and path.is_dir() and not make_folder(path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError):
+        make_folder(tmp_path / "file" / "below")

@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 import st_reba
 from st_reba import Method
-from st_reba.methods import METHODS, OPTIONS, method_of, read_value
+from st_reba.methods import METHODS, OPTIONS, method_from, method_of, read_value
 from st_reba.optional import required
 from st_reba.settings import SETTINGS, masks_of
 
@@ -33,10 +33,11 @@ SOME = [
 def test_read_as_written(method: Method) -> None:
     assert Method.parse(str(method)) == method
     assert Method(**json.loads(json.dumps(method.to_dict()))) == method
+    assert method_from(str(method), {}) == method
 
 
 def test_options_beside_the_short_form() -> None:
-    assert Method.parse("echo:pooling=mean,layer=3", layer=4) == Method("echo", pooling="mean", layer=4)
+    assert method_from("echo:pooling=mean,layer=3", {"layer": 4}) == Method("echo", pooling="mean", layer=4)
     values = ("3", "True", "None", "all", '"3"', "a b")
     assert [read_value(each) for each in values] == [3, True, None, "all", "3", "a b"]
 
@@ -45,7 +46,7 @@ REFUSED = {
     "echo": (
         "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
         "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
-        "template=a-{text}-{device}"
+        "template=unknown template=a-{text}-{device}"
     ),
     "reba": (
         "pooled=end chunk=5,implementation=authors implementation=authors,include_special=true "

@@ -32,7 +32,7 @@ def test_the_same_model_in_another_dtype() -> None:
     assert same(mark, probe(tiny_model())) and mark.dtype == "float32" and mark.dimension == 16
     half = deepcopy(MODEL).to(torch.bfloat16)
     assert probe(half).dtype == "bfloat16" and same(mark, probe(half))
-    check(mark, half, "the index")
+    check(mark, half)
 
 
 def test_other_models() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,12 @@ def test_saved(tmp_path: Path) -> None:
     Filter.fit(sample, "center").save(tmp_path / "filters" / "center.safetensors")
     method = Method("echo", template=["a {text}", "b {text}"], weights=(1, 0.5), layer=-1)
     method = Method(**{**method.to_dict(), "filter": str(tmp_path / "filters" / "center.safetensors")})
+    facts = {"language": ["zh"], "licence": "mit", "note": "Found by a search."}
     file = tmp_path / "recipe.yaml"
-    save_recipe(file, "mini", method, prompts={"query": "Q: "})
+    save_recipe(file, "mini", method, about=facts, prompts={"query": "Q: "}, revision=None)
     assert "filter: filters/center.safetensors" in file.read_text(encoding="utf-8")
     found = read_recipe(file)
-    assert Method(**found.method) == method and found.loading == {"prompts": {"query": "Q: "}}
+    assert Method(**found.method) == method and found.about == facts and found.loading == {"prompts": {"query": "Q: "}}
     (tmp_path / "moved").mkdir()
     for each in ("recipe.yaml", "filters"):
         (tmp_path / each).rename(tmp_path / "moved" / each)
@@ -129,3 +131,20 @@ def test_a_base_s_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert not marker.exists()
     AutoConfig.from_pretrained(base, trust_remote_code=True)
     assert marker.exists()
+
+
+LETTERS = "abcdefghi"
+BOMBS = {
+    "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in zip(LETTERS, LETTERS[1:], strict=False)),
+    "nesting": "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000 + "\n",
+    "size": "base: mini\nabout: {note: " + "x" * (1 << 21) + "}\n",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(tmp_path: Path, name: str) -> None:
+    path, began = written(tmp_path, BOMBS[name]), time.process_time()
+    with pytest.raises(ValueError) as error:
+        read_recipe(path)
+    assert len(str(error.value)) < 3000 and time.process_time() - began < 5

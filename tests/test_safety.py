@@ -191,10 +191,10 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("reba", shard, "b.safetensors"),
     ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "model.safetensors"),
     ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json"),
-    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "KeyError"),
+    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json"),
     ("plain", lambda place: (place / "2_Dense" / CONFIG).write_text("[]"), "2_Dense/config.json: it holds a list"),
-    ("plain", put("2_Dense/config.json", out_features="x"), "TypeError"),
-    ("plain", lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), "AttributeError"),
+    ("plain", put("2_Dense/config.json", out_features="x"), "2_Dense/config.json: a value is"),
+    ("plain", lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), f"{ROUTES}: a value is"),
 ]
 
 

@@ -87,3 +87,11 @@ def test_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="text"):
         read_table(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv"])
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    monkeypatch.setattr("st_reba.tables.MOST_CHARS", 50)
+    with pytest.raises(ValueError, match="line 2"):
+        rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
+    assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]

@@ -129,5 +129,6 @@ def test_what_unblocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["mini-rebba", "no/such", "../zoo.yaml", "gone.yaml", ""])
 def test_unknown(name: str) -> None:
-    with pytest.raises(ValueError, match="st-reba zoo"):
+    with pytest.raises(ValueError) as error:
         st_reba.build(f"zoo:{name}")
+    assert name != "mini-rebba" or "mini-reba" in str(error.value)

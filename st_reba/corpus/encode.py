@@ -11,7 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..encode import encode_texts
-from ..files import LOCK_FILE, remove_leftovers, sole_writer, whole_file
+from ..files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter, parse_passages
@@ -94,7 +94,7 @@ def encode_corpus(
     asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
     with sole_writer(corpus.path, "vectors/*.npy"):
         for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             remove_leftovers(folder)
         size = _begin(corpus, model, asked, overwrite)
         gather(_parts(source, size, strict, cutter(model, passages), disable), source.name, corpus, overwrite)

@@ -17,6 +17,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
+from ..settings import MASKS
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 
@@ -35,15 +36,6 @@ _NOTICES = {
     "llama3.1": "Built with Llama.",
     "llama3.2": "Built with Llama.",
     "gemma": "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms.",
-}
-# What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
-_MASKS = {
-    "forward": "the tokens up to i, as in the base",
-    "backward": "the tokens from i on",
-    "bidirectional": "all tokens",
-    "nosink-forward": "the tokens up to i, but not the first {m} (the sink), which later tokens do not see",
-    "nosink-bidirectional": "all tokens, but not the first {m} (the sink), which later tokens do not see",
-    "rerouted": "the tokens up to i and the very last one, past any window",
 }
 _POOLED = {
     "last_copy": "the content of the last copy",
@@ -120,7 +112,7 @@ def values_of(
         "layers": f"{first.depth} of {type(first.model).__name__}",
         "masks": masks,
         "states": _states(first),
-        "mask_words": {each: _MASKS[each].format(m=first.m) for each in used},
+        "mask_words": {each: MASKS[each].format(m=first.m) for each in used},
         "quantization": _quantization(first),
         "dtype": str(getattr(first, "stored_dtype", None) or config.dtype or first.model.dtype).removeprefix("torch."),
         "parameters": first.model.num_parameters(),

@@ -98,7 +98,7 @@ def test_zoo(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(capsys.readouterr().out)
     assert (shown["base"], shown["method"]) == ("mini", "echo")
     assert main(["info", "zoo:mini-ekko"]) == 1
-    assert "st-reba zoo" in capsys.readouterr().err
+    assert "mini-echo" in capsys.readouterr().err
 
 
 def test_facts_of_a_recipe_are_those_of_its_own_model(tmp_path: Path) -> None:
