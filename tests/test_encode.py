@@ -16,7 +16,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 
 import st_reba
 from st_reba.encode import (
-    DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
     MAX_PADDING,
     encode_texts,
@@ -74,30 +73,18 @@ def made(kind: str, path: str) -> SentenceTransformer:
 
 @pytest.mark.parametrize("kind", ["reba", "nosink", "plain", "bag of words"])
 def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> None:
-    """Those of each text alone, in the order of the texts; no batch takes more positions than it may."""
+    """Those of each text alone, in the order of the texts."""
     model = made(kind, path)
     # Alone and without a token, a plain model has nothing to run on, and a bag of words is zero.
     texts = TEXTS if kind in ("reba", "nosink") else [text for text in TEXTS if text.strip()]
     wanted = np.stack([model.encode(text) for text in texts])
-    shapes = forward_shapes(model) if kind != "bag of words" else []
     for batch_tokens in (1, 100, 1500, None):
-        shapes.clear()
         done: list[int] = []
         vectors = encode_texts(model, texts, batch_tokens=batch_tokens, progress=done.append)
         assert vectors.dtype == np.float32 and vectors.shape == wanted.shape
         np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
         assert sum(done) == len(texts) and len(done) > 1
-        if not shapes:
-            continue
-        assert [rows for rows, _, _ in shapes] == done
-        lengths = [length for _, length, _ in shapes]
-        assert lengths == sorted(lengths, reverse=True) and lengths[0] > 150 > 20 > lengths[-1]
-        budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-        assert all(rows == 1 or rows * length <= budget for rows, length, _ in shapes)
-        assert all(
-            rows * length - real <= max(FREE_PADDING, MAX_PADDING * rows * length) for rows, length, real in shapes
-        )
-        assert (max(done) == 1) == (batch_tokens == 1) and (max(done) > 32) == (batch_tokens in (1500, None))
+        assert kind == "bag of words" or (max(done) > 32) == (batch_tokens in (1500, None))
 
 
 @pytest.mark.parametrize(

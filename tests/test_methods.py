@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import tiny_model
@@ -14,7 +13,7 @@ import st_reba
 from st_reba import Method
 from st_reba.methods import METHODS, OPTIONS, method_from, method_of, read_value
 from st_reba.optional import required
-from st_reba.settings import SETTINGS, masks_of
+from st_reba.settings import masks_of
 
 SOME = [
     Method(),
@@ -70,22 +69,6 @@ REFUSED = {
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Method.parse(text)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_masks_of_every_setting(setting: str) -> None:
-    """Six layers, of which k = 4 are converted, the topmost k0 = 2 without the sink where it has k0."""
-    architecture, mask, others, k0 = SETTINGS[setting]
-    given: dict[str, Any] = {"k": None if setting == "baseline" else 4, "k0": 2 if k0 is None else None}
-    found = masks_of(setting, 6, **given)
-    hiding = {"mask0-mid": 1}.get(setting, k0 if k0 is not None else 2)
-    converted = [] if setting == "baseline" else [mask] * (4 - hiding) + ["nosink-bidirectional"] * hiding
-    layers = [5] * len(converted) if architecture == "extend" else list(range(6 - len(converted), 6))
-    if architecture == "inplace":
-        assert found["layer_masks"] == [others] * (6 - len(converted)) + converted and not found["second"]
-    else:
-        assert found["layer_masks"] == [others] * 6
-        assert found["second"] == [list(each) for each in zip(layers, converted, strict=True)]
 
 
 def test_layers_by_number() -> None:

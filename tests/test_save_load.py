@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel
 
 import st_reba
 from st_reba.bases import EMBEDDED
@@ -153,14 +152,6 @@ def test_nothing_of_this_machine(saved: Path) -> None:
             assert not [place for place in machine if len(place) > 5 and place in text], path.name
     types = [module["type"] for module in json.loads((saved / "modules.json").read_text(encoding="utf-8"))]
     assert types[0] in ("st_reba.RepeatTransformer", "st_reba.NoSinkTransformer")
-
-
-def test_weights_keep_the_bases_number_type(saved: Path, tmp_path: Path) -> None:
-    """mini's are bfloat16; they run in float32 here, and a save neither rounds nor doubles them."""
-    base = EMBEDDED["mini"] / "model.safetensors"
-    assert (saved / "model.safetensors").stat().st_size < 1.1 * base.stat().st_size
-    hidden = AutoModel.from_pretrained(saved, dtype=torch.float32)(torch.tensor([[1, 2, 3]]))[0]
-    assert hidden.isfinite().all()
 
 
 def test_trained_weights_are_not_rounded(tmp_path: Path) -> None:
