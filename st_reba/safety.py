@@ -120,11 +120,8 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
         if left < 0:
             raise files.refused("config.json", f"it asks for far more than the {held:,} numbers of the weights.")
 
-    hook = register_module_parameter_registration_hook(count)
-    try:
+    with register_module_parameter_registration_hook(count):
         yield
-    finally:
-        hook.remove()
 
 
 class _Files:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -88,14 +88,11 @@ def check_masks(transformer: Any) -> None:
 
 @contextmanager
 def _hooked(transformer: RepeatTransformer, hook: Any) -> Iterator[None]:
-    modules = [module for module in transformer.model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), ExitStack() as hooks:
+        for module in transformer.model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+        yield
 
 
 def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:

@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,11 +200,11 @@ BROKEN: list[tuple[str, Damage, str]] = [
 @pytest.mark.parametrize(("kind", "damage", "word"), BROKEN, ids=[f"{kind}-{word}" for kind, _, word in BROKEN])
 def test_incomplete_or_too_large(repository: Copy, kind: str, damage: Damage, word: str) -> None:
     damage(place := repository(kind))
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError) as error:
         load(place, device="cpu")
     assert word in str(error.value), str(error.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000 and time.monotonic() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
 # Settings.
