@@ -45,7 +45,7 @@ STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """``base(name, tokenizer="bos")``: what ``build`` takes for an architecture, ``mini`` or ``stories260K``."""
-    from architectures import ARCHITECTURES, save
+    from architectures import MODELS, save
 
     made: dict[tuple[str, str], str] = {}
 
@@ -56,7 +56,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             if not STORIES.is_dir():
                 pytest.skip("stories260K is not on this machine: its exactness is not tested here")
             return str(STORIES)
-        assert name in ARCHITECTURES
+        assert name in MODELS
         if (name, tokenizer) not in made:
             made[name, tokenizer] = str(save(name, tmp_path_factory.mktemp(name), tokenizer))
         return made[name, tokenizer]

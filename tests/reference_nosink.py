@@ -20,8 +20,6 @@ from transformers import PreTrainedModel
 
 Architecture = Literal["inplace", "inter", "extra", "extend"]
 
-KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "rerouted")
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Masks
 

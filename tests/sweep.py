@@ -7,8 +7,8 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,13 +116,8 @@ def _forward(model: PreTrainedModel, ids: Sequence[int], **options: Any) -> Any:
     options |= {"attention_mask": torch.ones_like(tokens), "use_cache": False}
     known = inspect.signature(model.forward).parameters
     options = {name: value for name, value in options.items() if name in known or name == "output_attentions"}
-    with reference._double_by_default() if model.dtype == torch.float64 else _nothing():
+    with reference._double_by_default() if model.dtype == torch.float64 else nullcontext():
         return model(input_ids=tokens, return_dict=True, **options)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def eager_run(model: PreTrainedModel, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:

@@ -71,5 +71,5 @@ def test_the_same_vectors(
     assert set(found) == set(MODELS)
     for name, told in published.items():
         np.testing.assert_allclose(found[name], told["vectors"], atol=1e-5, rtol=0, err_msg=name)
-    asked = {seen.path.split("/resolve/")[0].strip("/") for seen in hub.seen[before:] if "/resolve/" in seen.path}
+    asked = {path.split("/resolve/")[0].strip("/") for path in hub.seen[before:] if "/resolve/" in path}
     assert asked == {f"org/{name}{end}" for name in MODELS}

@@ -71,17 +71,11 @@ class Refused(Exception):
         self.status, self.headers = status, {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
 
 
-class Seen(NamedTuple):
-    """A request that came in."""
-
-    path: str
-
-
 class Hub:
-    """Repositories, and the requests that came."""
+    """Repositories, and the paths of the requests that came."""
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint, self.repos, self.seen, self.lock = endpoint, dict[str, Repo](), list[Seen](), threading.RLock()
+        self.endpoint, self.repos, self.seen, self.lock = endpoint, dict[str, Repo](), list[str](), threading.RLock()
 
 
 @contextmanager
@@ -122,7 +116,7 @@ class Answer(BaseHTTPRequestHandler):
                 raise Refused(404, f"{self.command} {url.path}: this server does not know it")
             named = {name: unquote(value) for name, value in match.groupdict().items() if value is not None}
             with self.hub.lock:
-                self.hub.seen.append(Seen(unquote(url.path)))
+                self.hub.seen.append(unquote(url.path))
                 self.check_access(name, token, named)
                 result = getattr(self, f"on_{name}")(**named)
             self.send(200, result if isinstance(result, bytes) else json.dumps(result).encode())
