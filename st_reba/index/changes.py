@@ -200,10 +200,10 @@ def _loaded(corpus: Corpus, number: int, mask: NDArray[np.bool_], metric: str) -
 
 
 def _sweep(folder: Path, name: str | None) -> None:
-    """Remove FAISS files of another name: of writers that were killed or failed, or the one that was replaced."""
+    """Remove FAISS files of another name, of writers that were killed or failed; to be called by the one writer."""
     for path in folder.iterdir():
         if path.name != name and re.fullmatch(r"vectors-\d+\.faiss|\.vectors-.*\.tmp", path.name):
-            with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
+            with suppress(OSError):  # a mapped file, where those cannot be removed
                 path.unlink()
 
 
@@ -230,7 +230,10 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
         except BaseException:
             _sweep(store.folder, name)
             raise
-    _sweep(store.folder, state.file)
+    if name is not None and name != state.file:
+        # This one alone: what else is there may be of the writer that has the lock by now.
+        with suppress(OSError):  # where a mapped file cannot be removed, the next writer does it
+            (store.folder / name).unlink()
 
 
 def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: bool) -> Source:

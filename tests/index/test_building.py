@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_one_writer(tmp_path: Path) -> None:
                 change()
         assert index.search("cat") and index.delete(["d1"]).deleted == 1
     assert index.add(["cat"], **QUIET).added == 1
+
+
+def test_files_of_the_next_writer_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may begin as soon as a change is committed, before the process that made the change has tidied up."""
+    index = build(tmp_path / "index", documents(10))
+    writing = index._store.writing
+
+    @contextmanager
+    def followed(**options: Any) -> Iterator[Any]:
+        with writing(**options) as tx:
+            yield tx
+        Index.open(index.path).compact()
+
+    monkeypatch.setattr(index._store, "writing", followed)
+    index.delete(["d1"])
+    assert Index.open(index.path).verify()["vectors"] == 9
+    assert len(list(index.path.glob("*.faiss"))) == 1
 
 
 @pytest.mark.parametrize("place", [".building", "vectors-7.faiss"])
