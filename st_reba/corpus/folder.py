@@ -164,11 +164,11 @@ class Corpus:
         path = self.vectors_path(number)
         try:
             array: NDArray[Any] = np.load(path, mmap_mode="r")
+            if array.ndim != 2 or array.dtype.name not in DTYPES:
+                raise ValueError(f"{array.dtype} {array.shape}")
+            return array
         except (ValueError, EOFError) as error:
-            raise ValueError(f"{path}: not a NumPy array, or damaged ({error}); remove it and encode again") from None
-        if array.ndim != 2 or array.dtype.name not in DTYPES:
-            raise ValueError(f"{path}: {array.dtype} {array.shape}, not vectors; remove it and encode again")
-        return array
+            raise ValueError(f"{path}: not vectors, or damaged ({error}); remove it and encode again") from None
 
     def write_vectors(self, number: int, vectors: NDArray[np.float32], dtype: str) -> None:
         with np.errstate(over="ignore", under="ignore"):
@@ -190,12 +190,12 @@ class Corpus:
 
     def unusable(self, number: int) -> dict[int, Reject]:
         """Documents of a part with a vector that is NaN, infinite or zero: by row, the reject."""
-        vectors, start, found = self.vectors(number), 0, dict[int, Reject]()
-        bad: NDArray[np.bool_] = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
-        for place, row in enumerate(self.part(number).rows if bad.any() else ()):
-            mine, start = slice(start, start + row.vectors), start + row.vectors
-            if bad[mine].any():
-                what = "zero" if np.isfinite(vectors[mine]).all() else f"NaN or infinite in {vectors.dtype}"
+        vectors, found = self.vectors(number), dict[int, Reject]()
+        usable = np.isfinite(vectors).all() and vectors.any(axis=1).all()
+        for place, (row, mine) in enumerate(() if usable else self.read(number)):
+            finite = np.isfinite(mine).all()
+            if not finite or not mine.any(axis=1).all():
+                what = "zero" if finite else f"NaN or infinite in {mine.dtype}"
                 reason = f"no vector: it is {what}; leave the text out, or use another dtype"
                 found[place] = Reject(f"record {row.record}", reason, row.document().id, row.text[:80])
         return found

@@ -168,22 +168,19 @@ def _documents(
             yield checked(row, place)
         else:
             if names is None:
-                try:
-                    names = _names(row, text, identity)
-                except ValueError as error:
-                    raise ValueError(f"{place}: {error}") from None
+                names = _names(row, place, text, identity)
                 columns.update(text_column=names[0], id_column=names[1] if names[1] in row else identity)
             yield _document(row, place, *names)
 
 
-def _names(row: Mapping[str, Any], text: str | None, identity: str | None) -> tuple[str, str]:
+def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str | None) -> tuple[str, str]:
     """Names of the text and of the id in a table, or in the first record; "": no id."""
     there = ", ".join(repr(beginning(name)) for name in list(row)[:20])
     text = text or next((name for name in TEXT_NAMES if name in row), None)
     if text is None or text not in row:
-        raise ValueError(f"no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
+        raise ValueError(f"{place}: no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
     if identity and identity not in row:
-        raise ValueError(f"no column {identity!r}; there: {there}; name one with id_column")
+        raise ValueError(f"{place}: no column {identity!r}; there: {there}; name one with id_column")
     if identity is None:
         # Records need not all have the same keys: the first id may stand in a later one.
         late = "" if text == "id" else "id"

@@ -39,6 +39,7 @@ BUILDING = ".building"
 _NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
 # Records that SQLite is asked for in one query.
 _ASKED_TOGETHER = 64
+_TWICE = "id used twice: {!r} is the number of another record too; give each its own"
 _THERE = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
 # Vectors beside the FAISS file, before they are folded in: so many, or this share of it, but not more than the last.
 FEWEST_PENDING, PENDING_SHARE, MOST_PENDING = 1_000, 0.1, 20_000
@@ -87,15 +88,15 @@ class Writer:
         self.counts, self.rejected = Counter[str](), Counter[str]()
         self._first_key = state.next_key  # documents from this key on are of this change
 
-    def insert(self, row: Row, identity: str, *, upsert: bool) -> Literal["added", "replaced"] | None:
-        """Insert a document, or replace the one with its id; None: its id is taken."""
+    def insert(self, row: Row, identity: str) -> Literal["added", "replaced"] | None:
+        """Insert a document, or replace the one with its id; None: its id is the number of another of this change."""
         # The first documents of an index have ids of their own.
         old = next(documents(self.tx, "id = ?", identity), None) if self._first_key else None
         while old is not None and row.id is None:  # its number is another's id
             identity, self.state.next_number = str(self.state.next_number), self.state.next_number + 1
             old = next(documents(self.tx, "id = ?", identity), None)
         if old is not None:
-            if not upsert or old.key >= self._first_key:
+            if old.key >= self._first_key:
                 return None
             self.remove(old)
         content = content_of(row.text, row.metadata) if row.id is None else None
@@ -118,12 +119,16 @@ class Writer:
             self.tx.executemany("INSERT INTO dead VALUES (?)", keys)
             self.state.deleted += len(keys)
 
-    def take(self, corpus: Corpus, *, upsert: bool, strict: bool) -> list[Segment]:
-        """Insert the documents of a corpus, or set them aside; the vectors of those that were inserted."""
+    def take(self, corpus: Corpus, *, strict: bool) -> list[Segment]:
+        """Insert the documents of a corpus, or set them aside; the vectors of those that were inserted.
+
+        Of an addition, the corpus holds what is new, and ids that are in the index only where they are replaced.
+        """
         # Another model's index may have taken the place of this one meanwhile.
         check(Probe.from_json(corpus.header()["model"]), Probe.from_json(self.state.model), f"the corpus {corpus.path}")
         self.tx.execute("DELETE FROM rejects")
         first, segments, parts = self.state.next_number, list[Segment](), corpus.parts()
+        counted = "new record" if self._first_key else "record"
         self.state.next_number += corpus.about(parts - 1)["stop"] if parts else 0
         for number in range(parts):
             part, vectors = corpus.part(number), corpus.vectors(number)
@@ -133,11 +138,11 @@ class Writer:
             taken, first_key = np.zeros(len(part.rows), bool), self.state.next_key
             for index, row in enumerate(part.rows):
                 identity = str(first + row.record) if row.id is None else row.id
+                place = f"{counted} {row.record}"
                 if index in bad:
-                    rejects.append(replace(bad[index], id=identity))
-                elif (outcome := self.insert(row, identity, upsert=upsert)) is None:
-                    place, reason = f"record {row.record}", _THERE.format(identity)
-                    rejects.append(Reject(place, reason, identity, beginning(row.text)))
+                    rejects.append(replace(bad[index], place=place, id=identity))
+                elif (outcome := self.insert(row, identity)) is None:
+                    rejects.append(Reject(place, _TWICE.format(identity), identity, beginning(row.text)))
                 else:
                     self.counts[outcome] += 1
                     taken[index] = True
@@ -292,7 +297,7 @@ def take_in(
             running |= {"passages": state.passages, "overwrite": True, "strict": strict}
             corpus = encode_corpus(model, source, building, **running)
         with changing(store, fresh) as writer:
-            segments = writer.take(corpus, upsert=upsert, strict=strict)
+            segments = writer.take(corpus, strict=strict)
             if fresh is None:
                 writer.place(segments)
             elif not writer.state.documents:

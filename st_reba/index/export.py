@@ -1,4 +1,4 @@
-"""Export of an index for other tools, its verification, and the facts about it."""
+"""Export of an index for other tools, and its verification."""
 
 from __future__ import annotations
 

@@ -123,6 +123,12 @@ def test_ids_never_collide(tmp_path: Path) -> None:
         change([Document("gold", "a"), Document("ship", "a")], strict=False, **QUIET)
         assert index.get("a").text == "gold" and index.rejects()[0].kind == "id used twice"
     index.verify()
+    # A number of this addition, which an id after it repeats.
+    index = build(tmp_path / "named", [Document("cat", "a"), "dog", "ship"])
+    change = index.add([Document("cat", "a"), "gold", Document("king", "3"), "zzzz"], strict=False, **QUIET)
+    assert (change.added, change.unchanged, index.get("3").text) == (1, 1, "gold")
+    rejects = [(one.place, one.kind, one.text) for one in index.rejects()]
+    assert rejects == [("new record 1", "id used twice", "king"), ("new record 2", "no vector", "zzzz")]
 
 
 def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
