@@ -134,6 +134,11 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         verify(folder, device="cuda")
 
 
+def stretched(vectors: Any, by: float) -> Any:
+    """Vectors at that distance."""
+    return vectors + by * (vectors - vectors.mean(axis=0))
+
+
 def test_a_bad_graph_is_not_written(
     exported: Any, base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,10 +157,12 @@ def test_a_bad_graph_is_not_written(
         st_reba.onnx.export(model, tmp_path / "same")
     st_reba.onnx.export(model, tmp_path / "same", overwrite=True)
     right = Runner.encode
-    with monkeypatch.context() as patch:  # the worst of the three ways to pad decides
-        patch.setattr(Runner, "encode", lambda *given: right(*given) + 0.1 * (given[-1] == "left"))
-        with pytest.raises(ValueError, match="computes something else"):
-            st_reba.onnx.export(model, tmp_path / "padded")
+    for way in range(3):  # alone, in a batch, padded on the left: the worst decides, not their mean
+        with monkeypatch.context() as patch:
+            off = 2e-4 * np.eye(3)[way]
+            patch.setattr(Runner, "encode", lambda *given, off=off: stretched(right(*given), off[len(given) - 2]))
+            with pytest.raises(ValueError, match="computes something else"):
+                st_reba.onnx.export(model, tmp_path / "padded")
     monkeypatch.setitem(LEAST, "mean", 0.9999999)
     with pytest.raises(ValueError, match="loses too much"):
         st_reba.onnx.export(model, tmp_path / "rounded", quantize="int8")
