@@ -128,7 +128,7 @@ class _Recorder:
 
 
 def _shown(tokenizer: Any, token: int) -> str:
-    """A token as a reader knows it; one that is no whole character as its name in the vocabulary."""
+    """A token's text; its name in the vocabulary if it is no whole character."""
     text = str(tokenizer.decode([token]))
     if "\ufffd" in text or not text:
         name = str(tokenizer.convert_ids_to_tokens([token])[0]).replace("\u2581", "\u2423")

@@ -15,10 +15,10 @@ _FIELD = "{instruction}"
 
 @dataclass(frozen=True)
 class Instructions:
-    """What stands before texts, task by task.
+    """Instructions before texts, by task.
 
     Args:
-        name: What results call it.
+        name: Its name in results.
         tasks: Instructions by the task's name, "*" for all others: of queries and of texts that are neither query nor
             document; or a mapping with ``query`` and ``document``.
         query, document: How an instruction is written before such a text, unless the template has a field for it.
@@ -35,7 +35,7 @@ class Instructions:
     document: str = _FIELD
 
     def before(self, task: str, role: str | None, has_field: bool) -> str | None:
-        """What stands before a task's texts: the instruction as written, or alone where the template has its field."""
+        """The instruction before a task's texts: as written, or alone where the template has a field for it."""
         found = self.tasks.get(task, self.tasks.get("*"))
         if isinstance(found, Mapping):
             found = found.get(role or "query")

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ..methods import Method
-from . import readouts
-from .run import compare
+from .run import compare, loaded_base
 from .tasks import read_task
 
 
@@ -29,7 +28,7 @@ def choose_k(
 
     Args:
         base, loading: As for :func:`~st_reba.evaluation.compare`.
-        table: What chooses: a task, or what ``read_task`` reads.
+        table: The task that chooses, or what ``read_task`` reads.
         pooling: ``"mean"`` or ``"last"``.
         m: Sink tokens that are hidden.
         **reading: Arguments of ``read_task``.
@@ -46,7 +45,7 @@ def choose_k(
         >>> method.name, table["setting"].unique().tolist()[:2]
         ('nosink', ['baseline', 'inplace-bidir'])
     """
-    model = readouts.opened(base, **(loading or {}))
+    model = loaded_base(base, loading)
     transformer: Any = model[0]
     task, scores = read_task(table, **reading), dict[Method, float]()
 

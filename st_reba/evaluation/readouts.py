@@ -35,7 +35,7 @@ class Readout(NamedTuple):
     """One layer of a pass, pooled.
 
     Args:
-        layer: 1 to L; 0: the embeddings, of which there is no ReBA.
+        layer: 1 to L.
         pooling: One of ``POOLINGS``.
         first: None: the layer's states. Else the mean of the attention outputs of the layers from this one up to it.
     """
@@ -73,12 +73,12 @@ def vectors(
     check: bool = True,
     **layout: Any,
 ) -> dict[Method, Vectors]:
-    """What each method's model gives for texts; methods with the same input and masks run once.
+    """Encode texts by each method; methods with the same input and masks run once.
 
     Args:
         base, methods, texts: An opened base, the methods, the texts.
-        parts: Of each text, the content tokens (first, end) of a word, whose vector it is then. Mean and last are over
-            its tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
+        parts: For vectors of words: the content tokens (first, end) of a word in each text. Mean and last are over its
+            tokens in the last copy, ReBA's mean over their e_i. Only for methods of one template that share passes.
         batch_tokens: Positions a forward pass.
         progress: Called after each batch with its number of positions.
         check: As for ``build``.
@@ -116,7 +116,7 @@ def vectors(
 
 
 def readout_of(method: Method, depth: int) -> Readout | None:
-    """What a method reads of its pass, of a base with L layers (``depth``); None: its model has to run by itself.
+    """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself.
 
     Example:
         >>> readout_of(Method("reba", pooling="mean"), 6), readout_of(Method("prompteol", layer=-2), 6)
@@ -161,7 +161,7 @@ def shared(methods: Sequence[Method], depth: int) -> dict[Method, list[Method]]:
 
 
 def _input(method: Method) -> tuple[Any, ...]:
-    """What decides over the input: two methods that agree here see the same tokens."""
+    """Key of the input: methods with equal keys see the same tokens."""
     layout = method.layout
     copies = None if layout is not None else method.repeats or 2 if method.name in ("reba", "echo") else 1
     joined = None if method.templates is None else (method.template_weights, method.equal_norms)
@@ -187,13 +187,13 @@ def read(
     progress: Callable[[int], object] | None = None,
     **layout: Any,
 ) -> dict[Readout, Vectors]:
-    """Run texts through a model once and pool every readout: what a model that is built with its layer gives.
+    """Run texts through a model once and pool every readout, as a model that is built with its layer would.
 
     So states pass the final norm, and ReBA's maxima are those of the layers up to it.
 
     Args:
-        model: Of :func:`st_reba.build`, no layers that run twice; its pooling is not used, its PromptEnsemble is.
-        readouts: What to read.
+        model: From :func:`st_reba.build`, no layer runs twice; its pooling is not used, its PromptEnsemble is.
+        readouts: Layers and poolings to read.
         texts, parts, batch_tokens, progress, layout: As for :func:`vectors`.
 
     Returns:
@@ -201,8 +201,8 @@ def read(
     """
     transformer: Any = model[0]
     layers, poolings = sorted({each.layer for each in readouts}), {each.pooling for each in readouts}
-    if not layers or not 0 <= layers[0] <= layers[-1] <= transformer.depth or not poolings <= {*POOLINGS}:
-        raise ValueError(f"readouts: layers are 0 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
+    if not layers or not 1 <= layers[0] <= layers[-1] <= transformer.depth or not poolings <= {*POOLINGS}:
+        raise ValueError(f"readouts: layers are 1 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
     reba = {each for each in poolings if each.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
     lengths = copied_positions(transformer, texts, layout)
@@ -256,8 +256,6 @@ class _Watch:
 
     def begin(self, state: Any) -> None:
         def see(index: int, entered: Tensor, hidden: Tensor, again: Any) -> Tensor:
-            if index == 0 and 0 in self.layers:
-                self.states.append(entered)
             if index + 1 in self.layers:
                 self.states.append(hidden)
                 if state.backward is not None:
@@ -292,7 +290,7 @@ class _Watch:
         return found | {each: self.outputs[each.first, each.layer][:, POOLINGS.index(each.pooling)] for each in outputs}
 
     def _chosen(self, token: Tensor) -> tuple[Tensor, Tensor]:
-        """The content tokens, by number, that a vector is of, and the last of these, [B, T] each."""
+        """Masks of the content tokens that a vector is of, and of the last of these, [B, T] each."""
         return (token >= self.first) & (token < self.end), token == self.end - 1
 
     def _so_far(self, captured: Any) -> Tensor:

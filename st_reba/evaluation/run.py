@@ -36,11 +36,11 @@ class Result:
     Args:
         task, kind: The task's.
         model: The base, or the model.
-        method: What it computes, in the short form; empty: a model of another package.
+        method: The method, in the short form; empty: a model of another package.
         metric, score, interval: The metric, its value (more is better) and 95 % interval; None: not known.
         scores: All metrics.
         items: How many were scored; None: mteb's.
-        seconds: Of the vectors; methods that share a pass are measured together.
+        seconds: To compute the vectors; methods that share a pass are measured together.
         prompts: Name of the instructions before the texts.
     """
 
@@ -110,8 +110,8 @@ def compare(
         prompts: Instructions, as for :func:`~st_reba.evaluation.instructions.read_instructions`.
         out, figure: Files: a JSON line a method is appended, and the scores are drawn.
         batch_tokens: Positions a forward pass.
-        draws: Of the bootstrap; 0: no intervals.
-        seed: Of the bootstrap, and of a draw of items.
+        draws: Bootstrap samples; 0: no intervals.
+        seed: Seed of the bootstrap, and of a draw of items.
         show_progress_bar: Show one, with the time that is left; None: on a terminal.
         loading: Arguments of ``build`` for the base, such as ``{"dtype": "bfloat16"}``.
         **reading: Arguments of ``read_task``.
@@ -135,7 +135,7 @@ def compare(
     name = (scoring.paper or scoring.main) if metric == "paper" else metric or scoring.main
     if name not in scoring.metrics:
         raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
-    model, instructions = _opened(base, loading), read_instructions(prompts)
+    model, instructions = loaded_base(base, loading), read_instructions(prompts)
     began = time.perf_counter()
     vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
     about: dict[str, Any] = {"model": str(base) if isinstance(base, (str, os.PathLike)) else name_of(model)}
@@ -164,7 +164,7 @@ def curve(
         option: A field of ``Method``: ``"max_seq_length"`` (token budgets), ``"repeats"``, ``"layer"``, …
         values: Its values.
         figure: Draw a line a method to this file.
-        **options: Of `compare`.
+        **options: Further arguments of `compare`.
 
     Returns:
         A row a method, a column a value; NaN where a method cannot have it, as a budget smaller than its template.
@@ -172,7 +172,7 @@ def curve(
     Source:
         Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
     """
-    model, asked = _opened(base, loading), [Method.parse(str(each)) for each in methods]
+    model, asked = loaded_base(base, loading), [Method.parse(str(each)) for each in methods]
     frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
     for method, value in product(asked, values):
         try:
@@ -246,8 +246,8 @@ def evaluate(
     return results
 
 
-def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
-    """A table in Markdown, numbers to so many digits.
+def markdown(frame: pd.DataFrame) -> str:
+    """A table in Markdown, numbers to three digits.
 
     Example:
         >>> import pandas as pd
@@ -259,7 +259,7 @@ def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
 
     def shown(value: Any) -> str:
         if isinstance(value, float):
-            return "" if value != value else f"{value:.{digits}f}"
+            return "" if value != value else f"{value:.3f}"
         return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
     rows = [["", *map(shown, frame.columns)], ["---"] * (len(frame.columns) + 1)]
@@ -267,7 +267,8 @@ def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _opened(base: Any, loading: Mapping[str, Any] | None) -> Any:
+def loaded_base(base: Any, loading: Mapping[str, Any] | None) -> Any:
+    """The base, loaded unless it is a model of ``readouts.opened``."""
     return base if isinstance(base, SentenceTransformer) else readouts.opened(base, **(loading or {}))
 
 

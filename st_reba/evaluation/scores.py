@@ -36,7 +36,7 @@ RANKED = ("map_at_1000", "ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_1
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a kind of task is scored: evidence [items, numbers] of vectors, and metrics of evidence; more is better."""
+    """Scoring of a kind of task: evidence [items, numbers] of vectors, and metrics of evidence; more is better."""
 
     evidence: Callable[[Task, Vectors], Evidence]
     metrics: Mapping[str, Metric]
@@ -52,7 +52,7 @@ def cosines(vectors: Vectors, first: Any, second: Any) -> NDArray[np.float64]:
 
 
 def odd_one_out(vectors: NDArray[np.floating]) -> dict[str, NDArray[np.intp]]:
-    """Of each group of vectors, the one whose distances to the others have the largest sum; of several, the first.
+    """Find the vector of each group whose distances to the others have the largest sum; if several, the first.
 
     Args:
         vectors: [groups, n, d].
@@ -201,7 +201,7 @@ def _best_accuracy(rows: Evidence) -> float:
 
 
 def _nearer(rows: Evidence) -> float:
-    """How often the nearer is nearer; a tie counts half."""
+    """The share of triples whose positive is nearer; a tie counts half."""
     return float((np.sign(rows[:, 0] - rows[:, 1]).mean() + 1) / 2)
 
 

@@ -41,7 +41,7 @@ class Pass:
 
     Args:
         method: The pass at full depth.
-        poolings: Of the states that are read.
+        poolings: Poolings of each layer that is read.
         first: The lowest layer whose mask is changed, from 0; None: none is.
         outputs: Read the attention outputs at the end too, from a third of the depth on.
     """
@@ -73,7 +73,7 @@ class Pass:
         return replace(method, **values)
 
     def readouts(self, depth: int) -> list[Readout]:
-        """What is read, of all layers or of every so many: layers that are below a changed mask are another pass's."""
+        """The readouts of the layers above the lowest changed mask, of some of them where there are many."""
         layers = range(depth, self.first or 0, -max(1, -(-depth // _MOST_LAYERS)))
         found = [Readout(layer, pooling) for pooling in self.poolings for layer in layers]
         return [*found, Readout(depth, "end", depth // 3 + 1)] if self.outputs else found
@@ -84,7 +84,7 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
 
     Args:
         depth: The base's number of layers L.
-        script: Of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.views.script_of`.
+        script: Script of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.views.script_of`.
         small: The few that cover most, for ``build(base, "auto")``.
         labelled: Try repeated texts too, which parts of texts cannot judge.
 
@@ -131,7 +131,7 @@ def filtered(units: Tensor, sample: Tensor | None = None) -> Tensor:
 
     Args:
         units: [M, d] of length 1.
-        sample: What the filter is fitted on, [N, d]; None: on themselves.
+        sample: [N, d] to fit the filter on; None: ``units``.
     """
     mean = (sample := units if sample is None else sample).mean(dim=0)
     covariance = torch.cov(sample.T, correction=0).cpu().numpy()
@@ -162,7 +162,7 @@ def chosen(scored: Sequence[Scored], most_cost: float | None = None) -> Scored:
 
     Args:
         scored: All that was scored, on the same items.
-        most_cost: What the choice may cost.
+        most_cost: Highest cost of the choice.
 
     Raises:
         ValueError: Nothing is as cheap.
@@ -177,9 +177,9 @@ class Search:
     """Runs passes over the items that choose, and scores their readouts.
 
     Args:
-        base: Of :func:`~st_reba.evaluation.readouts.opened`.
+        base: A model from :func:`~st_reba.evaluation.readouts.opened`.
         items: The items that choose. Views judge vectors with a filter, as it helps nearly always; labels judge both.
-        texts: What a filter will be fitted on; with too few there is none.
+        texts: Texts to fit a filter on; with too few there is none.
         folder: Where finished passes are kept; None: nowhere.
     """
 
@@ -203,8 +203,7 @@ class Search:
         model, texts = of_base(self.base, each.method), self.items.texts
         readouts, cost = each.readouts(self.depth), sum(copied_positions(model[0], texts, {})) / self.plain
         # Where not all fit, the pass runs again.
-        one = 4 * (model.get_embedding_dimension() or 1) * len(texts)
-        step = max(1, _MOST_BYTES // one)
+        step = max(1, _MOST_BYTES // (4 * (model.get_embedding_dimension() or 1) * len(texts)))
         found = []
         for start in range(0, len(readouts), step):
             started = time.perf_counter()

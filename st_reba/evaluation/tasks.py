@@ -55,11 +55,11 @@ class Task:
     """Labelled items over a list of texts.
 
     Args:
-        name: What tables call it.
+        name: Its name in tables.
         kind: One of ``KINDS``; or ``"Views"``, of unlabelled texts.
         texts: Each once; the queries of a ranking stand in front. Vectors are a row a text.
-        items: What is scored: places of texts first, then what is known: a score, a label, (documents, grades), …
-        train: What a classifier learns from, over the same texts; empty: the items are scored in five folds.
+        items: The scored items: places of texts first, then what is known: a score, a label, (documents, grades), …
+        train: Items that a classifier learns from, over the same texts; empty: the items are scored in five folds.
         queries: How many of the texts are queries.
         spans: For words: the characters (start, end) of each text that its vector stands for; empty: whole texts.
         groups: A group an item; items of one group are alike, and are drawn together in a bootstrap.
@@ -117,11 +117,11 @@ def read_task(
             BEIR folder; CoNLL lines (kind NER).
         kind: One of ``KINDS``; None: WordSense, or the first of ``ROLES``, whose columns are there.
         name: None: the file's name.
-        train: What a classifier learns from, read alike.
+        train: Source of the items that a classifier learns from, read alike.
         columns: The column of a role, such as ``{"text1": "a"}``, where it has another name than usual.
         labels: Value of each label, such as ``{"entailment": 1, "contradiction": 0}``; other rows are dropped.
         limit: Use so many items, drawn by the seed; of a ranking so many queries.
-        seed: Of that draw.
+        seed: Seed of that draw.
 
     Raises:
         ValueError: Columns or values that the kind cannot use.

@@ -16,7 +16,7 @@ from .tasks import Task, drawn
 LANGUAGES = ("zh", "en")
 PARTS = ("whole", "early", "late")
 STRUCTURES = ("S1", "S2", "S3")
-# Of each topic, so many people and times: 30 topics make 120 triples.
+# People and times of each topic: 30 topics make 120 triples.
 DRAWS = 4
 
 
@@ -45,11 +45,11 @@ def toy_tasks(
 
     Args:
         structures, languages: Some of ``STRUCTURES``, numbered as in the paper's section 3.1, and of ``LANGUAGES``.
-        part: What stands for a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
+        part: Vector of a sentence: ``"whole"``: its embedding; ``"early"`` or ``"late"``: the words of its part A
             or B alone, where they stand. ``"early"`` in S3 shows whether early tokens hold what is said later: A is the
             same in all three sentences.
         limit: Use so many of the 120 triples of each structure and language.
-        seed: Of the people and times that go with a topic, and of the limit's draw.
+        seed: Seed of the people and times that go with a topic, and of the limit's draw.
 
     Returns:
         A task of triples a language and structure. Bootstraps draw topics, whose triples share their wording.
@@ -101,7 +101,6 @@ def _words(language: str) -> Any:
 
 
 def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:
-
     def rank(pair: Any) -> bytes:
         return hashlib.sha256(f"{seed}:{topic}:{pair[0]['is']}:{pair[1]['is']}".encode()).digest()
 

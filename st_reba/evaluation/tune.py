@@ -38,11 +38,11 @@ class TuneRow:
     """A method on the items that report.
 
     Args:
-        name, method: What it is called, and the method, with its filter's file.
+        name, method: Its name in the report, and the method, with its filter's file.
         score, error: The mean over the items, and its standard error.
         cost: Positions times layers, as a multiple of one pass of the text through the base.
         seconds: For 1,000 of the texts that were run, as measured.
-        megabytes: Of the model's weights.
+        megabytes: Size of the model's weights.
     """
 
     name: str
@@ -61,12 +61,12 @@ class TuneReport:
     Args:
         method: The choice.
         rows: A row a method, the choice first.
-        kind: Of the items: ``"Views"``, or of the labels.
+        kind: ``"Views"``, or the kind of the labelled items.
         counts: Items that chose, and that report.
         tried: Number of methods and layers that were scored.
-        seconds, passes: Of all, and of the search's forward passes alone.
+        seconds, passes: Seconds in all, and in the search's forward passes alone.
         folder: Where recipe, filter, model and this report are.
-        notes: What the scores are, and what makes the choice less certain.
+        notes: How to read the scores, and reasons to doubt the choice.
     """
 
     method: Method
@@ -121,8 +121,8 @@ def tune(
             which can be deleted.
         labels: Pairs, classes or a reranking task: what :func:`~st_reba.evaluation.tasks.read_task` gives or reads.
         sample: Draw so many of the texts.
-        most_cost: What the method may cost, as a multiple of one pass of the text through the base.
-        seed: Of all draws.
+        most_cost: Highest cost of the method, as a multiple of one pass of the text through the base.
+        seed: Seed of all draws.
         say: Gets a line for each step.
         **loading: Further arguments of ``build``, as ``dtype``, ``device`` and ``max_seq_length``.
 
@@ -166,7 +166,7 @@ def tune(
 
 
 def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> SentenceTransformer:
-    """What ``build(base, "auto", texts=…)`` does: :func:`tune` with fewer passes, and no texts that report.
+    """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
         base, texts, seed: As for :func:`tune`.
@@ -192,7 +192,9 @@ def reported(base: SentenceTransformer, methods: Mapping[str, Method], items: Ta
         found = vectors(base, group, items.texts, check=False)
         seconds = (time.perf_counter() - started) * 1000 / len(items.texts)
         built: dict[Method, Any] = {each: of_base(base, replace(each, filter=None), check=False) for each in group}
-        for name, method in ((name, method) for name, method in methods.items() if method in group):
+        for name, method in methods.items():
+            if method not in group:
+                continue
             values, model = evidence(items, normalize(torch.from_numpy(found[method]), dim=1)), built[method]
             spent = sum(copied_positions(model[0], items.texts, {})) * model[0].depth / plain
             error, share = float(values.std()) / len(values) ** 0.5, model[0].depth / built[first][0].depth

@@ -1,4 +1,4 @@
-"""Views of unlabelled texts, and what vectors say of views or of labelled items, one by one."""
+"""Views of unlabelled texts, and scores of views or labelled items, one by one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def views_of(texts: Iterable[str]) -> Task:
 
 
 def evidence(task: Task, units: Tensor) -> Tensor:
-    """What vectors say of each item of a task; the mean is the score.
+    """Score each item of a task; the mean is the task's score.
 
     Views: how far the two halves, and each half and the crop at the other end, find each other among those of all
     texts (both crops share a third of the text, which would reward vectors of single words). Pairs: products of the
@@ -58,7 +58,7 @@ def evidence(task: Task, units: Tensor) -> Tensor:
     the other items of each class, is the own. Reranking: average precision.
 
     Args:
-        task: Of views, pairs, classes or reranking.
+        task: Views, pairs, classes or a reranking task.
         units: [number of texts, d] vectors of length 1.
 
     Returns:
@@ -85,7 +85,7 @@ def evidence(task: Task, units: Tensor) -> Tensor:
 
 
 def information(first: Tensor, second: Tensor) -> Tensor:
-    """How far two views [N, d] of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N."""
+    """Score how well two views [N, d] of the same texts find each other, by cosine: [N], 1 at rank 1, 0 at rank N."""
     near = first @ second.T
     own = near.diagonal()
     ranks = [(near >= own[:, None] - _SAME).sum(dim=1), (near >= own - _SAME).sum(dim=0)]

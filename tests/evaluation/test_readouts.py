@@ -134,13 +134,6 @@ def test_parts_are_words() -> None:
     assert np.abs(singles[methods[0]][1] - singles[methods[0]][2]).max() > 0.01
 
 
-def test_layer_0_is_the_embeddings() -> None:
-    model = of_base(opened("mini"), Method("classical", pooling="mean"))
-    found = read(model, [Readout(0, "mean"), Readout(6, "last")], TEXTS[:3])
-    expected = st_reba.build("mini", "classical", pooling="mean", layer=0, normalize=False).encode(TEXTS[:3])
-    np.testing.assert_allclose(found[Readout(0, "mean")], expected, atol=2e-5)
-
-
 def test_an_opened_base_stays_as_it_is_and_shares_its_weights() -> None:
     base = opened("mini", max_seq_length=32)
     before = base.encode(TEXTS)
@@ -166,6 +159,7 @@ def test_progress_counts_positions() -> None:
     "call",
     [
         lambda base: read(base, [Readout(7, "mean")], ["a"]),
+        lambda base: read(base, [Readout(0, "mean")], ["a"]),
         lambda base: read(base, [Readout(2, "median")], ["a"]),
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),

@@ -199,6 +199,6 @@ def test_unusable_vectors_are_named(base: SentenceTransformer) -> None:
 
 def test_markdown() -> None:
     frame = pd.DataFrame({"a|b": [0.12345, float("nan")], "c": [3, None]}, index=["x\ny", "z"])
-    assert markdown(frame, 2).splitlines() == [
-        "|  | a\\|b | c |", "| --- | --- | --- |", "| x y | 0.12 | 3.00 |", "| z |  |  |"
+    assert markdown(frame).splitlines() == [
+        "|  | a\\|b | c |", "| --- | --- | --- |", "| x y | 0.123 | 3.000 |", "| z |  |  |"
     ]  # fmt: skip
