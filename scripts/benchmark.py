@@ -3,9 +3,8 @@
 
     scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
 
-MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. With --words
-N, texts are joined to longer ones of N words each. Every case is a process of its own; in each round every case encodes
-once, in turn, so that all see the same machine. Printed are medians of the rounds and of their ratios.
+MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. Every case is a
+process of its own; in each round all encode once, in turn. Printed are medians of the rounds and of their ratios.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--beside CHECKOUT=MODEL]
 
-CHECKOUT is another state of this package, with a model that it saved.
-PYTHON is an interpreter of an environment that has LitServe and this package. 1, 8 and 32 clients send short and long
-texts, three in ten requests a list of two to six. Of each: texts a second, texts a second of the server's processor
-time (which a busy machine changes little), the median and the 99th percentile of the seconds an answer took, and the
+CHECKOUT is another state of this package, with a model that it saved. PYTHON belongs to an environment that has LitServe
+and this package. 1, 8 and 32 clients send short and long texts, three in ten requests a list of two to six. Of each:
+texts a second, also of the server's processor time, the median and the 99th percentile of an answer's time, and the
 largest difference from ``encode``. All run in turns; the figures are medians over the rounds.
 """
 
