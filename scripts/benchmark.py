@@ -3,7 +3,7 @@
 
     scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
 
-MODEL is a base's folder; TEXTS has a text a line, of which the first 1,000 are encoded in batches of 32. Every case is a
+MODEL is a base's folder; TEXTS has a text a line, and the first 1,000 are encoded in batches of 32. Every case is a
 process of its own; in each round all encode once, in turn. Printed are medians of the rounds and of their ratios.
 """
 

@@ -2,7 +2,7 @@
 
     python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--beside CHECKOUT=MODEL]
 
-CHECKOUT is another state of this package, with a model that it saved. PYTHON belongs to an environment that has LitServe
+CHECKOUT is another state of this package, with a model that it saved. PYTHON is that of an environment with LitServe
 and this package. 1, 8 and 32 clients send short and long texts, three in ten requests a list of two to six. Of each:
 texts a second, also of the server's processor time, the median and the 99th percentile of an answer's time, and the
 largest difference from ``encode``. All run in turns; the figures are medians over the rounds.
