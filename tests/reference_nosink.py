@@ -1,7 +1,8 @@
-"""NoSink in plain float64, apart from the package: which token sees which, and which layers run, and how often.
+"""NoSink in plain float64: which token sees which, and tiny models run layer by layer by hand, apart from the package.
 
-A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run.
-``hooked`` puts such masks into transformers' own eager attention. Layers and tokens count from 0.
+A layer's kind says which keys (columns) each query (row) sees; a plan says which kinds the layers of one model run,
+and how often. ``run`` computes Llama from its weights alone; ``hooked`` puts the same masks into transformers' own
+eager attention, for every other family. Layers and tokens count from 0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 Architecture = Literal["inplace", "inter", "extra", "extend"]
+
+KINDS = ("forward", "backward", "bidirectional", "nosink-forward", "nosink-bidirectional", "rerouted")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Masks
@@ -90,13 +93,135 @@ def plan(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Models, in transformers' eager attention
+# Llama by hand
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q k / sqrt(size)) v over what each row sees: [H, T, size] -> [T, H * size], and the weights [H, T, T]."""
+    scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+    exponent = torch.where(sees, (scores - scores.amax(-1, keepdim=True)).exp(), 0.0)
+    weights = exponent / exponent.sum(-1, keepdim=True)
+    return (weights @ values).transpose(0, 1).flatten(1), weights
+
+
+def _heads(rows: Tensor, heads: int) -> Tensor:
+    """[T, heads * size] -> [heads, T, size]."""
+    return rows.unflatten(-1, (heads, -1)).transpose(0, 1)
+
+
+class _Llama:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.body, self.config = model, model.config
+        assert self.config.hidden_act == "silu"
+        assert self.config.rope_parameters["rope_type"] == "default"
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return torch.stack([self.body.embed_tokens.weight[token] for token in ids])
+
+    def layer(self, index: int, x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+        block = self.body.layers[index]
+        heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
+        attention, y = block.self_attn, self._rms_norm(block.input_layernorm, x)
+        queries = self._rotate(_heads(self._linear(attention.q_proj, y), heads))
+        # Head h of the queries reads key and value head h // (heads / groups).
+        shared = [h // (heads // groups) for h in range(heads)]
+        keys = self._rotate(_heads(self._linear(attention.k_proj, y), groups))[shared]
+        values = _heads(self._linear(attention.v_proj, y), groups)[shared]
+        mixed, weights = _attend(queries, keys, values, sees)
+        x = x + self._linear(attention.o_proj, mixed)
+        y = self._rms_norm(block.post_attention_layernorm, x)
+        gate = self._linear(block.mlp.gate_proj, y)
+        inner = gate / (1 + (-gate).exp()) * self._linear(block.mlp.up_proj, y)
+        return x + self._linear(block.mlp.down_proj, inner), weights
+
+    def norm(self, x: Tensor) -> Tensor:
+        return self._rms_norm(self.body.norm, x)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Pair (j, j + size / 2) of position t turns by the angle t * theta ** (-2 j / size)."""
+        half = x.shape[-1] // 2
+        theta = self.config.rope_parameters["rope_theta"]
+        speeds = torch.tensor([theta ** (-j / half) for j in range(half)], dtype=torch.float64)
+        angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * speeds
+        first, second = x[..., :half], x[..., half:]
+        cosine, sine = angles.cos(), angles.sin()
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+    @staticmethod
+    def _linear(module: nn.Module, x: Tensor) -> Tensor:
+        assert module.bias is None
+        return x @ module.weight.T
+
+    def _rms_norm(self, module: nn.Module, x: Tensor) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps).sqrt() * module.weight
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, ids: Sequence[int], plan: Plan) -> tuple[Tensor, Tensor]:
+    """V [T, d] and one attention map for every layer that runs, in the order they run: [calls, H, T, T]."""
+    parts = _Llama(as_double(model))
+    depth = model.config.num_hidden_layers
+    maps: list[Tensor] = []
+
+    def layer(index: int, x: Tensor, kind: str) -> Tensor:
+        x, weights = parts.layer(index, x, visible(kind, len(ids), plan.m))
+        maps.append(weights)
+        return x
+
+    assert plan.architecture == "extend" or len(plan.converted) == depth
+    embedded = parts.embed(ids)
+    anything = any(kind is not None for kind in plan.converted)
+    x = embedded
+    if plan.architecture == "inplace":
+        for index, kind in enumerate(plan.converted):
+            x = layer(index, x, kind or plan.others)
+        result = parts.norm(x)
+    elif plan.architecture == "inter" and plan.variant == "paper":
+        for index, kind in enumerate(plan.converted):
+            once = layer(index, x, plan.others)
+            x = once if kind is None else once + layer(index, x, kind)
+        result = parts.norm(x)
+    elif plan.architecture == "inter":
+        second = None
+        for index, kind in enumerate(plan.converted):
+            if second is None and kind is not None:
+                second = x
+            if second is not None:
+                second = layer(index, second, kind or plan.others)
+            x = layer(index, x, plan.others)
+        result = parts.norm(x if second is None else x + second)
+    elif plan.architecture == "extra":
+        for index in range(depth):
+            x = layer(index, x, plan.others)
+        second = embedded
+        for index, kind in enumerate(plan.converted):
+            if kind is not None:
+                second = layer(index, second, kind)
+        if not anything:
+            result = parts.norm(x)
+        elif plan.variant == "paper":
+            result = parts.norm(x) + parts.norm(second)
+        else:
+            result = parts.norm(x + second)
+    elif plan.architecture == "extend":
+        for index in range(depth):
+            x = layer(index, x, plan.others)
+        for kind in plan.converted:
+            x = layer(depth - 1, x, str(kind))
+        result = parts.norm(x)
+    else:
+        raise ValueError(f"unknown architecture {plan.architecture!r}")
+    return result, torch.stack(maps)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Every other family, in transformers' eager attention
 
 
 def hooked(
     model: PreTrainedModel, ids: Sequence[int], plan: Plan, windows: Sequence[int | None] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """V [T, d] and one attention map for every layer that runs: as inplace runs, whose outputs are put together.
+    """What ``run`` gives, of any family: as inplace runs of its layers, whose outputs are put together.
 
     The model must be loaded as eager. ``windows``: each layer's window, None where it sees the whole text.
     """

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, StaticEm
 
 import st_reba
 from st_reba.encode import (
+    DEFAULT_BATCH_TOKENS,
     FREE_PADDING,
     MAX_PADDING,
     encode_texts,
@@ -43,12 +44,13 @@ def path(base: Callable[..., str]) -> str:
     return base("llama", "bos_eos")
 
 
-def forward_shapes(model: SentenceTransformer) -> list[tuple[int, int]]:
-    """Rows and columns of every forward pass from now on."""
-    shapes: list[tuple[int, int]] = []
+def forward_shapes(model: SentenceTransformer) -> list[tuple[int, int, int]]:
+    """Rows, columns and real positions of every forward pass from now on."""
+    shapes: list[tuple[int, int, int]] = []
 
     def note(module: Any, arguments: tuple[dict[str, Any], ...]) -> None:
-        shapes.append(arguments[0]["attention_mask"].shape)
+        mask = arguments[0]["attention_mask"]
+        shapes.append((*mask.shape, int(mask.sum())))
 
     model[0].register_forward_pre_hook(note)
     return shapes
@@ -72,18 +74,30 @@ def made(kind: str, path: str) -> SentenceTransformer:
 
 @pytest.mark.parametrize("kind", ["reba", "nosink", "plain", "bag of words"])
 def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> None:
-    """Those of each text alone, in the order of the texts."""
+    """Those of each text alone, in the order of the texts; no batch takes more positions than it may."""
     model = made(kind, path)
     # Alone and without a token, a plain model has nothing to run on, and a bag of words is zero.
     texts = TEXTS if kind in ("reba", "nosink") else [text for text in TEXTS if text.strip()]
     wanted = np.stack([model.encode(text) for text in texts])
+    shapes = forward_shapes(model) if kind != "bag of words" else []
     for batch_tokens in (1, 100, 1500, None):
+        shapes.clear()
         done: list[int] = []
         vectors = encode_texts(model, texts, batch_tokens=batch_tokens, progress=done.append)
         assert vectors.dtype == np.float32 and vectors.shape == wanted.shape
         np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
         assert sum(done) == len(texts) and len(done) > 1
-        assert kind == "bag of words" or (max(done) > 32) == (batch_tokens in (1500, None))
+        if not shapes:
+            continue
+        assert [rows for rows, _, _ in shapes] == done
+        lengths = [length for _, length, _ in shapes]
+        assert lengths == sorted(lengths, reverse=True) and lengths[0] > 150 > 20 > lengths[-1]
+        budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
+        assert all(rows == 1 or rows * length <= budget for rows, length, _ in shapes)
+        assert all(
+            rows * length - real <= max(FREE_PADDING, MAX_PADDING * rows * length) for rows, length, real in shapes
+        )
+        assert (max(done) == 1) == (batch_tokens == 1) and (max(done) > 32) == (batch_tokens in (1500, None))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +127,9 @@ def test_options_in_token_batches(path: str, options: dict[str, Any]) -> None:
     vectors = encode_texts(model, TEXTS, batch_tokens=400, **options)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
-    assert all(rows == 1 or rows * length <= 400 for rows, length in shapes) and len(shapes) > 5
+    assert all(rows == 1 or rows * length <= 400 for rows, length, _ in shapes) and len(shapes) > 5
     # A prompt that is not counted would leave the batches less than full, or over the budget.
-    assert max(rows * length for rows, length in shapes if rows > 1) > 300
+    assert max(rows * length for rows, length, _ in shapes if rows > 1) > 300
 
 
 def test_fields_in_token_batches(path: str) -> None:
@@ -124,7 +138,7 @@ def test_fields_in_token_batches(path: str) -> None:
     shapes = forward_shapes(model)
     vectors = encode_texts(model, TEXTS, task="query", instruction="Find it.", batch_tokens=600)
     np.testing.assert_allclose(vectors, wanted, atol=1e-5)
-    assert all(rows == 1 or rows * length <= 600 for rows, length in shapes)
+    assert all(rows == 1 or rows * length <= 600 for rows, length, _ in shapes)
     with pytest.raises(ValueError):
         encode_texts(model, TEXTS, task="query")
     with pytest.raises(ValueError, match="passage"):

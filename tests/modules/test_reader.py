@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from architectures import save
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
@@ -58,3 +59,10 @@ def test_saved(base: Base, tmp_path: Any) -> None:
         again = SentenceTransformer(str(tmp_path / str(number)), device="cpu")
         assert torch.equal(encoded(again), encoded(model)) and again[0].depth == number + 1
         assert sum(".layers." in name for name in again[0].state_dict()) == 9 * (number + 1)
+
+
+def test_layers_that_are_needed_stay(tmp_path: Any) -> None:
+    """Layers of other kinds and lists of a configuration are cut with the layers."""
+    model: Any = build(str(save("gemma3_text", tmp_path, "bos")), "echo", layer=2)
+    assert model[0].config.layer_types == ["sliding_attention", "full_attention"]
+    assert len(model[0].model.layers) == 2
