@@ -57,7 +57,8 @@ class Tool:
 class StReba(Tool):  # this state or an older one
     def __init__(self, folder: Path, vectors: Any, module: str) -> None:
         super().__init__(folder, vectors, module)
-        import faiss  # noqa: F401  (else loaded when an index is opened)
+        self.module.build("mini")  # else some modules are imported when an index is opened
+        import faiss  # noqa: F401
         import torch
         from sentence_transformers import SentenceTransformer
         from torch.nn import Identity
