@@ -57,7 +57,7 @@ class Tool:
 class StReba(Tool):  # this state or an older one
     def __init__(self, folder: Path, vectors: Any, module: str) -> None:
         super().__init__(folder, vectors, module)
-        self.module.build("mini")  # else some modules are imported when an index is opened
+        import_module("st_reba").build("mini")  # else some modules are imported when an index is opened
         import faiss  # noqa: F401
         import torch
         from sentence_transformers import SentenceTransformer
