@@ -72,7 +72,7 @@ def encode(
     from tqdm.auto import tqdm
 
     from ..corpus import Reject, encode_corpus
-    from ..corpus.source import open_source, unique
+    from ..corpus.source import open_source
     from ..encode import encode_texts
     from ..files import write_npy
     from ..safety import load
@@ -81,9 +81,10 @@ def encode(
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is not None and in_parts:
-        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite, "strict": strict}
+        running: dict[str, Any] = {"passages": passages, "workers": workers, "overwrite": overwrite}
         running |= {"dtype": "float16" if float16 else "float32", "batch_tokens": batch_tokens}
-        corpus = encode_corpus(loaded, unique(source), out, **running)
+        source = source.unique()
+        corpus = encode_corpus(loaded, source.strict() if strict else source, out, **running)
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")

@@ -3,5 +3,6 @@
 from .encode import encode_corpus
 from .folder import Corpus
 from .records import Document, Reject
+from .source import Source, open_source
 
-__all__ = ["Corpus", "Document", "Reject", "encode_corpus"]
+__all__ = ["Corpus", "Document", "Reject", "Source", "encode_corpus", "open_source"]

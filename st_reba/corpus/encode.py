@@ -16,7 +16,7 @@ from ..probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter, parse_passages
 from .records import Document, to_json
-from .source import Input, Source, open_source, unique
+from .source import Input, Source, open_source
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -33,15 +33,11 @@ def encode_corpus(
     input: Input,
     path: str | PathLike[str],
     *,
-    text_column: str | None = None,
-    id_column: str | None = None,
-    encoding: str = "utf-8-sig",
     passages: str | None = None,
     dtype: Literal["float32", "float16"] = "float32",
     batch_tokens: int | None = None,
     part_size: int | None = None,
     workers: int | None = None,
-    strict: bool = False,
     overwrite: bool = False,
     show_progress_bar: bool | None = None,
 ) -> Corpus:
@@ -49,12 +45,9 @@ def encode_corpus(
 
     Args:
         model: Any SentenceTransformer, or its folder or Hub id; documents are encoded by its ``encode_document``.
-        input: See :func:`~st_reba.corpus.source.open_source`: a file, a folder, a table, or an iterable, which a
-            repeated call must give again. A ``Source`` is taken as it is, ids that occur twice too.
+        input: A file, a folder, a table, or an iterable, which a repeated call must give again; or, where columns or an
+            encoding must be named, a :class:`~st_reba.corpus.Source`.
         path: The folder. One that holds anything else is refused.
-        text_column, id_column: Columns or keys of text and id; None: "text" and "id", or other usual names; a record
-            without an id gets its number, and so do all of a table with ``id_column=""``.
-        encoding: Of text files.
         passages: Cut long texts into passages of so many tokens, which overlap by so many, as ``"256:32"``; each
             passage gets a vector.
         dtype: Of the stored vectors: "float32", or "float16" for half the disk and about three digits.
@@ -62,7 +55,6 @@ def encode_corpus(
         part_size: Records a part, which is what a kill costs at most; None: about a minute's work.
         workers: Encode with so many workers of Ray Data, one a GPU if there are any: on the cluster of RAY_ADDRESS, or
             on this machine; None: in this process.
-        strict: Stop at the first record that would be set aside.
         overwrite: Replace a corpus of another model, settings or input; parts that are the same stay.
         show_progress_bar: Show bars; None: on a terminal.
 
@@ -73,7 +65,7 @@ def encode_corpus(
         FileExistsError: The folder holds something else.
         BlockingIOError: Another process is writing there.
         OSError: The disk is full, or the folder cannot be written to. What is finished stays.
-        ValueError: An option is not known; the corpus there is of another model, settings or input; ``strict``.
+        ValueError: An option is not known; the corpus there is of another model, settings or input.
 
     Example:
         >>> import st_reba
@@ -87,9 +79,7 @@ def encode_corpus(
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
     parse_passages(passages)
-    source = input
-    if not isinstance(input, Source):
-        source = unique(open_source(input, text_column=text_column, id_column=id_column, encoding=encoding))
+    source = input if isinstance(input, Source) else open_source(input).unique()
     corpus, model, disable = _target(path), load(model), None if show_progress_bar is None else not show_progress_bar
     asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
     with sole_writer(corpus.path, "vectors/*.npy"):
@@ -97,7 +87,7 @@ def encode_corpus(
             make_folder(folder)
             remove_leftovers(folder)
         size = _begin(corpus, model, asked, overwrite)
-        gather(_parts(source, size, strict, cutter(model, passages), disable), source.name, corpus, overwrite)
+        gather(_parts(source, size, cutter(model, passages), disable), source.name, corpus, overwrite)
         if pending := corpus.pending():
             corpus.reopen()
             _encode(model, corpus, pending, workers, disable)
@@ -157,15 +147,13 @@ def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
     return int(before["part_size"])
 
 
-def _parts(source: Source, size: int, strict: bool, cut: Cut, disable: bool | None) -> Iterator[Part]:
+def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterator[Part]:
     part, chars = Part(0, 0), 0
     for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
         if isinstance(record, Document):
             metadata = to_json(record.metadata) if record.metadata else "{}"
             part.rows.append(Row(part.stop, record.id, record.text, metadata))
             chars += len(record.text) + len(metadata)
-        elif strict:
-            raise ValueError(str(record))
         else:
             part.rejects.append(record)
             chars += len(record.reason)

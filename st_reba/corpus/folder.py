@@ -144,8 +144,8 @@ class Corpus:
         """The documents of a part."""
         about = self.about(number)
         with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
-            columns = file.read(list(Row._fields), use_threads=False).to_pydict().values()
-        rows = [Row._make((*values, tuple(spans))) for *values, spans in zip(*columns, strict=True)]
+            *columns, spans = file.read(list(Row._fields), use_threads=False).to_pydict().values()
+        rows = list(map(Row, *columns, map(tuple, spans)))
         return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
 
     def write_part(self, number: int, part: Part) -> None:
@@ -154,7 +154,8 @@ class Corpus:
         about = {"start": part.start, "stop": part.stop, "digest": part.digest, **counts}
         about["rejects"] = [asdict(reject) for reject in part.rejects]
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
-        table = pyarrow.Table.from_pylist([row._asdict() for row in part.rows], schema)
+        columns = map(list, zip(*part.rows, strict=True)) if part.rows else [[]] * len(_TYPES)
+        table = pyarrow.table(list(columns), schema)
         self.vectors_path(number).unlink(missing_ok=True)
         with whole_path(self.documents_path(number)) as temporary:
             parquet.write_table(table, temporary, compression="zstd")

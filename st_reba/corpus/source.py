@@ -41,6 +41,40 @@ class Source:
     read: Callable[[], Iterator[Document | Reject]]
     columns: dict[str, str | None]  # text_column and id_column, as they were found
 
+    def strict(self) -> Source:
+        """The same records, but one that is set aside is a ValueError."""
+
+        def read() -> Iterator[Document | Reject]:
+            for record in self.read():
+                if isinstance(record, Reject):
+                    raise ValueError(str(record))
+                yield record
+
+        return replace(self, read=read)
+
+    def unique(self, first: int = 0) -> Source:
+        """The same records, but those whose id another has are set aside.
+
+        Args:
+            first: Added to the number of a record to make its id, if it has none.
+        """
+
+        def read() -> Iterator[Document | Reject]:
+            # A database without a name is a temporary file: memory does not grow with the number of ids.
+            with closing(sqlite3.connect("", isolation_level=None)) as used:
+                used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
+                used.execute("BEGIN")
+                for number, record in enumerate(self.read()):
+                    if isinstance(record, Document):
+                        identity = str(first + number) if record.id is None else record.id
+                        if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
+                            (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
+                            reason = f"id used twice: {identity!r} is that of record {owner} too; give each its own"
+                            record = Reject(f"record {number}", reason, identity, beginning(record.text))
+                    yield record
+
+        return replace(self, read=read)
+
 
 def open_source(
     input: Input,
@@ -83,31 +117,6 @@ def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str
     if rejects := [one for one in records if isinstance(one, Reject)]:
         logger.warning("%s: %d records are set aside; first %s", path, len(rejects), rejects[0])
     return [one.text for one in records if isinstance(one, Document)]
-
-
-def unique(source: Source, first: int = 0) -> Source:
-    """The same source, but records whose id another has are set aside.
-
-    Args:
-        source: The source.
-        first: Added to the number of a record to make its id, if it has none.
-    """
-
-    def read() -> Iterator[Document | Reject]:
-        # A database without a name is a temporary file: memory does not grow with the number of ids.
-        with closing(sqlite3.connect("", isolation_level=None)) as used:
-            used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
-            used.execute("BEGIN")
-            for number, record in enumerate(source.read()):
-                if isinstance(record, Document):
-                    identity = str(first + number) if record.id is None else record.id
-                    if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
-                        (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
-                        reason = f"id used twice: {identity!r} is that of record {owner} too; give each its own"
-                        record = Reject(f"record {number}", reason, identity, beginning(record.text))
-                yield record
-
-    return replace(source, read=read)
 
 
 def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:

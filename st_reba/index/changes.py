@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..corpus.encode import encode_corpus, longest_input
 from ..corpus.folder import Corpus, Row, is_corpus, sha256
 from ..corpus.records import Document, Reject, beginning, to_json
-from ..corpus.source import Source, unique
+from ..corpus.source import Source
 from ..files import LOCK_FILE, refuse_links, sole_writer
 from ..probe import Probe, check
 from . import store as tables
@@ -293,9 +293,9 @@ def take_in(
             raise ValueError(f"max_seq_length is {length}, but {before} in the index; set the model's to that")
         if not isinstance(source, Corpus):
             if fresh is None:
-                source = _only_new(unique(source, state.next_number), store, counts, upsert=upsert)
-            running |= {"passages": state.passages, "overwrite": True, "strict": strict}
-            corpus = encode_corpus(model, source, building, **running)
+                source = _only_new(source.unique(state.next_number), store, counts, upsert=upsert)
+            running |= {"passages": state.passages, "overwrite": True}
+            corpus = encode_corpus(model, source.strict() if strict else source, building, **running)
         with changing(store, fresh) as writer:
             segments = writer.take(corpus, strict=strict)
             if fresh is None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, beginning, clean_text
-from ..corpus.source import Input, open_source, unique
+from ..corpus.source import Input, open_source
 from ..probe import Probe, check, load, located, probe, remembered, version_of
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
@@ -122,7 +122,7 @@ class Index:
             passages = source.header()["settings"]["passages"]
         else:
             source = open_source(input, text_column=text_column, id_column=id_column, encoding=encoding)
-            source, columns = unique(source), source.columns
+            source, columns = source.unique(), source.columns
         check_target(store, overwrite=overwrite)
         loaded = load(model, loading)
         mark, metric = probe(loaded), loaded.similarity_fn_name

@@ -11,7 +11,7 @@ import pytest
 from tiny import WORDS, tiny_model
 
 import st_reba.corpus.encode as encoding
-from st_reba.corpus import Corpus, Document, encode_corpus
+from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.files import sole_writer
 
 MODEL = tiny_model()
@@ -129,7 +129,7 @@ def test_what_is_set_aside(tmp_path: Path) -> None:
     assert [json.loads(line)["place"] for line in lines] == [place for place, *_ in kinds]
     assert corpus.header()["totals"]["rejected"] == 5
     with pytest.raises(ValueError, match="record 1"):
-        encode(tmp_path / "strict", input, strict=True)
+        encode(tmp_path / "strict", open_source(input).strict())
     assert not (tmp_path / "strict").exists()
 
 
