@@ -34,11 +34,9 @@ from .settings import masks_of
 _LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
 _LOADING -= {"backend", "kwargs", "args"}
 _OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
-# Options of the method that RepeatTransformer takes as they are.
-_PASSED = ("instruction", "compute_matched")
 _KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # What loads the base, and says nothing of a model that is put together.
-_OF_THE_BASE = {"revision", "tokenizer_kwargs", *_KWARGS}
+_OF_THE_BASE = {"revision", *_KWARGS}
 # One of these files is beside an adapter that has a tokenizer of its own.
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
 
@@ -59,6 +57,8 @@ class Assembly:
         self.llm = None if isinstance(base, (str, os.PathLike)) else base
         self.gguf = self.adapted = None
         if self.llm is not None:
+            if given := [each for each in (*_OURS[1:], *_KWARGS) if loading.get(each) is not None]:
+                raise ValueError(f"{given[0]}={loading[given[0]]!r}: a loaded model is taken as it is. Drop it.")
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
         else:
@@ -82,6 +82,8 @@ class Assembly:
         allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
         if other := sorted(set(self.method.to_dict()) - allowed):
             raise ValueError(f"{other[0]}: the base keeps its own input and pooling. Drop it, or give pooling=….")
+        if self.tokenizer is not None or self.quantization is not None:
+            raise ValueError("tokenizer and quantization: the base keeps its own. Drop them, or give pooling=….")
         model = load(self.path, dtype=self.dtype, **self.loading)
         first: Any = model[0]
         if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
@@ -156,7 +158,7 @@ class Assembly:
         if not own:
             once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
             pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
-            options |= {name: getattr(method, name) for name in _PASSED}
+            options |= {"instruction": method.instruction, "compute_matched": method.compute_matched}
             options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2}
             if layers is not None:
                 options["reading"] = {"of": method.read, "first": layers[0], "last": layers[1]}

@@ -64,16 +64,16 @@ def build(
         >>> model.encode_query("天气怎么样？").shape
         (192,)
     """
+    named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
     if method == "auto":
         if texts is None:
             raise ValueError("method='auto' needs texts=…, like those to be embedded.")
         from .evaluation.tune import auto
 
-        return auto(base, texts, tokenizer=tokenizer, dtype=dtype, check=check, **options)
+        return auto(base, texts, check=check, **named, **options)
     if texts is not None:
         raise ValueError("texts belong to method='auto'. Drop them.")
     given = {name: options.pop(name) for name in list(options) if name in OPTIONS}
-    named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
     loading = {**options, **{name: value for name, value in named.items() if value is not None}}
     recipe = recipe_for(base, {**loading, **given}) if isinstance(base, (str, os.PathLike)) else None
     if recipe is not None:

@@ -208,9 +208,8 @@ def fit_filter(
     return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
 
 
-def with_filter(model: SentenceTransformer, filter: Filter | str | os.PathLike[str]) -> SentenceTransformer:
-    """Append a filter, or one that was saved, to the model that it was fitted for; a ValueError where it is another."""
-    fitted = filter if isinstance(filter, Filter) else Filter.load(filter)
+def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransformer:
+    """Append a filter to the model that it was fitted for; a ValueError where it is another."""
     whole: Any = _whole(model)
     if (width := whole.get_embedding_dimension()) not in (None, fitted.mean.size):
         raise ValueError(f"The filter takes {fitted.mean.size} dimensions, but the model gives {width}. Fit another.")

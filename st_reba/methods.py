@@ -93,6 +93,12 @@ ENSEMBLES |= {
     for name, each in TEMPLATES.items()
     if name.startswith("prompteol")
 }
+# The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
+ENSEMBLES["three-questions"] = (
+    str(TEMPLATES["prompteol-example"]),
+    ENSEMBLES["reverseol"][1],
+    ENSEMBLES["metaeol"][0],
+)
 _WEIGHTS = {"contrastive": (1.0, -0.25)}
 
 
@@ -117,7 +123,7 @@ class Method:
 
     name: str = _option(DEFAULT, "one of " + ", ".join(METHODS))
     pooling: str | None = _option(
-        None, "sentence vector: last, mean, or cls (classical); default: last, mean for nosink"
+        None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
     )
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
     template: Any = _option(
@@ -127,7 +133,7 @@ class Method:
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
-    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POOLED)}; default: last_copy")
+    pooled: str | None = _option(None, f"positions that are pooled: {', '.join(POOLED)}; default: by method")
     compute_matched: bool = _option(False, "halve the tokens that a copy may hold, so that two cost what one did")
     max_seq_length: int | None = _option(None, "positions of a sequence, all copies together")
     normalize: bool = _option(True, "scale vectors to length 1")
@@ -179,8 +185,12 @@ class Method:
                 raise ValueError(f"read={self.read!r} goes with no setting in which layers run twice.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
-        if self.read != "states" and (self.join, self.final_norm) != ("mean", True):
-            raise ValueError(f"read={self.read!r} takes neither join nor final_norm. Drop them.")
+        if (self.read != "states" or self.layer is None) and (self.join, self.final_norm) != ("mean", True):
+            raise ValueError("join and final_norm belong to layer=… with read='states'. Drop them.")
+        if self.implementation == "authors" and self.name != "reba" and self.setting is None:
+            raise ValueError(f"implementation='authors' belongs to reba and to setting=…, not to {self.name}.")
+        if not self.equal_norms and self.templates is None:
+            raise ValueError("equal_norms=False needs several templates: template=[…, …].")
         if self.weights is not None and len(self.weights) != len(self.templates or ()):
             raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
 

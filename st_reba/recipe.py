@@ -101,11 +101,11 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
 
 def save_recipe(
     path: str | os.PathLike[str], base: str, method: Method, *, about: Mapping[str, Any] | None = None, **loading: Any
-) -> Recipe:
+) -> None:
     """Write a recipe, so that ``build(path)`` builds this base by this method.
 
     Example:
-        >>> _ = save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), about={"language": ["zh"]})
+        >>> save_recipe("my.yaml", "mini", Method("echo", pooling="mean"), about={"language": ["zh"]})
         >>> print(Path("my.yaml").read_text(encoding="utf-8"), end="")
         base: mini
         method: echo
@@ -120,11 +120,10 @@ def save_recipe(
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, file.parent)
     loading = {name: value for name, value in loading.items() if value is not None}
-    made = Recipe(base, loading, values, about or {}, file.stem)
-    recipe_of(made.to_dict(), str(path))
-    text = yaml.safe_dump(made.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    written = Recipe(base, loading, values, about or {}).to_dict()
+    recipe_of(written, str(path))
+    text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     file.write_text(text, encoding="utf-8")
-    return made
 
 
 def _read_yaml(path: Path) -> Any:

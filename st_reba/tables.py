@@ -31,13 +31,12 @@ Row = tuple[str, dict[str, Any] | str]
 """The place of a row, as "corpus.csv, line 3", and its cells by column; or why it cannot be read."""
 
 
-def read_table(path: str | PathLike[str], *, encoding: str = "utf-8-sig") -> DataFrame:
+def read_table(path: str | PathLike[str]) -> DataFrame:
     """Read a file or a folder of the datasets library as a DataFrame.
 
     Args:
         path: .csv and .tsv begin with a line of column names; their cells are strings. A .tsv may be without quotes,
             as most are. A string in a .jsonl counts as {"text": string}; so does a line of a .txt, and all of a .md.
-        encoding: Of text files.
 
     Returns:
         The table; cells that a row does not have are NaN.
@@ -51,7 +50,7 @@ def read_table(path: str | PathLike[str], *, encoding: str = "utf-8-sig") -> Dat
         [{'text': '6" pipe', 'score': '3.5'}]
     """
     rows = []
-    for place, row in read_rows(path, encoding=encoding):
+    for place, row in read_rows(path):
         if isinstance(row, str):
             raise ValueError(f"{place}: {row}")
         rows.append(row)

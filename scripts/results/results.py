@@ -52,6 +52,7 @@ READINGS = {
     "PromptEOL, both word orders": "prompteol:template=reverseol",
     "both word orders, attention outputs": "prompteol:template=reverseol,read=attention",
     "the same with an example": "prompteol:template=reverseol-example,read=attention",
+    "three questions, attention outputs": "prompteol:template=three-questions,read=attention",
     "PromptEOL, layer {most}": "prompteol:layer={most}",
     "classical, mean, layer {half}": "classical:pooling=mean,layer={half}",
     "Echo-2, mean, layer {half}": "echo:pooling=mean,layer={half}",
@@ -178,7 +179,7 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
     tasks = [stsb(given.data, "test")]
     for year in (2013, 2014, 2015, 2016):
         pairs = pd.concat(map(frame_of, sorted(given.data.glob(f"sts/semeval/{year}.*"))))
-        tasks.append(read_task(pairs, "STS", name=f"STS{year % 100}", limit=125))
+        tasks.append(read_task(pairs, "STS", name=f"STS{year % 100}", limit=None if given.whole else 125))
     tasks.append(read_task(topics, "Clustering", name="StackOverflow", limit=500))
     methods = base.methods(given.data, given.skip)
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
@@ -190,7 +191,7 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
             own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
             frame.loc[f"{label} + filter", task.name] = score(task, own)
     frame.insert(len(tasks) - 1, "mean of STS", frame.iloc[:, :-1].mean(axis=1))
-    fill("sentences-en.md", base.name, table(frame, base.name))
+    fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
 
 
 def sentences_zh(base: Base, given: argparse.Namespace) -> None:
@@ -336,6 +337,7 @@ def main() -> None:
     parser.add_argument("bases", nargs="*", metavar="NAME=FOLDER", help="bases")
     parser.add_argument("--trained", help="folder of all-MiniLM-L6-v2")
     parser.add_argument("--skip", help="pattern of methods that are left out")
+    parser.add_argument("--whole", action="store_true", help="sentences-en: all pairs of STS13 to STS16")
     parser.add_argument("--cache", type=Path, default=Path("results-cache"), help="folder of vectors")
     given = parser.parse_args()
     named = [each.partition("=")[::2] for each in given.bases]

@@ -71,7 +71,7 @@ def encode(
         raise FileNotFoundError(f"{out.parent}: no such folder")
     from tqdm.auto import tqdm
 
-    from ..corpus import Reject, encode_corpus
+    from ..corpus import Document, encode_corpus
     from ..corpus.source import open_source
     from ..encode import encode_texts
     from ..files import write_npy
@@ -88,10 +88,7 @@ def encode(
         totals = corpus.header()["totals"]
         print(f"{out}: {totals['documents']:,} documents, {totals['vectors']:,} vectors in {totals['parts']:,} parts")
         return _tell_rejects(list(corpus.rejects()), f"all in {out}/rejects.jsonl")
-    records = list(source.read())
-    if wrong := [one for one in records if isinstance(one, Reject)]:
-        raise ValueError(str(wrong[0]))
-    texts = [one.text for one in records if not isinstance(one, Reject)]
+    texts = [one.text for one in source.strict().read() if isinstance(one, Document)]
     options: dict[str, Any] = {"task": task, "batch_tokens": batch_tokens}
     if word is not None:
         return _encode_word(loaded, texts, word, options)

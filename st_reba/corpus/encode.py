@@ -151,7 +151,7 @@ def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterato
     part, chars = Part(0, 0), 0
     for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
         if isinstance(record, Document):
-            metadata = to_json(record.metadata) if record.metadata else "{}"
+            metadata = to_json(record.metadata)
             part.rows.append(Row(part.stop, record.id, record.text, metadata))
             chars += len(record.text) + len(metadata)
         else:

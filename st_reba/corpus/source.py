@@ -52,11 +52,11 @@ class Source:
 
         return replace(self, read=read)
 
-    def unique(self, first: int = 0) -> Source:
+    def unique(self, numbers: bool = True) -> Source:
         """The same records, but those whose id another has are set aside.
 
         Args:
-            first: Added to the number of a record to make its id, if it has none.
+            numbers: A record without an id has its number as id; False: only ids that are given are compared.
         """
 
         def read() -> Iterator[Document | Reject]:
@@ -65,8 +65,8 @@ class Source:
                 used.execute("CREATE TABLE used (id TEXT PRIMARY KEY, record INTEGER NOT NULL) WITHOUT ROWID")
                 used.execute("BEGIN")
                 for number, record in enumerate(self.read()):
-                    if isinstance(record, Document):
-                        identity = str(first + number) if record.id is None else record.id
+                    if isinstance(record, Document) and (numbers or record.id is not None):
+                        identity = str(number) if record.id is None else record.id
                         if not used.execute("INSERT OR IGNORE INTO used VALUES (?, ?)", (identity, number)).rowcount:
                             (owner,) = used.execute("SELECT record FROM used WHERE id = ?", (identity,)).fetchone()
                             reason = f"id used twice: {identity!r} is that of record {owner} too; give each its own"
@@ -108,7 +108,14 @@ def open_source(
     records = chain.from_iterable(_documents(rows, text_column, id_column, columns) for rows in tables)
     if (first := next(records, None)) is None:
         raise ValueError(f"{name}: no documents: it is empty")
-    return Source(name, total, lambda: chain([first], records), columns)
+    left = [chain([first], records)]
+
+    def read() -> Iterator[Document | Reject]:
+        if not left:
+            raise ValueError(f"{name}: it was read already, and can be read once; open it again")
+        return left.pop()
+
+    return Source(name, total, read, columns)
 
 
 def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:

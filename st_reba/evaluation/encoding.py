@@ -36,7 +36,7 @@ def shared_vectors(
     for each in methods:
         # A word's vector is the mean over its tokens, whatever the pooling, and not scaled.
         pooled = words is not None and each.name != "prompteol"
-        as_run[each] = replace(each, pooling="mean", normalize=False) if pooled else each
+        as_run[each] = replace(each, pooling="mean", normalize=False, filter=None) if pooled else each
         unread = words is not None and (not pooled or readouts.readout_of(as_run[each], transformer.depth) is None)
         if task.kind == "NER" or unread:
             alone[each] = model_vectors(readouts.of_base(base, each), task, instructions, batch_tokens, show)
@@ -65,7 +65,8 @@ def model_vectors(
     """The vectors of a task's texts by one model: a row a text, or a word; of entities, every word of each text."""
     if task.kind == "NER" or task.spans:
         items = tagged_words(task) if task.kind == "NER" else list(zip(task.texts, task.spans, strict=True))
-        return encode_words(model, items)
+        prompt = instructions.before(task.name, None, has_field(model, None))
+        return encode_words(model, items, prompt=prompt, batch_tokens=batch_tokens, show_progress_bar=bool(show))
     found = []
     with progress_bar(len(task.texts), show, "texts") as bar:
         for texts, role in _parts(task):

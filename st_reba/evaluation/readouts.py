@@ -130,9 +130,11 @@ def readout_of(method: Method, depth: int) -> Readout | None:
     given = method.layer if method.layer is not None else (depth // 2 + 1, depth) if outputs else depth
     if isinstance(given, tuple) and not outputs:
         return None
-    first, layer = (int(each) % (depth + 1) for each in (given if isinstance(given, tuple) else (given, given)))
-    if layer == 0 or (method.setting is not None and _masks(method, layer) is None):
-        return None
+    ends = given if isinstance(given, tuple) else (given, given)
+    first, layer = (each % (depth + 1) for each in ends)
+    known = 0 < first <= layer and all(-depth - 1 <= each <= depth for each in ends)
+    if not known or (method.setting is not None and _masks(method, layer) is None):
+        return None  # by itself: build says what cannot be
     name = {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling)
     return Readout(layer, name, first if outputs else None)
 

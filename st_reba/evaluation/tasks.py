@@ -83,8 +83,9 @@ class Task:
         least = 1 if self.kind in ("WordSense", "Views") else _FEWEST
         if len(self.items) < least:
             raise ValueError(f"{self}; {least} are needed.")
-        if self.train if self.kind not in ("Classification", "NER") else self.kind == "NER" and not self.train:
-            raise ValueError(f"{self.name}: {self.kind} {'needs' if self.kind == 'NER' else 'takes no'} train=….")
+        needs, takes = self.kind == "NER", self.kind in ("NER", "Classification")
+        if needs > bool(self.train) or (self.train and not takes):
+            raise ValueError(f"{self.name}: {self.kind} {'needs' if needs else 'takes no'} train=….")
         if self.kind in ("Classification", "Clustering", "PairClassification", "STS"):
             values, known = {item[-1] for item in self.items}, {item[-1] for item in self.train}
             if len(values) < 2:
@@ -143,10 +144,11 @@ def read_task(
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     name = name or ("table" if path is None else path.name.partition(".")[0] if path.is_file() else path.name)
     if kind == "NER" or (path is not None and path.suffix == ".conll"):
-        _refuse("NER", columns=columns, labels=labels)
+        _refuse("NER", columns=columns, labels=labels, kind=None if kind == "NER" else kind)
         return entity_task(name, source, train, limit, seed)
     if path is not None and path.is_dir() and (path / "corpus.jsonl").is_file():
-        _refuse("a BEIR folder", columns=columns, labels=labels, train=train)
+        other = None if kind in ("Reranking", "Retrieval") else kind
+        _refuse("a BEIR folder", columns=columns, labels=labels, train=train, kind=other)
         return _ranking(name, kind or "Retrieval", *_beir(path), {}, limit, seed)
     frame = frame_of(source)
     if kind == "WordSense" or (kind is None and any({*each} <= {*frame.columns} for each in QUESTIONS)):
@@ -170,7 +172,7 @@ def read_task(
     return Task(name, kind, tuple(place), items, learnt, dropped=dropped)
 
 
-def _refuse(kind: str, **given: Any) -> None:
+def _refuse(kind: str, /, **given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name}={value!r:.60}: {kind} takes none. Drop it.")
@@ -208,6 +210,8 @@ def _labelled_rows(
     columns = columns or {}
     frame = frame_of(source)
     there = list(map(str, frame.columns))
+    if unknown := columns.keys() - COLUMNS.keys():
+        raise ValueError(f"columns: {min(unknown)!r} is no role. The roles are {', '.join(COLUMNS)}.")
     if missing := [column for column in columns.values() if column not in there]:
         raise ValueError(f"columns: there is no {missing[0]!r}. The columns are {', '.join(there[:20])}.")
 

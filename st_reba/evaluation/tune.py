@@ -165,20 +165,20 @@ def tune(
     return report
 
 
-def auto(base: Any, texts: Iterable[str], *, seed: int = 0, **rest: Any) -> SentenceTransformer:
+def auto(base: Any, texts: Iterable[str], *, seed: int = 0, check: bool = True, **rest: Any) -> SentenceTransformer:
     """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
         base, texts, seed: As for :func:`tune`.
-        **rest: Further arguments of ``build``.
+        check, rest: Further arguments of ``build``.
     """
     found = draw_texts(texts, 1000, seed)
     Random(seed).shuffle(found)
-    model = opened(base, **{name: value for name, value in rest.items() if value is not None and name != "check"})
+    model = opened(base, **{name: value for name, value in rest.items() if value is not None})
     search = Search(model, views_of(found[:AUTO_CHOOSING]), found)
     passes = passes_of(search.depth, script_of(" ".join(found)), small=True)
     choice = chosen([scored for each in passes for scored in search.scored(each)])
-    made = of_base(model, choice.method, **{name: rest[name] for name in _KEPT if name in rest})
+    made = of_base(model, choice.method, check=check, **{name: rest[name] for name in _KEPT if name in rest})
     return with_filter(made, fitted_filter(made, found)) if choice.filtered else made
 
 

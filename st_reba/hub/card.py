@@ -96,7 +96,6 @@ def values_of(
     config = first.model.config.get_text_config()
     return {
         "metadata": yaml.safe_dump(shown, sort_keys=True, allow_unicode=True, width=120).strip(),
-        "model_name": shown["model_name"],
         "title": f"{base} with {method or 'a pipeline of its own'}",
         "repo": PLACEHOLDER,
         "base": f"[{recorded}](https://huggingface.co/{hub_id})" if hub_id else f"`{recorded}`",

@@ -102,7 +102,9 @@ class Writer:
         content = content_of(row.text, row.metadata) if row.id is None else None
         spans = to_json(row.spans) if row.spans else None
         new = (self.state.next_key, identity, row.metadata, row.vectors, spans, row.text, content)
-        self.tx.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*new, crc_of(new)))
+        insert = "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        if not self.tx.execute(insert, (*new, crc_of(new))).rowcount:  # of a corpus with an id twice
+            return None
         self.state.next_key += row.vectors
         self.state.documents += 1
         return "added" if old is None else "replaced"
@@ -278,6 +280,7 @@ def take_in(
     strict: bool,
     upsert: bool = False,
     fresh: State | None = None,
+    overwrite: bool = False,
     factory: str = "auto",
     parameters: str | None = None,
     **running: Any,
@@ -285,6 +288,8 @@ def take_in(
     """Take in documents, or what is new of them, or an encoded corpus; ``fresh`` is the state of an index to build."""
     counts, length = Counter[str](), longest_input(model)
     with one_writer(store.folder) as building:
+        if fresh is not None:
+            check_target(store, overwrite=overwrite)  # again: another build may have ended meanwhile
         state = fresh or store.state()
         if isinstance(source, Corpus):
             corpus, strict = source, False
@@ -293,7 +298,7 @@ def take_in(
             raise ValueError(f"max_seq_length is {length}, but {before} in the index; set the model's to that")
         if not isinstance(source, Corpus):
             if fresh is None:
-                source = _only_new(source.unique(state.next_number), store, counts, upsert=upsert)
+                source = _only_new(source.unique(numbers=False), store, counts, upsert=upsert)
             running |= {"passages": state.passages, "overwrite": True}
             corpus = encode_corpus(model, source.strict() if strict else source, building, **running)
         with changing(store, fresh) as writer:

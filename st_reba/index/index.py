@@ -133,7 +133,7 @@ class Index:
         about, length = remembered(model, mark, store.folder), longest_input(loaded)
         fresh = State(about, metric, mark.dimension, columns, passages, length)
         running |= {"factory": factory, "parameters": parameters, "show_progress_bar": show_progress_bar}
-        take_in(store, loaded, source, strict=strict, fresh=fresh, **running)
+        take_in(store, loaded, source, strict=strict, fresh=fresh, overwrite=overwrite, **running)
         return cls(store, loaded, {})
 
     @classmethod
@@ -319,7 +319,7 @@ class Index:
         if isinstance(ids, str) or not all(isinstance(one, str) for one in wanted):
             raise TypeError(f"ids={ids!r}: give a list of strings")
         with changing(self._store) as writer:
-            found = list(documents_with(writer.tx, "id", wanted))
+            found = [one for one in documents_with(writer.tx, "id", wanted) if one.id in wanted]  # NUL ends it
             if absent := wanted.keys() - {one.id for one in found}:
                 logger.warning("%s: not in the index: %s", self.path, ", ".join(sorted(absent)[:5]))
             for document in found:
@@ -383,7 +383,6 @@ class Index:
     def close(self) -> None:
         """Let go of the files and the model."""
         self._snapshot = self._model = None
-        self._store.close()
 
     def __enter__(self) -> Self:
         return self

@@ -43,7 +43,7 @@ class Snapshot:
     store: Store
     state: State
     file: VectorFile | None
-    alive: NDArray[np.bool_]  # by key: False if dead
+    alive: NDArray[np.bool_]  # by key: False if dead (of pending ones, `keys` says it)
     keys: Keys  # of pending vectors
     pending: Matrix
     conditions: dict[str, NDArray[np.bool_]] = field(default_factory=dict)  # by condition and key: met or not
@@ -54,9 +54,7 @@ class Snapshot:
         same = old is not None and (old.state.sha256, old.state.file) == (state.sha256, state.file)
         file = old.file if old is not None and same else VectorFile(store.folder, state) if state.file else None
         keys, pending = read_pending(tx, state, store.path)
-        alive = np.zeros(state.next_key, bool)
-        alive[: state.stop] = True
-        alive[keys] = True
+        alive = np.ones(state.next_key, bool)
         alive[read_dead(tx)] = False
         return cls(store, state, file, alive, keys, pending)
 
@@ -64,7 +62,8 @@ class Snapshot:
         """By key: which vectors belong to documents that meet conditions."""
         sql, parameters = conditions(where)
         name = repr((sql, parameters))
-        if name not in self.conditions:
+        found = self.conditions.get(name)  # other threads may clear them
+        if found is None:
             found = np.zeros(len(self.alive), bool)
             found[vector_keys(tx, sql, *parameters)] = True
             if not found.any():
@@ -73,7 +72,7 @@ class Snapshot:
             if len(self.conditions) >= _KEPT_CONDITIONS:
                 self.conditions.clear()
             self.conditions[name] = found
-        return self.conditions[name] & self.alive
+        return found
 
     def search(self, tx: sqlite3.Connection, queries: Matrix, k: int, where: Where | None) -> list[list[SearchResult]]:
         """The k best documents of queries [q, d]; ``tx`` is the transaction that the snapshot was read in."""
@@ -110,8 +109,8 @@ class Snapshot:
                 more, filed = self.file.search(queries, fetch, mask)
                 scores, found = np.hstack([more, scores]), np.hstack([filed, found])
             scores, found = best(scores, found, fetch)
-            wanted = json.dumps(np.unique(found[found >= 0]).tolist()) if cut else "[]"
-            owner = dict(tx.execute(_OWNERS, (wanted,)).fetchall())
+            wanted = json.dumps(np.unique(found[found >= 0]).tolist())
+            owner = dict(tx.execute(_OWNERS, (wanted,)).fetchall()) if cut else {}
             results = [dict[int, tuple[int, float]]() for _ in queries]
             for query, rank in zip(*np.nonzero(found >= 0), strict=True):
                 key = int(found[query, rank])

@@ -78,28 +78,13 @@ class State:
 class Store:
     """The SQLite file of an index folder. Every transaction has a connection of its own: threads and forks are safe."""
 
-    _process = staticmethod(os.getpid)  # the module may be gone when the interpreter ends
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / FILE
-        # While this connection is open, others do not clear SQLite's log away when they are closed.
-        self._idle: sqlite3.Connection | None = None
-        self._owner = self._process()
-
-    def close(self) -> None:
-        if self._idle is not None and self._owner == self._process():  # a connection must not be used after a fork
-            self._idle.close()
-        self._idle = None
-
-    def __del__(self) -> None:
-        self.close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One state of the file for the time of the ``with`` block, whatever writers do."""
         with self._errors(), closing(self._reader()) as connection:
-            if self._idle is None:
-                self._idle = self._reader()
             connection.execute("BEGIN")
             yield connection
 

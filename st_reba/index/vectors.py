@@ -91,6 +91,7 @@ class VectorFile:
         try:
             self.whole = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
         except (RuntimeError, MemoryError) as error:
+            path.stat()  # a FileNotFoundError where a writer has replaced it meanwhile
             raise ValueError(damaged(path, error)) from None
         about = (self.whole.d, self.whole.ntotal, self.whole.metric_type)
         if about != (state.dimension, state.filed, faiss.METRIC_INNER_PRODUCT):
