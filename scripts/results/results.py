@@ -185,7 +185,8 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
     half, sample = base.depth // 2, stsb(given.data, "dev").texts[:SAMPLE]
     also = ("PromptEOL", "PromptEOL, attention outputs", "both word orders, attention outputs")
-    for label in (label for label in (*also, f"Echo-2, mean, layer {half}") if label in methods):
+    also += ("three questions, attention outputs", f"Echo-2, mean, layer {half}")
+    for label in (label for label in also if label in methods):
         fitted = Filter.fit(base.vectors([methods[label]], sample)[methods[label]], "abtt", r=2)
         for task in tasks:
             own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
