@@ -34,7 +34,7 @@ _NOT_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[str, str, str | None]:
     """Folder or Hub id of a base; the name to record for it, never a path of this machine; the GGUF file in it."""
     text = os.fspath(base)
-    if text in EMBEDDED:
+    if text in EMBEDDED and gguf_file is None:
         return str(EMBEDDED[text]), text, None
     if gguf_file is None and text.endswith(".gguf"):
         if not os.path.isfile(text):

@@ -55,16 +55,10 @@ def encode(
     Example: st-reba encode my_model corpus.jsonl --out my_corpus
     """
     in_parts = out is not None and out.suffix != ".npy"
-    for option, value, fits in (
-        ("--word", word, out is None),
-        ("--task", task, not in_parts),
-        ("--passages", passages, in_parts),
-        ("--workers", workers, in_parts),
-        ("--float16", float16, in_parts),
-    ):
-        if value and not fits:
-            kind = "a corpus" if in_parts else out or "JSON lines; name a folder with --out"
-            raise ValueError(f"{option} {value} does not go with {kind}")
+    kind = "a corpus" if in_parts else str(out or "JSON lines; name a folder with --out")
+    _refuse(kind, {"--word": out and word})
+    of_corpora = {"--passages": passages, "--workers": workers, "--float16": float16}
+    _refuse(kind, {"--task": task} if in_parts else of_corpora)
     if out is not None and not in_parts and out.exists() and not overwrite:
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if out is not None and not in_parts and not out.parent.is_dir():
@@ -141,7 +135,10 @@ def index(
     """
     if add + upsert + overwrite > 1:
         raise ValueError("give one of --add, --upsert and --overwrite")
-    if model is None and not (add or upsert):
+    if add or upsert:
+        own = {"--factory": factory.replace("auto", ""), "--parameters": parameters, "--passages": passages}
+        _refuse("an index that is there, which has its own", own)
+    elif model is None:
         raise ValueError("--model is missing: name a saved model, or give --add or --upsert for an index")
     from ..index import Index
 
@@ -237,6 +234,12 @@ def export(
     from ..index import Index
 
     print(f"{out}: {Index.open(folder).export(out, overwrite=overwrite):,} vectors")
+
+
+def _refuse(kind: str, useless: dict[str, Any]) -> None:
+    for option, value in useless.items():
+        if value:
+            raise ValueError(f"{option} {value} does not go with {kind}")
 
 
 def _lines(input: str) -> Any:

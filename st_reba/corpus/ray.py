@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..files import remove_leftovers
 from ..probe import Probe, check
 from .encode import encode_part
 from .folder import Corpus
@@ -52,8 +53,7 @@ def encode_on_ray(
         logger.setLevel(level)
         if started:
             ray.shutdown()
-    for left in (corpus.path / "vectors").glob(".*"):
-        left.unlink(missing_ok=True)
+    remove_leftovers(corpus.path / "vectors")
 
 
 def _encoded(ray: Any, model: SentenceTransformer, corpus: Corpus, parts: list[int], workers: int) -> Any:

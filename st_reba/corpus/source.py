@@ -39,7 +39,7 @@ class Source:
     name: str
     total: int | None  # number of records, if it is known beforehand
     read: Callable[[], Iterator[Document | Reject]]
-    columns: dict[str, str | None]  # text_column and id_column, as they were found
+    columns: dict[str, str | None]  # text_column and id_column, as they were found (of a folder: as they were given)
 
     def strict(self) -> Source:
         """The same records, but one that is set aside is a ValueError."""
@@ -95,17 +95,19 @@ def open_source(
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
         encoding: Of text files.
     """
-    columns = {"text_column": text_column, "id_column": id_column}
+    found = columns = {"text_column": text_column, "id_column": id_column}
     name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
     if isinstance(input, (str, PathLike)):
         if is_corpus(input):
             raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
-        name, total, tables = str(input), None, _file_rows(Path(input), encoding)
+        in_folder = Path(input).is_dir() and not is_dataset(Path(input))
+        name, total, tables = str(input), None, _file_rows(Path(input), in_folder, encoding)
+        found = columns.copy() if in_folder else columns  # tables in a folder may have different ones
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
         raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
     else:
         tables = iter([table_rows(input) or _item_rows(input)])
-    records = chain.from_iterable(_documents(rows, text_column, id_column, columns) for rows in tables)
+    records = chain.from_iterable(_documents(rows, text_column, id_column, found) for rows in tables)
     if (first := next(records, None)) is None:
         raise ValueError(f"{name}: no documents: it is empty")
     left = [chain([first], records)]
@@ -126,8 +128,7 @@ def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str
     return [one.text for one in records if isinstance(one, Document)]
 
 
-def _file_rows(path: Path, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    in_folder = path.is_dir() and not is_dataset(path)
+def _file_rows(path: Path, in_folder: bool, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
     for file in _files_in(path) if in_folder else [path]:
         name = file.relative_to(path).as_posix() if in_folder else path.name
         rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)

@@ -110,6 +110,7 @@ def vectors(
     for method in methods:
         found[method] = _units(found[method]) if method.normalize else found[method]
         if method.filter is not None:
+            of_base(base, method, check=False)  # refuses the filter of another method
             found[method] = np.asarray(Filter.load(method.filter).apply(found[method]), np.float32)
             found[method] = _units(found[method]) if method.normalize else found[method]
     return {method: found[method] for method in methods}

@@ -11,12 +11,14 @@ import numpy as np
 
 from ..corpus.folder import sha256
 from ..files import whole_path
-from .store import State, Store, crc_of, damaged, documents, read_dead, read_pending, vector_keys
-from .vectors import Segment, VectorFile, add, save, trained
+from .search import Snapshot
+from .store import State, crc_of, damaged, documents, read_dead, read_pending, vector_keys
+from .vectors import Segment, add, save, trained
 
 
-def export(store: Store, tx: sqlite3.Connection, state: State, out: Path, *, overwrite: bool) -> int:
+def export(snapshot: Snapshot, tx: sqlite3.Connection, out: Path, *, overwrite: bool) -> int:
     """Write an index's vectors and documents; arguments as for ``Index.export``."""
+    store, state, file = snapshot.store, snapshot.state, snapshot.file
     if out.suffix not in (".parquet", ".faiss"):
         raise ValueError(f"{out}: export writes X.parquet or X.faiss; give it such a name")
     if out.exists() and not overwrite:
@@ -28,9 +30,8 @@ def export(store: Store, tx: sqlite3.Connection, state: State, out: Path, *, ove
     keys = vector_keys(tx)
     if not len(keys):
         raise ValueError(f"{store.folder}: the index is empty, so there is nothing to export")
-    later, pending = read_pending(tx, state, store.path)
-    file = None if state.file is None else VectorFile(store.folder, state)
-    segments = [*(file.segments(keys[keys < state.stop]) if file else ()), (later, lambda: pending)]
+    filed = file.segments(keys[keys < state.stop]) if file else ()
+    segments = [*filed, (snapshot.keys, lambda: snapshot.pending)]
     if out.suffix == ".parquet":
         _write_parquet(out, tx, segments, state)
     else:
@@ -58,9 +59,9 @@ def _write_parquet(out: Path, tx: sqlite3.Connection, segments: list[Segment], s
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def verify(store: Store, tx: sqlite3.Connection, state: State) -> None:
+def verify(snapshot: Snapshot, tx: sqlite3.Connection) -> None:
     """Read every file; errors as for ``Index.verify``."""
-    file = None if state.file is None else VectorFile(store.folder, state)
+    store, state, file = snapshot.store, snapshot.state, snapshot.file
     # At once, for a writer may remove it as soon as there is another.
     if state.file is not None and sha256(store.folder / state.file) != state.sha256:
         raise ValueError(damaged(store.folder / state.file, "its SHA-256 is not that of what was written"))

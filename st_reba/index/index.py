@@ -59,7 +59,7 @@ class Index:
     def __init__(self, store: Store, model: SentenceTransformer | None, options: dict[str, Any]) -> None:
         self._store, self._model, self._options = store, model, options
         self._snapshot: Snapshot | None = None
-        self._lock = threading.Lock()
+        self._lock, self._loading = threading.Lock(), threading.Lock()
         self._checked: tuple[Any, Any] = (None, None)  # version of the model, and the probe that it was compared with
 
     @classmethod
@@ -220,10 +220,11 @@ class Index:
         return results[0] if single else results
 
     def _its_model(self) -> SentenceTransformer:
-        if self._model is None:
-            place, revision = located(Probe.from_json(self._store.state().model), self.path)
-            self._model = load(place, {**revision, **self._options})
-        return self._model
+        with self._loading:
+            if self._model is None:
+                place, revision = located(Probe.from_json(self._store.state().model), self.path)
+                self._model = load(place, {**revision, **self._options})
+            return self._model
 
     def _check(self, state: State) -> None:
         model = self._its_model()
@@ -354,7 +355,7 @@ class Index:
             overwrite: Replace a file.
         """
         with self._store.reading() as tx:
-            return export(self._store, tx, read_state(tx, self._store.path), Path(out), overwrite=overwrite)
+            return export(self._present(tx), tx, Path(out), overwrite=overwrite)
 
     def rejects(self) -> list[Reject]:
         """Records that the last build or addition set aside."""
@@ -372,7 +373,7 @@ class Index:
     def verify(self) -> dict[str, Any]:
         """Compare every file with the digests that were kept, or raise a ValueError; returns the same as `info`."""
         with self._store.reading() as tx:
-            verify(self._store, tx, read_state(tx, self._store.path))
+            verify(self._present(tx), tx)
         return self.info()
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from math import ceil, sqrt
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class VectorFile:
         about = (self.whole.d, self.whole.ntotal, self.whole.metric_type)
         if about != (state.dimension, state.filed, faiss.METRIC_INNER_PRODUCT):
             raise ValueError(damaged(path, "another number of vectors, another dimension, or another metric"))
+        self._mapping = Lock()
         # Of each row of an exact index; inverted lists hold the keys.
         self.keys: Keys | None = None
         if isinstance(self.whole, faiss.IndexIDMap):
@@ -143,7 +145,8 @@ class VectorFile:
             first, last = (int(places[0]), int(places[-1])) if len(places) else (0, -1)
             # Copied, for numbers in the file do not begin at multiples of four bytes, which makes products slow.
             return self.rows[first : last + 1].copy() if last - first + 1 == len(places) else self.rows[places]
-        self.whole.set_direct_map_type(faiss.DirectMap.Hashtable)
+        with self._mapping:  # made with the first call
+            self.whole.set_direct_map_type(faiss.DirectMap.Hashtable)
         return np.asarray(self.whole.reconstruct_batch(keys), np.float32)
 
     def without(self, dead: Keys) -> Any:

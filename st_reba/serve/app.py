@@ -16,7 +16,7 @@ import numpy as np
 import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -127,8 +127,8 @@ class EmbeddingServer(Starlette):
                         raise Refusal(413, f"The body exceeds {self.max_body} MiB: send several requests.")
                     if self.held > max(64 * _MIB, 4 * limit):
                         raise Refusal(429, "Too much is being received: send this again later.")
-        except TimeoutError:
-            raise Refusal(408, f"The body did not arrive within {_SECONDS:.0f} s.") from None
+        except (TimeoutError, ClientDisconnect):
+            raise Refusal(408, f"The body did not arrive whole within {_SECONDS:.0f} s.") from None
         finally:
             self.held -= len(body)
         return bytes(body)
