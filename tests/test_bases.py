@@ -272,6 +272,9 @@ REFUSALS: dict[str, Refusal] = {
     "missing weights": lambda llama, new: build(without_weights(llama, new)),
     "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
     "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),
+    "options of what is loaded": lambda llama, new: build(
+        AutoModelForCausalLM.from_pretrained(llama), tokenizer=AutoTokenizer.from_pretrained(llama), dtype="bfloat16"
+    ),
     "no model": lambda llama, new: build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(llama)),
     "an empty folder": lambda llama, new: (new.mkdir(), build(str(new))),
     "a file": lambda llama, new: build(str(llama / "config.json")),
@@ -280,6 +283,7 @@ REFUSALS: dict[str, Refusal] = {
     "quantization": lambda llama, new: build(str(llama), quantization="int3"),
     "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
     "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
+    "a file beside mini": lambda llama, new: build("mini", gguf_file="a.gguf", local_files_only=True),
 }  # fmt: skip
 
 

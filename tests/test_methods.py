@@ -45,7 +45,8 @@ REFUSED = {
     "echo": (
         "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
         "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
-        "template=unknown template=a-{text}-{device}"
+        "template=unknown template=a-{text}-{device} join=concat final_norm=false equal_norms=false "
+        "implementation=authors"
     ),
     "reba": (
         "pooled=end chunk=5,implementation=authors implementation=authors,include_special=true "

@@ -86,3 +86,5 @@ def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptu
     assert "a.txt, line 3  Ships sail." in run("search", tmp_path / "index", "Ships sail.", "-k", 1)
     assert "3 documents; 3 unchanged" in run("index", texts, tmp_path / "index", "--add")
     assert main(["index", str(texts), str(tmp_path / "index"), "--upsert"]) == 1
+    with pytest.raises(ValueError, match="--passages"):
+        run("index", texts, tmp_path / "index", "--add", "--passages", "256:32")

@@ -72,6 +72,8 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "corpus" / "documents" / "00000.parquet", ROWS)
     wanted = [Document("cat", None, {"file": "a.txt", "line": 1}), *WANTED, Document("ship", "7")]
     assert read(tmp_path) == wanted and "1 .png" in caplog.text
+    opened = open_source(tmp_path)
+    assert list(opened.read()) and opened.columns == {"text_column": None, "id_column": None}  # each table has its own
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no texts"):
         read(tmp_path / "empty")
@@ -127,6 +129,10 @@ def test_columns() -> None:
     assert named[0] == Document("cat", None, {"text": "dog"})
     late = [{"text": "cat"}, {"text": "dog", "id": "x"}]  # ids may begin later
     assert read(late)[1] == Document("dog", "x") and open_source(late).columns["id_column"] is None
+    once = open_source(rows)
+    assert len(list(once.read())) == 4
+    with pytest.raises(ValueError, match="once"):
+        once.read()
 
 
 def test_missing_cells() -> None:

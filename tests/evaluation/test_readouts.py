@@ -165,6 +165,8 @@ def test_progress_counts_positions() -> None:
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
+        lambda base: vectors(base, [Method("classical", layer=9)], ["a"]),
+        lambda base: vectors(base, [Method("classical", layer=[4, 2])], ["a"]),
     ],
 )
 def test_refusals(call: Callable[[Any], object]) -> None:

@@ -83,6 +83,8 @@ def test_beir_folder(tmp_path: Path) -> None:
         judged = "".join(f"q{n}\t{n}\t{grade}\n" for n in range(11))
         (tmp_path / "qrels" / f"{split}.tsv").write_text(header + judged, encoding="utf-8")
     task = read_task(tmp_path)
+    with pytest.raises(ValueError, match="kind"):
+        read_task(tmp_path, "STS")
     assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)
     assert task.items[1] == (1, (12,), (2.0,))
     assert task.texts[11:13] == ("text 0", "T text 1")
@@ -112,6 +114,7 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
     [
         (PAIRS, {"kind": "Pairs"}),
         (PAIRS, {"columns": {"text1": "nowhere"}}),
+        (PAIRS, {"columns": {"text3": "sentence1"}}),
         (PAIRS, {"kind": "Classification"}),
         (PAIRS, {"train": PAIRS}),
         (PAIRS, {"kind": "WordSense", "labels": {}}),

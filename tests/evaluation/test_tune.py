@@ -256,6 +256,7 @@ def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
         lambda: tune.tune("mini", TEXTS, labels=views_of(TEXTS)),
         lambda: tune.tune("mini"),
         lambda: auto("mini", TEXTS[:20]),
+        lambda: st_reba.build("mini", "auto", texts=TEXTS, quantization="int3"),
         lambda: chosen([_scored(0.5, 1.0)], most_cost=0.5),
     ],
 )

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,22 @@ def test_one_writer(tmp_path: Path) -> None:
                 change()
         assert index.search("cat") and index.delete(["d1"]).deleted == 1
     assert index.add(["cat"], **QUIET).added == 1
+
+
+def test_builds_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second to end does not take the place of the first."""
+    module = import_module("st_reba.index.index")
+    take_in = module.take_in
+
+    def later(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, "take_in", take_in)
+        build(tmp_path / "index", ["cat"])
+        return take_in(*given, **options)
+
+    monkeypatch.setattr(module, "take_in", later)
+    with pytest.raises(FileExistsError):
+        build(tmp_path / "index", ["dog"])
+    assert [one.text for one in Index.open(tmp_path / "index")] == ["cat"]
 
 
 def test_files_of_the_next_writer_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

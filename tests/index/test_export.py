@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 import pandas as pd
 import pytest
 from indexes import QUIET, build, documents, encoded, texts
+
+from st_reba.index import Index
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
@@ -25,6 +28,20 @@ def test_export(tmp_path: Path, factory: str) -> None:
     assert np.abs(vectors - encoded(list(table["text"]))).max() < 1e-6
     keys = faiss.read_index(str(tmp_path / "a.faiss")).search(vectors, 1)[1]
     assert np.abs(vectors - vectors[np.searchsorted(table["key"], keys[:, 0])]).max() < 1e-6
+
+
+def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(tmp_path / "index", documents(20))
+    index.delete(["d4"])
+    present = index._present
+
+    def then_compacted(tx: Any) -> Any:
+        found = present(tx)
+        assert Index.open(index.path).compact().deleted == 1
+        return found
+
+    monkeypatch.setattr(index, "_present", then_compacted)
+    assert index.export(tmp_path / "a.parquet") == 19
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -129,11 +129,14 @@ def test_ids_never_collide(tmp_path: Path) -> None:
     assert (change.added, change.unchanged, index.get("3").text) == (1, 1, "gold")
     rejects = [(one.place, one.kind, one.text) for one in index.rejects()]
     assert rejects == [("new record 1", "id used twice", "king"), ("new record 2", "no vector", "zzzz")]
+    # The same again, whose numbers are ids by now.
+    assert index.add([Document("cat", "a"), "gold"], **QUIET).unchanged == 2
 
 
 def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
+    assert index.delete(["d1\0", "d2\0x"]).deleted == 0
     assert index.delete(["d0", "x", "d0", "41", "secret"]).deleted == 3 and "not in the index: x" in caplog.text
     assert {one.id for one in index.search("gold", 50)} == {f"d{n}" for n in range(1, 40)}
     assert index.compact().deleted == 2
