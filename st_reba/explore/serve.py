@@ -65,7 +65,7 @@ def launch(
 
 
 def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
-    """Base and method of each name, before anything is loaded.
+    """Base and method by the name that is shown, before anything is loaded.
 
     Example:
         >>> read_names(["mini", "mini echo:pooling=mean"])["mini echo:pooling=mean"]
@@ -76,7 +76,9 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
     found: dict[str, tuple[str, Method | None]] = {}
     for name in names:
         base, _, method = (name, "", "") if os.path.exists(name) else name.strip().partition(" ")
-        found[name] = base, Method.parse(method.strip()) if method else None
+        # Of a path, its last part is shown, unless two are alike.
+        shown = name.replace(base, os.path.basename(os.path.abspath(base))) if os.path.exists(base) else name
+        found[name if shown in found else shown] = base, Method.parse(method.strip()) if method else None
     return found
 
 

@@ -18,6 +18,10 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = serve.read_names(["my model", "mini", *DEFAULT[::2]])
     assert named["my model"] == ("my model", None) and named["mini"] == ("mini", None)
     assert str(named[DEFAULT[2]][1]) == "reba:pooling=mean"
+    here, there = (str(tmp_path / name / "model") for name in "ab")
+    for path in (here, there):
+        Path(path).mkdir(parents=True)
+    assert list(serve.read_names([f"{here} echo", here, there])) == ["model echo", "model", there]
 
 
 @pytest.mark.parametrize("names", [[], [f"mini echo:repeats={number}" for number in range(1, 8)], ["mini ehco"]])
