@@ -152,7 +152,7 @@ def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterato
     for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
         if isinstance(record, Document):
             metadata = to_json(record.metadata)
-            part.rows.append(Row(part.stop, record.id, record.text, metadata))
+            part.add(Row(part.stop, record.id, record.text, metadata))
             chars += len(record.text) + len(metadata)
         else:
             part.rejects.append(record)
@@ -166,8 +166,7 @@ def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterato
 
 
 def _cut(part: Part, cut: Cut) -> Part:
-    spans = cut([row.text for row in part.rows])
-    part.rows = [row._replace(spans=one) for row, one in zip(part.rows, spans, strict=True)]
+    part.columns[-1] = cut([row.text for row in part.rows])
     return part
 
 

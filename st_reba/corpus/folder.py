@@ -64,17 +64,27 @@ class Part:
 
     start: int
     stop: int
-    rows: list[Row] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
+    # By column: Python's garbage collector walks over every tuple of strings that is kept, again and again.
+    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in Row._fields])
+
+    def add(self, row: Row) -> None:
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
 
     @property
-    def vectors(self) -> int:
-        return sum(row.vectors for row in self.rows)
+    def rows(self) -> Iterator[Row]:
+        return map(Row, *self.columns)
+
+    @property
+    def counts(self) -> list[int]:
+        """Vectors of each document."""
+        return [row.vectors for row in self.rows]
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the records, once they are complete."""
-        content = [self.start, self.stop, self.rows, [astuple(one) for one in self.rejects]]
+        content = [self.start, self.stop, self.columns, [astuple(one) for one in self.rejects]]
         return hashlib.sha256(to_json(content).encode()).hexdigest()
 
 
@@ -145,17 +155,16 @@ class Corpus:
         about = self.about(number)
         with parquet.ParquetFile(self.documents_path(number), pre_buffer=False) as file:
             *columns, spans = file.read(list(Row._fields), use_threads=False).to_pydict().values()
-        rows = list(map(Row, *columns, map(tuple, spans)))
-        return Part(about["start"], about["stop"], rows, [Reject(**reject) for reject in about["rejects"]])
+        rejects = [Reject(**reject) for reject in about["rejects"]]
+        return Part(about["start"], about["stop"], rejects, [*columns, [*map(tuple, spans)]])
 
     def write_part(self, number: int, part: Part) -> None:
         """Write the documents of a part; vectors of another that were there are removed."""
-        counts: dict[str, Any] = {"documents": len(part.rows), "vectors": part.vectors}
-        about = {"start": part.start, "stop": part.stop, "digest": part.digest, **counts}
+        about: dict[str, Any] = {"start": part.start, "stop": part.stop, "digest": part.digest}
+        about |= {"documents": len(part.counts), "vectors": sum(part.counts)}
         about["rejects"] = [asdict(reject) for reject in part.rejects]
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
-        columns = map(list, zip(*part.rows, strict=True)) if part.rows else [[]] * len(_TYPES)
-        table = pyarrow.table(list(columns), schema)
+        table = pyarrow.table(part.columns, schema)
         self.vectors_path(number).unlink(missing_ok=True)
         with whole_path(self.documents_path(number)) as temporary:
             parquet.write_table(table, temporary, compression="zstd")

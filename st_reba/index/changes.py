@@ -134,10 +134,11 @@ class Writer:
         self.state.next_number += corpus.about(parts - 1)["stop"] if parts else 0
         for number in range(parts):
             part, vectors = corpus.part(number), corpus.vectors(number)
-            if vectors.shape != (part.vectors, self.state.dimension):
-                raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {part.vectors} texts"))
+            counts = part.counts
+            if vectors.shape != (sum(counts), self.state.dimension):
+                raise ValueError(damaged(corpus.vectors_path(number), f"{vectors.shape} for {sum(counts)} texts"))
             bad, rejects = corpus.unusable(number), [*part.rejects]
-            taken, first_key = np.zeros(len(part.rows), bool), self.state.next_key
+            taken, first_key = np.zeros(len(counts), bool), self.state.next_key
             for index, row in enumerate(part.rows):
                 identity = str(first + row.record) if row.id is None else row.id
                 place = f"{counted} {row.record}"
@@ -153,7 +154,7 @@ class Writer:
             values = [(one.place, one.reason, one.id, one.text) for one in rejects]
             self.tx.executemany("INSERT INTO rejects VALUES (?, ?, ?, ?)", values)
             self.rejected.update(reject.kind for reject in rejects)
-            mask = np.repeat(taken, [row.vectors for row in part.rows])
+            mask = np.repeat(taken, counts)
             load = partial(_loaded, corpus, number, mask, self.state.metric)
             segments.append((np.arange(first_key, self.state.next_key), load))
         return segments
