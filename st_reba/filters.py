@@ -201,9 +201,9 @@ def fit_filter(
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole, sample = _whole(model), [text for text in dict.fromkeys(texts) if text.strip()]
-    if (width := whole.get_embedding_dimension()) is not None:
-        _checked(kind, r, dimensions, len(sample), width)  # before the work of encoding
+    whole: Any = _whole(model)
+    sample = [text for text in dict.fromkeys(texts) if text.strip()]
+    _checked(kind, r, dimensions, len(sample), whole.get_embedding_dimension())  # before the work of encoding
     vectors = encode_texts(whole, sample, **encoding)
     return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))
 

@@ -53,7 +53,7 @@ def check_masks(transformer: Any) -> None:
             return
         layer, name, mask = module.layer_idx, state.masks.last[1], state.masks.own
         changed = mask is not None and name != "forward" and mask.dtype != torch.bool
-        if changed and (((mask < 0) & (mask > torch.finfo(mask.dtype).min / 2)) | (mask > 0)).any():
+        if changed and ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any():
             raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
         ran[layer, name] += 1
         wanted = visible(name, own[module][None, None], m=transformer.m)[0, 0]

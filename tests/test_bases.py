@@ -19,6 +19,8 @@ from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
+from st_reba import RepeatTransformer
+
 Base = Callable[..., str]
 
 
@@ -299,6 +301,7 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
     stored = tmp_path / "half"
     AutoModelForCausalLM.from_pretrained(llama).to(torch.bfloat16).save_pretrained(stored)
     AutoTokenizer.from_pretrained(llama).save_pretrained(stored)
+    assert RepeatTransformer(str(stored)).model.dtype == torch.float32
     for number, (dtype, saved) in enumerate([(None, 2), ("float32", 4), ("bfloat16", 2)]):
         model = build(str(stored), dtype=dtype)
         again = reloaded(model, tmp_path / str(number), model_kwargs={"dtype": torch.float32})

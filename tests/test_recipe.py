@@ -85,6 +85,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         "base: mini\nchunk: 3\nmethod: echo\n",
         "base: mini\nmethod: {name: echo}\n",
         "base: {",
+        f"base: mini\n# {'a' * 65536}\n",
         "base: mini\nmethod: !!python/object/apply:os.getcwd []\n",
         "base: mini\nmethod: sink\n",
         "base: mini\nabout: [language]\n",

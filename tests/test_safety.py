@@ -286,6 +286,15 @@ def test_unknown_types(
         refused(place, file, trust=True)
 
 
+def test_a_kernel_inside_a_router(repository: Copy) -> None:
+    place = repository("plain")
+    change(place, type=ROUTER)
+    put(ROUTES, types={"query_0": ROUTER.replace("Router", "Transformer")}, structure={}, parameters={})(place)
+    (place / "query_0").mkdir()
+    put("query_0/config.json", _attn_implementation=KERNEL)(place)
+    refused(place, "query_0/config.json")
+
+
 def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
     """The planted module does run where it is trusted: the other tests would see it."""
     place = repository("reba")

@@ -115,7 +115,7 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, (Decimal, timedelta)):
         return str(value)
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of NumPy
+    if hasattr(value, "tolist"):  # of NumPy
         return plain(value.tolist())
     raise ValueError(f"{beginning(value)} is a {type(value).__name__}")
 

@@ -142,9 +142,9 @@ class VectorFile:
         """Vectors [keys, d] of ascending keys; of a quantized index approximations."""
         if self.keys is not None:
             places = np.searchsorted(self.keys, keys)
-            first, last = (int(places[0]), int(places[-1])) if len(places) else (0, -1)
             # Copied, for numbers in the file do not begin at multiples of four bytes, which makes products slow.
-            return self.rows[first : last + 1].copy() if last - first + 1 == len(places) else self.rows[places]
+            together = len(places) and places[-1] - places[0] + 1 == len(places)
+            return self.rows[places[0] : places[-1] + 1].copy() if together else self.rows[places]
         with self._mapping:  # made with the first call
             self.whole.set_direct_map_type(faiss.DirectMap.Hashtable)
         return np.asarray(self.whole.reconstruct_batch(keys), np.float32)

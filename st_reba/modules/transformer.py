@@ -108,7 +108,7 @@ class RepeatTransformer(Transformer):
             self.__dict__ = dict(model_name_or_path.__dict__)
         else:
             weights = dict(kwargs.get("model_kwargs") or {})
-            if kwargs.get("backend", "torch") == "torch" and not {"dtype", "torch_dtype"} & set(weights):
+            if not {"dtype", "torch_dtype"} & set(weights):
                 # Faster and more exact on a CPU than 16 bits.
                 kwargs["model_kwargs"] = {**weights, "dtype": torch.float32 if get_device_name() == "cpu" else "auto"}
             super().__init__(model_name_or_path, **{**TEXT_ONLY, **kwargs})

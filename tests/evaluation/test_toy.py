@@ -20,6 +20,12 @@ def test_a_triple_differs_where_its_structure_says(structure: str, language: str
         assert q.late != same.late
 
 
+def test_topics_are_numbered_from_1() -> None:
+    """The figures of docs/results/mini.md are those of this draw."""
+    assert [topic for topic, _ in triples("S1", "en")][::40] == ["en-01", "en-11", "en-21"]
+    assert triples("S1", "en")[0][1][0].early.startswith("Humming old tunes")
+
+
 def test_s1_and_s2_are_of_the_same_parts() -> None:
     first, second = triples("S1", "en"), triples("S2", "en")
     for (topic, (q, _, _)), (same, (other, _, _)) in zip(first, second, strict=True):

@@ -72,6 +72,8 @@ def test_too_few_vectors_for_a_factory(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_set_aside_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no documents"):
+        build(tmp_path / "nothing", ["", " "], strict=False)
     input = [Document("cat", "a"), " ", Document("dog", "a"), "zzzz", {"text": 7}]
     index = build(tmp_path / "index", input, strict=False)
     assert [one.id for one in index] == ["a"]

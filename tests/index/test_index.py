@@ -45,7 +45,7 @@ def test_queries_of_every_kind(tmp_path: Path) -> None:
     vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
     assert index.search(vector, 3) == index.search(["gold"], 3)[0] == index.search(vector[None], 3)[0] == one
     assert [result.rank for result in one] == [1, 2, 3]
-    assert index.search([]) == []
+    assert index.search([]) == [] and len(index.search("gold")) == 10
 
 
 @pytest.mark.parametrize(

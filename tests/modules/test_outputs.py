@@ -51,7 +51,7 @@ def test_outputs(base: Base, name: str, ends: Any) -> None:
             assert_close(vector, wanted)
 
 
-def test_reversed(base: Base) -> None:
+def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
     path, texts = base("llama"), ["the cat sat", "a b", "x"]
     model: Any = build(path, "prompteol", template=["A {text} B", "A {reversed} B"], weights=[1.0, 2.0])
@@ -65,7 +65,7 @@ def test_reversed(base: Base) -> None:
     short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
     long = " ".join(f"{n}" for n in range(50))
     ids = features_of(short, [long])["input_ids"][0]
-    assert ids[-1] == short[0].content([long])["input_ids"][0][0]
+    assert ids[-1] == short[0].content([long])["input_ids"][0][0] and "was cut to" in caplog.text
 
 
 def test_what_reverse_takes_for_words() -> None:

@@ -107,6 +107,7 @@ def test_tokenizer(exported: Any) -> None:
         assert raw.encode(text).ids == wanted == list(again(text, truncation=True)["input_ids"])
     stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     assert not any(each["special"] for each in stored["added_tokens"])
+    assert again.model_max_length == report["max_seq_length"]
 
 
 def test_int8(exported: Any) -> None:
