@@ -232,7 +232,11 @@ def tests_of(fault: Fault, coverage: Any, seconds: dict[str, float]) -> list[lis
     contexts = {*lines.get(fault.line, ())} - {""} or {each for some in lines.values() for each in some}
     name = f"test_{Path(fault.file).stem}.py"
     tests = [test for test in (each.rpartition("|")[0] for each in contexts) if test in seconds]
-    tests.sort(key=lambda test: (name not in test, seconds[test], test))
+    tests.sort(key=lambda test: (seconds[test], test))
+    # One case of every test before the second of any.
+    cases = Counter[str]()
+    places = {test: (cases.update([test.partition("[")[0]]), cases[test.partition("[")[0]]) for test in tests}
+    tests.sort(key=lambda test: (name not in test, places[test][1]))
     # Those of consumers, of browsers and of the wheel need environments of their own.
     files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob(name))]
     named = [str(file) for file in files if not {"browser", "consumers", "wheel"} & {*file.parts}]
