@@ -101,6 +101,9 @@ def test_conll(tmp_path: Path) -> None:
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
     with pytest.raises(ValueError):
         read_task(tmp_path / "a.txt", "NER")
+    (tmp_path / "b.txt").write_text("a b\nc d\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no column"):
+        read_task(tmp_path / "b.txt", "NER", train=tmp_path / "a.txt")
 
 
 def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
