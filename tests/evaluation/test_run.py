@@ -97,7 +97,8 @@ def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer
     tasks = [read_task(PAIRS, name=name) for name in "bc"]
     evaluate(st_reba.build("mini", "reba"), tasks, out=out, figure=tmp_path / "e.svg")
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert [(each["task"], each["method"]) for each in lines[1:]] == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
+    named = [(each["task"], each["method"]) for each in lines[1:]]
+    assert named == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
     first = Result(**{**lines[0], "interval": tuple(lines[0]["interval"])})
     assert first == found.results[0]
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
