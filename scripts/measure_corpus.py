@@ -20,18 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 
 def main() -> None:
     """Measure each size in a process of its own and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path, metavar="TEXTS", help="a .txt file, one text a line")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 50_000, 100_000], help="numbers of texts")
-    parser.add_argument(
-        "--model", default="mini", help="a saved model's folder, or a base (default: mini by ReBA mean)"
-    )
+    parser.add_argument("--model", default="mini", help="a saved model, or a base, by ReBA mean (default: %(default)s)")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 # Larger tensors are given back to the system at once, so that the peak is that of tensors.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
 # Type, layers, hidden size, MLP, heads, key-value heads, size of a head, vocabulary: as the models' configurations say.

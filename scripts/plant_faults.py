@@ -234,9 +234,9 @@ def tests_of(fault: Fault, coverage: Any, seconds: dict[str, float]) -> list[lis
     tests = [test for test in (each.rpartition("|")[0] for each in contexts) if test in seconds]
     tests.sort(key=lambda test: (seconds[test], test))
     # One case of every test before the second of any.
-    cases = Counter[str]()
-    places = {test: (cases.update([test.partition("[")[0]]), cases[test.partition("[")[0]]) for test in tests}
-    tests.sort(key=lambda test: (name not in test, places[test][1]))
+    functions = [test.partition("[")[0] for test in tests]
+    places = {test: functions[:n].count(functions[n]) for n, test in enumerate(tests)}
+    tests.sort(key=lambda test: (name not in test, places[test]))
     # Those of consumers, of browsers and of the wheel need environments of their own.
     files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob(name))]
     named = [str(file) for file in files if not {"browser", "consumers", "wheel"} & {*file.parts}]

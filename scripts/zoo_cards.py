@@ -13,14 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from st_reba import build
+from st_reba.hub import save
+from st_reba.recipe import Recipe, recipe, zoo
 
-from st_reba import build  # noqa: E402
-from st_reba.hub import save  # noqa: E402
-from st_reba.recipe import Recipe, recipe, zoo  # noqa: E402
-
-FOLDER = ROOT / "model_cards"
+FOLDER = Path(__file__).resolve().parents[1] / "model_cards"
 BUILT = ("mini-reba", "mini-echo", "mini-nosink")
 PAPERS = {"reba": "ReBA", "echo": "Echo", "nosink": "NoSink"}
 HEAD = """# The zoo
