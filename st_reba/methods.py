@@ -94,11 +94,7 @@ ENSEMBLES |= {
     if name.startswith("prompteol")
 }
 # The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
-ENSEMBLES["three-questions"] = (
-    str(TEMPLATES["prompteol-example"]),
-    ENSEMBLES["reverseol"][1],
-    ENSEMBLES["metaeol"][0],
-)
+ENSEMBLES["three-questions"] = (str(TEMPLATES["prompteol-example"]), ENSEMBLES["reverseol"][1], ENSEMBLES["metaeol"][0])
 _WEIGHTS = {"contrastive": (1.0, -0.25)}
 
 

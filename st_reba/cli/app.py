@@ -36,7 +36,7 @@ Task = Annotated[Literal["query", "document"] | None, Option(help="Encode as que
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-def _print_version(value: bool) -> None:
+def _version(value: bool) -> None:
     if value:
         print(f"st-reba {__version__}")
         raise typer.Exit
@@ -44,9 +44,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     pass
 

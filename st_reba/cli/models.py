@@ -38,13 +38,10 @@ def build(
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Any other option: read=attention, layer=12, gguf_file=… Repeatable."),
     ] = None,
-    texts: Annotated[
-        Path | None, Option(metavar="PATH", help="Texts for --method auto: a file, or a folder of files.")
-    ] = None,
+    texts: Annotated[Path | None, Option(metavar="PATH", help="Texts for --method auto: a file or folder.")] = None,
     quantization: Annotated[str | None, Option(metavar="TYPE", help="nf4 or int8, by bitsandbytes.")] = None,
     license: Annotated[
-        str | None,
-        Option(metavar="ID", help="Licence of the base, for the card, as the Hub spells it. [default: the base's]"),
+        str | None, Option(metavar="ID", help="Licence for the card, as the Hub spells it. [default: the base's]")
     ] = None,
     dtype: Dtype = None,
     device: Device = None,

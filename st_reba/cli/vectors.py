@@ -31,8 +31,7 @@ def encode(
     model: Model,
     input: Input = "-",
     out: Annotated[
-        Path | None,
-        Option(metavar="OUT", help="X.npy, or a folder, for a corpus of any size. [default: JSON lines on stdout]"),
+        Path | None, Option(metavar="OUT", help="X.npy; or a folder, for a corpus of any size. [default: JSON lines]")
     ] = None,
     word: Annotated[str | None, Option(metavar="WORD", help="Encode this word where it occurs in the texts.")] = None,
     task: Task = None,
@@ -168,9 +167,7 @@ def search(
     folder: Folder,
     query: Annotated[list[str] | None, Argument(metavar="QUERY", help="Queries. [default: lines of stdin]")] = None,
     top: Annotated[int, Option("--top", "-k", metavar="N", min=1, help="Results per query.")] = 10,
-    where: Annotated[
-        list[str] | None, Option(metavar="C", help="Condition, such as lang=zh or 'year>=2020'. Repeatable.")
-    ] = None,
+    where: Annotated[list[str] | None, Option(metavar="C", help="Condition, as 'year>=2020'. Repeatable.")] = None,
     model: Annotated[str | None, Option(metavar="MODEL", help="Saved model, if it is no longer where it was.")] = None,
     device: Device = None,
     dtype: Dtype = None,

@@ -87,7 +87,7 @@ def encode_corpus(
             make_folder(folder)
             remove_leftovers(folder)
         size = _begin(corpus, model, asked, overwrite)
-        gather(_parts(source, size, cutter(model, passages), disable), source.name, corpus, overwrite)
+        _gather(_parts(source, size, disable), cutter(model, passages), source.name, corpus, overwrite)
         if pending := corpus.pending():
             corpus.reopen()
             _encode(model, corpus, pending, workers, disable)
@@ -147,7 +147,7 @@ def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
     return int(before["part_size"])
 
 
-def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterator[Part]:
+def _parts(source: Source, size: int, disable: bool | None) -> Iterator[Part]:
     part, chars = Part(0, 0), 0
     for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
         if isinstance(record, Document):
@@ -159,22 +159,18 @@ def _parts(source: Source, size: int, cut: Cut, disable: bool | None) -> Iterato
             chars += len(record.reason)
         part.stop += 1
         if part.stop - part.start == size or chars >= PART_CHARS:
-            yield _cut(part, cut)
+            yield part
             part, chars = Part(part.stop, part.stop), 0
     if part.stop > part.start:
-        yield _cut(part, cut)
+        yield part
 
 
-def _cut(part: Part, cut: Cut) -> Part:
-    part.columns[-1] = cut([row.text for row in part.rows])
-    return part
-
-
-def gather(parts: Iterator[Part], name: str, corpus: Corpus, overwrite: bool) -> None:
+def _gather(parts: Iterator[Part], cut: Cut, name: str, corpus: Corpus, overwrite: bool) -> None:
     """Write the documents of an input; parts whose records are the same already stay, with their vectors."""
     there = 1 + max((int(file.stem) for file in corpus.part_files()), default=-1)
     number, remedy = 0, "give the same input to go on, or overwrite=True to encode this one in its place"
     for part in parts:
+        part.columns[-1] = cut([row.text for row in part.rows])
         try:
             old = corpus.about(number)["digest"]
         except ValueError:  # there is none yet, or it is damaged

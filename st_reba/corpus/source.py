@@ -77,11 +77,7 @@ class Source:
 
 
 def open_source(
-    input: Input,
-    *,
-    text_column: str | None = None,
-    id_column: str | None = None,
-    encoding: str = "utf-8-sig",
+    input: Input, *, text_column: str | None = None, id_column: str | None = None, encoding: str = "utf-8-sig"
 ) -> Source:
     """Open an input and read its first record, so that a wrong path or column is reported at once.
 

@@ -177,11 +177,9 @@ def _tagged(task: Task, vectors: Vectors) -> Evidence:
 
     tags = iter(classify(rows(task.train), [tag for item in task.train for tag in item[2]], rows(task.items)))
     counts = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _, words, known in task.items:
-            wanted, found = set(get_entities(list(known))), set(get_entities([next(tags) for _ in words]))
-            counts.append([len(wanted & found), len(found), len(wanted)])
+    for _, words, known in task.items:
+        wanted, found = set(get_entities(list(known))), set(get_entities([next(tags) for _ in words]))
+        counts.append([len(wanted & found), len(found), len(wanted)])
     return np.asarray(counts, np.float64)
 
 

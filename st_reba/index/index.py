@@ -168,11 +168,7 @@ class Index:
         return index
 
     def search(
-        self,
-        queries: str | Sequence[str] | NDArray[np.floating[Any]],
-        k: int = 10,
-        *,
-        where: Where | None = None,
+        self, queries: str | Sequence[str] | NDArray[np.floating[Any]], k: int = 10, *, where: Where | None = None
     ) -> list[Any]:
         """Find the nearest documents of one or more queries.
 
