@@ -219,4 +219,3 @@ def test_numbers_that_are_not_finite(base: Base) -> None:
         else:
             with pytest.raises(ValueError, match="NaN or infinity for the text 'a'"):
                 encoded(model, ["a", "银行"])
-        assert st_reba.method_of(model) is not None
