@@ -59,6 +59,8 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     found = json.loads(run("search", index, "Cats sleep.", "--where", "year>2019", "--json"))
     assert [one["id"] for one in found["results"]] == ["b"]
     assert "Cats sleep." in run("search", index, "-k", 1, input="Cats sleep.\n")
+    said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
+    assert ["nothing found" in each for each in said] == [False, True]
     assert "1 deleted" in run("prune", index, "a", "--compact")
     assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
     for arguments in (

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import st_reba
 from st_reba.modules import fused
 from st_reba.modules.blocks import ScoreTerms, blocked_attention
 from st_reba.modules.capture import BackwardAttention, Capture
