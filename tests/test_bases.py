@@ -137,6 +137,15 @@ def gguf_file(folder: Path, kind: str) -> Path:
     return folder / f"tiny-{kind}.gguf"
 
 
+def test_a_gguf_file_that_names_more_than_it_holds(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path, "Q8_0")
+    content = bytearray(file.read_bytes())
+    content[8:16] = (1 << 60).to_bytes(8, "little")  # tensors
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="a part reaches beyond its end"):
+        build(str(file))
+
+
 def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
     file = gguf_file(tmp_path, "Q8_0")
     for size in (file.stat().st_size - 5000, 4000, 30):
