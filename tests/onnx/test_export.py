@@ -121,6 +121,13 @@ def test_int8(exported: Any) -> None:
     assert behind == {onnx.TensorProto.FLOAT}, "the filter stays in float32"
 
 
+def test_a_damaged_graph(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match="does not read onnx/model.onnx"):
+        Runner(tmp_path)
+
+
 def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, folder, _ = exported
     report = verify(folder)
