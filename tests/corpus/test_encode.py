@@ -217,7 +217,8 @@ def test_damaged_headers(tmp_path: Path) -> None:
 
 
 def test_part_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quick model gets more texts in a part than a slow one."""
+    """A quick model gets more texts in a part than a slow one; the last may be full."""
+    assert encode(tmp_path / "full", ["cat", "dog"] * 6).parts() == 2
     for rate, size in ((0.1, 64), (100, 1024), (1e6, 16_384)):
         monkeypatch.setattr(encoding, "encoding_rate", lambda model, rate=rate: rate)
         corpus = encode(tmp_path / str(rate), part_size=None)

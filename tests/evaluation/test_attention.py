@@ -62,6 +62,11 @@ def test_the_sink_of_mini_goes_where_it_is_hidden() -> None:
     plain = sink_table([attention_maps(st_reba.build("mini", "classical"), TEXT)])
     hidden = sink_table([attention_maps(st_reba.build("mini", "nosink", setting="mask0-all", k=3), TEXT)])
     assert (plain["sink"] > 0).all()
+    # Of two sink tokens, the mean share over the tokens behind them; each sees all up to itself.
+    matrix = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0.3, 0.3, 0.2, 0.2]], np.float32)
+    (row,) = sink_table([Maps(tuple("abcd"), (LayerMap(0, "forward", matrix),))], m=2).to_dict("records")
+    wanted = {"sink": (0.5 + 0.6) / 2, "even": (2 / 3 + 2 / 4) / 2, "itself": (0.5 + 0.2) / 2}
+    assert {name: row[name] for name in wanted} == pytest.approx(wanted)
     assert (hidden["sink"] == 0).all()
 
 

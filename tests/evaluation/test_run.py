@@ -140,11 +140,12 @@ def test_curves(base: SentenceTransformer, tmp_path: Path) -> None:
     assert frame.isna().to_numpy().tolist() == [[False, False], [True, False]]
 
 
-def test_tasks_by_their_names(tmp_path: Path) -> None:
+def test_tasks_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     PAIRS.to_csv(tmp_path / "p.csv", index=False)
     model = st_reba.build("mini", "reba")
     model.save(str(tmp_path / "model"))
-    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", tmp_path / "p.csv", PAIRS]
+    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", "p.csv", PAIRS]
     found = evaluate(tmp_path / "model", names, limit=11)
     assert [(each.task, each.items) for each in found] == [("S1 en", 11), ("p", 11), ("p", 11), ("table", 11)]
     assert {each.method for each in found} == {"reba"}

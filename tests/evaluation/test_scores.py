@@ -36,6 +36,14 @@ def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
     assert zero == 0
 
 
+def test_classes_of_pairs() -> None:
+    vectors = np.array([[1, 0], [1, 0.1], [1, 0.5], [1, 1], [0, 1]])
+    items = tuple((0, n, known) for n, known in ((1, 1), (2, 0), (3, 1), (4, 0))) * 3
+    found = scored(Task("t", "PairClassification", tuple("abcde"), items), vectors)
+    # Ranks 1 and 3 of 4; the best threshold is wrong for one of four.
+    assert found["cosine_ap"] == pytest.approx((1 + 2 / 3) / 2) and found["cosine_accuracy"] == 0.75
+
+
 def test_triples() -> None:
     near, far = [1.0, 0.1], [0.1, 1.0]
     vectors = np.array([[1.0, 0.0], near, far])

@@ -47,6 +47,7 @@ def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert "".join(sorted(one.id for one in index.search("cat", where=where))) == wanted, where
     assert index.search("cat", where={"year": 2020}) == []
     assert "no document meets {'year': 2020}; there are: a' b, lang, n, on, tags" in caplog.text
+    assert len(index.search("cat", where={"n": {"<": 2**63}})) == len(index.search("cat", where={"n": {"<": 1e19}})) > 0
 
 
 @pytest.mark.parametrize(
