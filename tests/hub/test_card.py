@@ -21,6 +21,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reba": ({"pooling": "mean", "prompts": {"query": "Q: "}}, ["(1/n) Σ_i e_i", '- Prompt `query`: `"Q: "`']),
     "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
     "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "ReBAPooling`"]),
+    "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
     "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
     "nosink": (
         {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 2},
@@ -46,6 +47,7 @@ def test_card(name: str, tmp_path: Path) -> None:
     save(model, tmp_path / "model", golden=name == "reba")
     text = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert not [each for each in wanted if each not in text]
+    assert ("each e_i divided" in text) == (name == "weights")
     data = ModelCard(text).data
     assert data.license == "apache-2.0" and data.library_name == "sentence-transformers" and not data.base_model
     code = (tmp_path / "model" / "st_reba.py").read_bytes()
