@@ -64,7 +64,7 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
     path = Path(path)
     name, suffix = name or str(path), suffix_of(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
         import datasets  # type: ignore[import-untyped, unused-ignore]
 

@@ -42,7 +42,7 @@ CREATE TABLE meta (state TEXT NOT NULL, sha256 TEXT NOT NULL)
 # SQLite's errors, as those of the system.
 _ERRORS = {sqlite3.SQLITE_BUSY: errno.EAGAIN, sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EACCES}
 _ERRORS |= {sqlite3.SQLITE_CANTOPEN: errno.EACCES, sqlite3.SQLITE_IOERR: errno.EIO}
-_ABSENT = (errno.ENOENT, "no index is there; st-reba index makes one")
+_ABSENT = "{}: no index is there; st-reba index makes one"
 # Lines move when a file is edited: a text without an id is known by its file.
 _LINE = re.compile(r'^(\{"file": .*), "line": \d+\}$')
 
@@ -132,7 +132,7 @@ class Store:
             if number is None or code == sqlite3.SQLITE_IOERR_SHORT_READ:  # the file is shorter than it says
                 raise ValueError(damaged(self.path, error)) from error
             if not self.path.exists():
-                raise FileNotFoundError(*_ABSENT, str(self.folder)) from error
+                raise FileNotFoundError(_ABSENT.format(self.folder)) from error
             raise OSError(number, str(error), str(self.path)) from error
 
     def state(self) -> State:
@@ -150,7 +150,7 @@ def read_state(tx: sqlite3.Connection, path: Path) -> State:
     begun = tx.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     row = tx.execute("SELECT state, sha256 FROM meta").fetchone() if begun else None
     if row is None:
-        raise FileNotFoundError(*_ABSENT, str(path.parent))
+        raise FileNotFoundError(_ABSENT.format(path.parent))
     try:
         return _state(*row)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
