@@ -21,6 +21,7 @@ SOME = [
     Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
     Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
     Method("echo", template={"query": "q {text}", "document": "d {text}"}),
+    Method("reba", repeats=1),
     Method("classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"),
     Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=1, m=2),
     Method("prompteol", template=["a {text} b", "c {text}"], weights=(1, -0.5), equal_norms=False),

@@ -91,6 +91,9 @@ def test_beir_folder(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text(header + "q0\t99\t1\n", encoding="utf-8")
     with pytest.raises(ValueError):
         read_task(tmp_path)
+    (tmp_path / "qrels").rename(tmp_path / "judgements")
+    with pytest.raises(ValueError, match="there is no qrels"):
+        read_task(tmp_path)
 
 
 def test_conll(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_card(name: str, tmp_path: Path) -> None:
     text = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert not [each for each in wanted if each not in text]
     assert ("each e_i divided" in text) == (name == "weights")
+    assert options.get("method", "reba") in (ModelCard(text).data.tags or ())
     data = ModelCard(text).data
     assert data.license == "apache-2.0" and data.library_name == "sentence-transformers" and not data.base_model
     code = (tmp_path / "model" / "st_reba.py").read_bytes()
