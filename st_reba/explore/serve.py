@@ -77,7 +77,7 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
     for name in names:
         base, _, method = (name, "", "") if os.path.exists(name) else name.strip().partition(" ")
         # Of a path, its last part is shown, unless two are alike.
-        shown = name.replace(base, os.path.basename(os.path.abspath(base))) if os.path.exists(base) else name
+        shown = name.replace(base, os.path.basename(os.path.abspath(base)), 1) if os.path.exists(base) else name
         found[name if shown in found else shown] = base, Method.parse(method.strip()) if method else None
     return found
 
