@@ -300,7 +300,8 @@ REFUSALS: dict[str, Refusal] = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals(llama: Path, name: str, tmp_path: Path) -> None:
-    with pytest.raises((ValueError, OSError)) as raised:
+    # An ImportError where an older transformers reads no GGUF files.
+    with pytest.raises((ValueError, OSError, ImportError)) as raised:
         REFUSALS[name](llama, tmp_path / "new")
     assert name == "nowhere" or len(str(raised.value).splitlines()) == 1
 
