@@ -78,7 +78,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Corpus], None]:
         found.verify()
         assert found.parts() == wanted.parts() == 10
         for number in range(10):
-            assert found.part(number).rows == wanted.part(number).rows
+            assert found.part(number) == wanted.part(number)
             np.testing.assert_allclose(found.vectors(number), wanted.vectors(number), atol=1e-6, rtol=0)
         assert not list((found.path / "vectors").glob(".*")), "what a dead worker left"
 

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ def ask(address: str, text: str) -> Any:
 
 def replicas(session: int) -> set[int]:
     """Processes of the session whose title is a replica's."""
-    return {
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit()
-        and os.getsid(int(entry.name)) == session
-        and (entry / "cmdline").read_bytes().startswith(b"ray::ServeReplica")
-    }
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            mine = entry.name.isdigit() and os.getsid(int(entry.name)) == session
+            if mine and (entry / "cmdline").read_bytes().startswith(b"ray::ServeReplica"):
+                found.add(int(entry.name))
+    return found
 
 
 def test_two_replicas(places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
