@@ -14,7 +14,7 @@ from ..encode import encode_texts
 from ..files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
 from ..probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
-from .passages import Cut, cutter, parse_passages
+from .passages import Cut, cutter
 from .records import Document, to_json
 from .source import Input, Source, open_source
 
@@ -73,26 +73,45 @@ def encode_corpus(
         >>> [(reject.place, reject.kind) for reject in corpus.rejects()]
         [('record 1', 'no text')]
     """
+    source = input if isinstance(input, Source) else open_source(input).unique()
+    corpus, model = _target(path), load(model)
+    with sole_writer(corpus.path, "vectors/*.npy"):
+        options: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
+        options |= {"passages": passages, "overwrite": overwrite, "show_progress_bar": show_progress_bar}
+        encode_parts(model, source, corpus, dtype=dtype, **options)
+        _finish(corpus)
+    return corpus
+
+
+def encode_parts(
+    model: SentenceTransformer,
+    source: Source,
+    corpus: Corpus,
+    *,
+    passages: str | None,
+    batch_tokens: int | None,
+    part_size: int | None,
+    workers: int | None,
+    overwrite: bool,
+    show_progress_bar: bool | None,
+    dtype: str = "float32",
+) -> None:
+    """Encode a corpus but for its totals and digests; for the one writer, with arguments as for ``encode_corpus``."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not known; choose one of {', '.join(DTYPES)}")
     for name, value in (("batch_tokens", batch_tokens), ("part_size", part_size), ("workers", workers)):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"{name}={value!r} must be a whole number from 1 on")
-    parse_passages(passages)
-    source = input if isinstance(input, Source) else open_source(input).unique()
-    corpus, model, disable = _target(path), load(model), None if show_progress_bar is None else not show_progress_bar
+    cut, disable = cutter(model, passages), None if show_progress_bar is None else not show_progress_bar
     asked = {"dtype": dtype, "batch_tokens": batch_tokens, "passages": passages, "part_size": part_size}
-    with sole_writer(corpus.path, "vectors/*.npy"):
-        for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
-            make_folder(folder)
-            remove_leftovers(folder)
-        size = _begin(corpus, model, asked, overwrite)
-        _gather(_parts(source, size, disable), cutter(model, passages), source.name, corpus, overwrite)
-        if pending := corpus.pending():
-            corpus.reopen()
-            _encode(model, corpus, pending, workers, disable)
-        _finish(corpus)
-    return corpus
+    for folder in (corpus.path, corpus.path / "documents", corpus.path / "vectors"):
+        make_folder(folder)
+        remove_leftovers(folder)
+    size = _begin(corpus, model, asked, overwrite)
+    _gather(_parts(source, size, disable), cut, source.name, corpus, overwrite)
+    if pending := corpus.pending():
+        corpus.reopen()
+        _encode(model, corpus, pending, workers, disable)
 
 
 def _target(path: str | PathLike[str]) -> Corpus:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..corpus.encode import encode_corpus, longest_input
+from ..corpus.encode import encode_parts, longest_input
 from ..corpus.folder import Corpus, Row, is_corpus, sha256
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
@@ -72,12 +72,18 @@ def check_target(store: Store, *, overwrite: bool) -> None:
 @contextmanager
 def one_writer(folder: Path) -> Iterator[Path]:
     """Keep other builds and additions out of an index folder, and give the folder of the corpus to be encoded."""
-    building = folder / BUILDING
-    with sole_writer(folder, BUILDING):
+    building, encoded, kept = folder / BUILDING, "vectors/*.npy", False
+    with sole_writer(folder, f"{BUILDING}/{encoded}"):
         if not is_corpus(building):  # a writer was killed while it removed it
             shutil.rmtree(building, ignore_errors=True)
-        yield building
-        shutil.rmtree(building, ignore_errors=True)
+        try:
+            yield building
+        except BaseException:
+            kept = any(building.glob(encoded))
+            raise
+        finally:
+            if not kept:
+                shutil.rmtree(building, ignore_errors=True)
 
 
 class Writer:
@@ -301,7 +307,7 @@ def take_in(
             if fresh is None:
                 source = _only_new(source.unique(numbers=False), store, counts, upsert=upsert)
             running |= {"passages": state.passages, "overwrite": True}
-            corpus = encode_corpus(model, source.strict() if strict else source, building, **running)
+            encode_parts(model, source.strict() if strict else source, corpus := Corpus(building), **running)
         with changing(store, fresh) as writer:
             segments = writer.take(corpus, strict=strict)
             if fresh is None:
