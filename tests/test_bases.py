@@ -17,9 +17,10 @@ from architectures import TOKENIZERS, save
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from st_reba import RepeatTransformer
+from st_reba.bases import is_causal
 
 Base = Callable[..., str]
 
@@ -277,11 +278,19 @@ def devices(base: Path, folder: Path) -> Any:
     return llm
 
 
+def on_disk(base: Path, folder: Path) -> Any:
+    """One of GPT-2's two embeddings is."""
+    llm = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=2))
+    llm.transformer.wpe.weight = torch.nn.Parameter(torch.empty(32, 8, device="meta"))
+    return llm
+
+
 Refusal = Callable[[Path, Path], Any]
 REFUSALS: dict[str, Refusal] = {
     "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": 7})),
     "missing weights": lambda llama, new: build(without_weights(llama, new)),
     "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
+    "embeddings on disk": lambda llama, new: build(on_disk(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
     "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),
     "options of what is loaded": lambda llama, new: build(
         AutoModelForCausalLM.from_pretrained(llama), tokenizer=AutoTokenizer.from_pretrained(llama), dtype="bfloat16"
@@ -304,6 +313,13 @@ def test_refusals(llama: Path, name: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, OSError, ImportError)) as raised:
         REFUSALS[name](llama, tmp_path / "new")
     assert name == "nowhere" or len(str(raised.value).splitlines()) == 1
+
+
+def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    assert is_causal(model)
+    model.model.layers[1].self_attn.is_causal = False
+    assert not is_causal(model)
 
 
 def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_where_a_model_is(tmp_path: Path) -> None:
     mark = probe(st_reba.load(tmp_path / "models" / "mine"))
     assert mark.source == str(tmp_path / "models" / "mine") and mark.name == "mine"
     assert probe(st_reba.build("mini", "reba", pooling="mean")).source is None
+    from_the_hub = st_reba.load(tmp_path / "models" / "mine")
+    from_the_hub.model_card_data.base_model = "me/it"  # as sentence-transformers keeps what it asked for
+    assert probe(from_the_hub).source == "me/it"
     stored = Probe.from_json(remembered("x", mark, tmp_path / "index"))
     assert (stored.source, located(stored, tmp_path / "index")) == ("x", ("x", {}))
     model = st_reba.load(tmp_path / "models" / "mine")

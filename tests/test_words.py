@@ -216,7 +216,7 @@ def test_other_models(base: Base) -> None:
         {"chunk": 4},
         {"method": "echo", "template": "echo", "pooling": "mean"},
         {"method": "nosink", "setting": "mask0-bidir", "k": 1},
-        {"layer": [0, 2], "join": "concat"},
+        {"layer": [1, 2], "join": "concat"},
     ],
     ids=str,
 )

@@ -88,8 +88,6 @@ def attend(
     is_causal, scaling, softcap, sinks, bias = (terms.get(name) for name in names)
     state: Any = current_pass()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if state.backward is not None and not causal and not state.masks.names:
-        raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
     mask, _, looks_ahead = state.masks.of(module, attention_mask, causal)
     batch, heads, length, width = query.shape
     groups, keys = key.shape[1:3]

@@ -10,8 +10,11 @@ from importlib import import_module
 
 import pytest
 import typer
+from huggingface_hub import utils as hub
+from transformers.utils import logging as transformers_logging
 
 from st_reba.cli import app, main
+from st_reba.cli.app import quiet
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -28,6 +31,23 @@ def test_help_needs_no_library() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert json.loads(run.stdout.splitlines()[-1]) == [] and run.stdout.count("Usage: st-reba") == len(names)
         assert len(names) > 1 or after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
+
+
+def test_what_is_not_asked_for_is_not_done() -> None:
+    for command in vars(typer.main.get_command(app))["commands"].values():
+        assert not [each.name for each in command.params if each.default is True], command.name
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_downloads_keep_their_bars(shown: bool) -> None:
+    before = hub.are_progress_bars_disabled()
+    try:
+        (hub.enable_progress_bars if shown else hub.disable_progress_bars)()
+        quiet()
+        assert hub.are_progress_bars_disabled() is not shown and not transformers_logging.is_progress_bar_enabled()
+    finally:
+        transformers_logging.enable_progress_bar()
+        (hub.disable_progress_bars if before else hub.enable_progress_bars)()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,16 @@ def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
     assert zero == 0
 
 
+def test_pairs() -> None:
+    vectors = np.array([[1, 0], [1, 0.1], [1, 0.5], [1, 1], [0, 1]])
+    grades = (5.0, 4.0, 0.0, 1.0)
+    items = tuple((0, n + 1, grade) for n, grade in enumerate(grades)) * 3
+    found = scored(Task("t", "STS", tuple("abcde"), items), vectors)
+    angles = [float(vectors[0] @ each / np.linalg.norm(each)) for each in vectors[1:]]
+    assert found["cosine_pearson"] == pytest.approx(np.corrcoef(angles, grades)[0, 1])
+    assert found["cosine_spearman"] == pytest.approx(0.8)
+
+
 def test_classes_of_pairs() -> None:
     vectors = np.array([[1, 0], [1, 0.1], [1, 0.5], [1, 1], [0, 1]])
     items = tuple((0, n, known) for n, known in ((1, 1), (2, 0), (3, 1), (4, 0))) * 3

@@ -113,6 +113,7 @@ def test_tokenizer(exported: Any) -> None:
 def test_int8(exported: Any) -> None:
     _, folder, report = exported
     assert LEAST["min"] < report["int8"]["alone"]["min"] < 1 - 1e-5
+    assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
     graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
     eight = [each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.INT8]
     # Of 8 bits, pairs of products overflow on a processor without VNNI.
