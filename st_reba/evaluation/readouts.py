@@ -204,8 +204,6 @@ def read(
     """
     transformer: Any = model[0]
     layers, poolings = sorted({each.layer for each in readouts}), {each.pooling for each in readouts}
-    if not layers or not 1 <= layers[0] <= layers[-1] <= transformer.depth or not poolings <= {*POOLINGS}:
-        raise ValueError(f"readouts: layers are 1 to {transformer.depth}, poolings {', '.join(POOLINGS)}.")
     reba = {each for each in poolings if each.startswith("reba")}
     capture = None if not reba else Capture("last" if reba == {"reba-last"} and parts is None else "copy")
     lengths = copied_positions(transformer, texts, layout)

@@ -43,6 +43,8 @@ def test_a_text_inside() -> None:
     html = draw.inside_text(text, text.weights("last"), [1], 1, WORDS["zh"])
     shown = re.findall(r'<span class="chip[^>]*>(.*?)<small>(.*?)</small>', html)
     assert shown == [("&lt;s&gt;", "–"), ("看", "0.000"), ("水", "0.010"), ("看", "0.020")]
+    shares = re.findall(r'<span class="chip ([^"]*)" style="--s:([^"]*)"', html)
+    assert shares[1:] == [("", "0.000"), ("", "0.500"), ("deep", "1.000")] and shares[0][0] == "none"
     assert re.findall(r'<div class="line"><b>(.*?)</b>', html) == ["文本之外", "第 1 遍", "第 2 遍"]
     assert 'title="看 → 水: 0.250"' in html and "第 0 (2) 层的注意力" in html
     assert [0.467, 0.361, 0.317] in cells(html)

@@ -78,6 +78,12 @@ def test_the_rule_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ann, "FLAT_UP_TO", COUNT - 1)
     assert ann.trained("auto", DIM, None, segments)[1:] == ("IVF80,Flat", "nprobe=8")
     assert ann.trained("IVF320,Flat", DIM, None, segments)[2] == "nprobe=10"
+    # Of many vectors, some of each segment train it.
+    seen: list[int] = []
+    monkeypatch.setattr(ann.faiss.IndexIVFFlat, "train", lambda index, sample: seen.append(len(sample)))
+    monkeypatch.setattr(ann, "_FEWEST_SAMPLED", 1)
+    ann.trained("IVF2,Flat", DIM, None, segments * 2)
+    assert seen == [2 * 67]
 
 
 def test_best_and_scaled() -> None:
