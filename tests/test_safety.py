@@ -185,6 +185,7 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("plain", put("2_Dense/config.json", in_features=10**12), "1000000000000"),
     ("plain", lose("2_Dense/model.safetensors"), "2_Dense"),
     ("nosink", put(FIRST, layer_masks=["forward"] * 10**5), "layer_masks"),
+    ("nosink", put(FIRST, layer_masks=["sideways"] * 6), "'sideways'"),
     ("reba", header, "model.safetensors"),
     ("reba", half, "model.safetensors"),
     ("reba", shard, "b.safetensors"),

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import st_reba
-from st_reba.cli import app, main
+from st_reba.cli import app
+from st_reba.corpus import Corpus, main
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,8 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     word = json.loads(run("encode", model, "--word", "银行", input="他在银行取钱\n"))
     assert (word["start"], word["end"]) == (2, 4)
     assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
+    run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "half", "--float16")
+    assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
     for options in (["--out", tmp_path / "v.npy"], ["--workers", 2], ["--out", tmp_path / "w", "--task", "query"]):
         with pytest.raises((ValueError, FileExistsError)):
             run("encode", model, "-", *options, input="a\n")
