@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import st_reba
-from st_reba.cli import app
-from st_reba.corpus import Corpus, main
+from st_reba.cli import app, main
+from st_reba.corpus import Corpus
 
 
 @pytest.fixture(scope="module")

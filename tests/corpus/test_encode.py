@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiny import WORDS, tiny_model
 
+import st_reba
 import st_reba.corpus.encode as encoding
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.files import sole_writer
@@ -142,6 +143,15 @@ def test_vectors_that_cannot_be_used(tmp_path: Path, value: float, dtype: Any, r
     corpus = encode(tmp_path / "corpus", ["cat", "dog"], model, dtype=dtype)
     (reject,) = corpus.rejects()
     assert reason in reject.reason and reject.id == "0"
+
+
+def test_a_passage_that_cannot_be_used(tmp_path: Path) -> None:
+    corpus = encode_corpus(st_reba.build("mini"), ["A long text in passages.", "Short."], tmp_path / "c", passages="4")
+    vectors = np.array(corpus.vectors(0))
+    assert len(vectors) > 2 and corpus.unusable(0) == {}
+    vectors[1] = 0
+    corpus.write_vectors(0, vectors, "float32")
+    assert list(corpus.unusable(0)) == [0]
 
 
 def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.evaluation import encoding, readouts
+from st_reba.evaluation.figures import draw_results
 from st_reba.evaluation.instructions import Instructions
 from st_reba.evaluation.run import Result, compare, curve, evaluate, markdown
 from st_reba.evaluation.tasks import Task, read_task
@@ -49,7 +50,7 @@ def base() -> SentenceTransformer:
     ids=lambda task: task.name,
 )
 def test_compare_scores_what_evaluate_scores(base: SentenceTransformer, task: Task) -> None:
-    methods = [PLAIN, "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
+    methods = [PLAIN, "reba:pooling=mean", "nosink:setting=inter-bidir,k=2", "prompteol"]
     found = compare(base, task, methods)
     assert [each.method for each in found.results] == methods
     for method, result in zip(methods, found.results, strict=True):
@@ -101,6 +102,7 @@ def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer
     assert named == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
     first = Result(**{**lines[0], "interval": tuple(lines[0]["interval"])})
     assert first == found.results[0]
+    assert len(draw_results(found.results).axes[0].lines) == len(found.results), "an interval each"
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     assert "</svg>" in (tmp_path / "e.svg").read_text()
 
