@@ -78,6 +78,10 @@ def test_against_singular_vectors(kind: str, options: dict[str, Any]) -> None:
         "whiten": (x - mean) @ kept.T / np.sqrt(variances[: len(kept)]),
     }[kind]
     found = Filter.fit(sample, cast(Any, kind), **options)
+    used = {"r": 3, **options} if kind == "abtt" else options
+    assert found.about == ",".join([f"{kind}:", *(f"{name}={n}" for name, n in used.items()), "texts=120"]).replace(
+        ":,", ":"
+    )
     np.testing.assert_allclose(found.apply(x), wanted, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found.apply(x[0]), wanted[0], rtol=1e-10, atol=1e-10)
     # The order of the sample does not matter.

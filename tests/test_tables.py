@@ -95,3 +95,8 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]
+
+
+def test_a_long_field(tmp_path: Path) -> None:
+    """More than Python's csv allows by default."""
+    assert rows(tmp_path / "a.csv", f"text\n{'b' * 200_000}\n") == [{"text": "b" * 200_000}]

@@ -56,3 +56,9 @@ def test_cuts() -> None:
         for chunk in range(1, 12):
             assert cuts(count, chunk)[:-1] == [piece.start for piece in cut(count, chunk)]
             assert cuts(count, chunk)[-1] == count
+
+
+@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"chunk": 4, "repeats": 0}])
+def test_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        pieces.ChunkedReBAPooling(32, **wrong)

@@ -110,6 +110,12 @@ def test_tokenizer(exported: Any) -> None:
     assert again.model_max_length == report["max_seq_length"]
 
 
+def test_configuration(exported: Any) -> None:
+    model, folder, _ = exported
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["vocab_size"] == model[0].config.vocab_size and "_name_or_path" not in config
+
+
 def test_int8(exported: Any) -> None:
     _, folder, report = exported
     assert LEAST["min"] < report["int8"]["alone"]["min"] < 1 - 1e-5

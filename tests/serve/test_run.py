@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import st_reba
 from st_reba.serve import run
@@ -52,11 +53,15 @@ def test_a_warning_where_anybody_may_ask(
     host: str, key: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(run.KEYS, key)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(st_reba, "load", lambda *given, **more: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        st_reba.serve.serve("organization/model", host=host, port=0)
-    assert (run.KEYS in capsys.readouterr().err) == warned
+    for number in ("1", None):
+        monkeypatch.delenv("OMP_NUM_THREADS") if number is None else monkeypatch.setenv("OMP_NUM_THREADS", number)
+        with pytest.raises(ZeroDivisionError):
+            st_reba.serve.serve("organization/model", host=host, port=0)
+        assert (run.KEYS in capsys.readouterr().err) == warned
+        assert len(threads) == (number is None), "one is left for answers, unless the caller chose"
 
 
 def test_the_address_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
