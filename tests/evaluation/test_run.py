@@ -102,7 +102,8 @@ def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer
     assert named == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
     first = Result(**{**lines[0], "interval": tuple(lines[0]["interval"])})
     assert first == found.results[0]
-    assert len(draw_results(found.results).axes[0].lines) == len(found.results), "an interval each"
+    bars = draw_results(found.results).axes[0]
+    assert [each.get_text() for each in bars.get_yticklabels()] == ["echo", PLAIN] and len(bars.lines) == 2
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     assert "</svg>" in (tmp_path / "e.svg").read_text()
 

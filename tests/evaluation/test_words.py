@@ -36,6 +36,8 @@ def test_published_questions(tmp_path: Path) -> None:
     assert [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)] == ["银行"] * 4
     assert set(task.dropped.values()) == {1}
     assert len(task.dropped) == 4
+    with pytest.raises(ValueError, match="选项1"):
+        word_sense_task(pd.DataFrame({"text": FOUR}))
 
 
 def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
