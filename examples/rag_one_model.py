@@ -41,7 +41,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.llm)
     llm = AutoModelForCausalLM.from_pretrained(options.llm, dtype=torch.float32)
     # The embedder shares the weights: no second model is in memory, and writing goes on as before.
-    embedder = st_reba.build(llm, "prompteol", tokenizer=tokenizer, read="attention")
+    embedder = st_reba.build(llm, tokenizer=tokenizer, read="attention")
 
     texts = TEXTS if options.folder is None else paragraphs(options.folder)
     vectors = embedder.encode(texts, show_progress_bar=len(texts) > 100)

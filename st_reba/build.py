@@ -34,8 +34,8 @@ def build(
             (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
             weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
         method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
-            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL. ``"auto"``: what
-            suits ``texts``.
+            ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
+            ``template="prompteol-says"``. ``"auto"``: what suits ``texts``.
         tokenizer: Folder or Hub id whose tokenizer is used in place of the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.

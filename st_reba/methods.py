@@ -22,7 +22,7 @@ METHODS = {
     "nosink": "The text once, through layers whose masks are changed (NoSink, section 3).",
 }
 # Where none is named: on real bases, the best of those that need no texts and no numbers (docs/results).
-DEFAULT = "prompteol"
+DEFAULT = "prompteol:template=prompteol-says"
 # Options that only some methods have.
 _OF: dict[str, tuple[str, ...]] = {
     "repeats": ("reba", "echo"),
@@ -54,8 +54,9 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
         "query": "Instruct: {instruction}\nQuery: {text}\nQuery again: {text}",
         "document": "Document: {text}\nDocument again: {text}",
     },
-    # PromptEOL, as in Echo, section 4.2 and appendix D; its Chinese wording and its example are this project's own.
+    # PromptEOL, as in Echo, section 4.2 and appendix D; the other wordings and the example are this project's own.
     "prompteol": 'This sentence: "{text}" means in one word:"',
+    "prompteol-says": 'The text: "{text}" In one word, what it says is: "',
     "prompteol-zh": "这句话：“{text}”的意思用一个词概括是：“",
     "prompteol-example": (
         'This sentence: "The chef chops onions in a small kitchen." means in one word:"Cooking". '
@@ -69,18 +70,11 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
 # taken away. The wording is this project's own.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
-        'The text: "{text}" In one word, what it says is: "',
+        str(TEMPLATES["prompteol-says"]),
         'The text: "{text}" In one word, its subject is: "',
         'The text: "{text}" In one word, its mood is: "',
         'The text: "{text}" In one word, its main fact is: "',
         'The text: "{text}" In one word, said differently: "',
-    ),
-    "metaeol-zh": (
-        "这句话：“{text}”的意思用一个词概括是：“",
-        "这句话：“{text}”的主题用一个词说是：“",
-        "这句话：“{text}”的感情用一个词说是：“",
-        "这句话：“{text}”里最重要的事用一个词说是：“",
-        "换一种说法，这句话：“{text}”用一个词说是：“",
     ),
     "contrastive": (
         'This sentence: "{text}" means in one word:"',
@@ -94,7 +88,9 @@ ENSEMBLES |= {
     if name.startswith("prompteol")
 }
 # The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
-ENSEMBLES["three-questions"] = (str(TEMPLATES["prompteol-example"]), ENSEMBLES["reverseol"][1], ENSEMBLES["metaeol"][0])
+ENSEMBLES["three-questions"] = (
+    str(TEMPLATES["prompteol-example"]), ENSEMBLES["reverseol"][1], str(TEMPLATES["prompteol-says"])
+)  # fmt: skip
 _WEIGHTS = {"contrastive": (1.0, -0.25)}
 
 
@@ -117,7 +113,7 @@ class Method:
         True
     """
 
-    name: str = _option(DEFAULT, "one of " + ", ".join(METHODS))
+    name: str = _option("prompteol", "one of " + ", ".join(METHODS))
     pooling: str | None = _option(
         None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
     )

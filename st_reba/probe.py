@@ -135,10 +135,6 @@ def worst(stored: NDArray[Any], now: NDArray[Any]) -> float:
     Args:
         stored: [texts, d].
         now: [texts, d]. Where shapes differ or a value is not finite, the distance is infinite.
-
-    Example:
-        >>> worst(np.eye(2), np.eye(2) * 1.01).__round__(4)
-        0.0141
     """
     a, b = np.asarray(stored, np.float64), np.asarray(now, np.float64)
     if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):

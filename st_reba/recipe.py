@@ -40,7 +40,7 @@ class Recipe:
 
     base: str
     loading: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": DEFAULT})
+    method: Mapping[str, Any] = field(default_factory=Method.parse(DEFAULT).to_dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
 
@@ -85,7 +85,8 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
             raise ValueError(f"{file!r}: about: {key!r:.80} is not known. Choose from {', '.join(ABOUT)}.")
     loading = {key: values[key] for key in LOADING if values.get(key) is not None}
     method = {key: values[key] for key in OPTIONS if key in values}
-    found = Recipe(values["base"], loading, {"name": values.get("method", DEFAULT), **method}, about, name)
+    named = {"name": values["method"]} if "method" in values else Method.parse(DEFAULT).to_dict()
+    found = Recipe(values["base"], loading, {**named, **method}, about, name)
     if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
         raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
     for key, value in loading.items():

@@ -25,7 +25,7 @@ def build(
         Option(
             metavar="METHOD",
             help="prompteol, echo, reba, nosink or classical; the short form, such as echo:pooling=mean,layer=12; or "
-            "auto, with --texts. [default: the recipe's, else prompteol]",
+            "auto, with --texts. [default: the recipe's, else prompteol:template=prompteol-says]",
         ),
     ] = None,
     pooling: Annotated[str | None, Option(metavar="NAME", help="last, mean; cls for classical and nosink.")] = None,
@@ -51,7 +51,7 @@ def build(
 ) -> None:
     """Turn a base model into a text embedder, without training, and save it.
 
-    Examples: st-reba build mini my_model --method prompteol:template=reverseol,read=attention;
+    Examples: st-reba build mini my_model --method prompteol:template=reverseol-says,read=attention;
     st-reba build mini my_model --method echo --pooling mean
     """
     from .. import build as build_model

@@ -247,15 +247,7 @@ def evaluate(
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A table in Markdown, numbers to three digits.
-
-    Example:
-        >>> import pandas as pd
-        >>> print(markdown(pd.DataFrame({"score": {"echo": 0.5}})))
-        |  | score |
-        | --- | --- |
-        | echo | 0.500 |
-    """
+    """A table in Markdown, numbers to three digits."""
 
     def shown(value: Any) -> str:
         if isinstance(value, float):

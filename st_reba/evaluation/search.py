@@ -25,8 +25,8 @@ from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
 
-# Wordings of PromptEOL, and of ReverseEOL, in the language of a script.
-_PROMPTEOL, _REVERSEOL = {"CJK": "prompteol-zh"}, {"CJK": "reverseol-zh"}
+# Wordings of PromptEOL in the language of a script, the best first; None: the paper's.
+_WORDINGS: dict[str, tuple[str | None, ...]] = {"CJK": ("prompteol-zh",), "": ("prompteol-says", None)}
 # Layers that are read of a pass at most; principal directions that the filter takes away.
 _MOST_LAYERS, DIRECTIONS = 16, 2
 # Texts that a filter needs at the least; each dimension needs one more.
@@ -52,13 +52,7 @@ class Pass:
     outputs: bool = False
 
     def of(self, readout: Readout, depth: int) -> Method:
-        """The method whose model gives a readout of this pass, of a base with L layers (``depth``).
-
-        Example:
-            >>> masked = Pass(Method("echo", pooling="mean", setting="mask0-bidir", k=3), ("mean",), first=3)
-            >>> str(masked.of(Readout(5, "mean"), 6))
-            'echo:pooling=mean,setting=mask0-bidir,k=2,layer=5'
-        """
+        """The method whose model gives a readout of this pass, of a base with L layers (``depth``)."""
         method, pooling = self.method, readout.pooling
         plain = {"reba": "echo", "prompteol": "classical"}.get(method.name, method.name)
         name = "prompteol" if pooling == "end" else "reba" if pooling.startswith("reba") else plain
@@ -90,11 +84,11 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
 
     Example:
         >>> len(passes_of(30, "LATIN")), len(passes_of(30, "LATIN", labelled=True))
-        (7, 11)
+        (8, 12)
     """
     once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
-    word = Method("prompteol", template=_PROMPTEOL.get(script))
-    both = replace(word, template=_REVERSEOL.get(script, "reverseol"))
+    word, *others = (Method("prompteol", template=each) for each in _WORDINGS.get(script, _WORDINGS[""]))
+    both = replace(word, template=word.template.replace("prompteol", "reverseol"))
     third, half = depth // 3, depth // 2
 
     def masked(method: Method, first: int) -> Pass:
@@ -104,6 +98,7 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
     found += [Pass(once, ("mean", "last")), masked(once, half)]
     if not small:
         found += [masked(word, half), masked(word, third), masked(once, third)]
+        found += [Pass(each, ("end",), outputs=True) for each in others]
     if labelled:
         found.append(Pass(replace(twice, name="reba"), ("mean", "last", "reba-mean", "reba-last")))
         found += [Pass(replace(twice, template="echo"), ("mean",)), masked(twice, half), masked(twice, third)]
@@ -121,7 +116,7 @@ def papers_of(depth: int, script: str, scores: Mapping[Method, float]) -> dict[s
         "Echo-2, mean": Method("echo", pooling="mean"),
         "ReBA-2, last": Method("reba", pooling="last"),
         "ReBA-2, mean": Method("reba", pooling="mean"),
-        "PromptEOL": Method("prompteol", template=_PROMPTEOL.get(script)),
+        "PromptEOL": Method("prompteol", template=_WORDINGS.get(script, _WORDINGS[""])[-1]),
         "NoSink, MASK0-BIDIR": replace(masked, name="nosink"),
     }
 
