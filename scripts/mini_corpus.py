@@ -47,10 +47,9 @@ def wiki_articles(files: Iterable[Path]) -> Iterator[str]:
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
     """Files below a folder, sorted, so that every run reads them alike."""
-    files = sorted(folder.rglob(pattern))
-    if not files:
-        raise SystemExit(f"{folder}: no {pattern} there")
-    return files
+    if files := sorted(folder.rglob(pattern)):
+        return files
+    raise SystemExit(f"{folder}: no {pattern} there")
 
 
 def read_corpus(zh_wiki: Path, en_wiki: Path, lctt: Path, shuffle: random.Random) -> tuple[list[str], list[str]]:

@@ -160,12 +160,9 @@ class Base:
         readings = {label.format(**layers): method.format(**layers) for label, method in READINGS.items()}
         skipped = re.compile(skip or "(?!)").search
         nosink = {k: f"nosink:setting=mask0-bidir,k={k}" for k in self.ks}
-        chosen = {}
-        if not skipped(nosink[1]):
-            by_k = self.scores(nosink, stsb(data, "dev", CHOOSING))
-            k = max(by_k, key=lambda k: (round(by_k[k], 4), -k))
-            chosen = {f"NoSink: MASK0-BIDIR, k = {k}, mean": nosink[k]}
-        found = {**PAPERS, **chosen, **readings}
+        by_k = {1: 0.0} if skipped(nosink[1]) else self.scores(nosink, stsb(data, "dev", CHOOSING))
+        k = max(by_k, key=lambda k: (round(by_k[k], 4), -k))
+        found = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {k}, mean": nosink[k], **readings}
         return {label: method for label, method in found.items() if not skipped(method)}
 
 
@@ -193,10 +190,9 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
     methods = base.methods(given.data, given.skip)
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
     half, sample = base.depth // 2, stsb(given.data, "dev").texts[:SAMPLE]
-    also = ("PromptEOL", "PromptEOL, attention outputs", "both word orders, attention outputs")
-    also += ("three questions, attention outputs", f"Echo-2, mean, layer {half}", "another wording")
-    also += ("another wording, both word orders, attention outputs",)
-    for label in (label for label in also if label in methods):
+    also = ("PromptEOL", "PromptEOL, attention outputs", "orders, attention outputs", "questions, attention outputs")
+    also += ("another wording", f"Echo-2, mean, layer {half}")
+    for label in (label for label in methods if label.endswith(also)):
         fitted = Filter.fit(base.vectors([methods[label]], sample)[methods[label]], "abtt", r=2)
         for task in tasks:
             own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
@@ -244,8 +240,7 @@ def chunk(base: Base, given: argparse.Namespace) -> None:
                 rows.append((" ".join(article[:half]), " ".join(article[half:]), 1))
     pairs = pd.DataFrame(rows, columns=["query", "document", "relevance"]).drop_duplicates()
     task = read_task(pairs.sample(50, random_state=0), "Retrieval", name="nDCG@10 × 100")
-    names = ("classical, mean", "Echo-2, mean", "ReBA-2, last", "ReBA-2, mean")
-    methods = {name: PAPERS[name] for name in names}
+    methods = {name: PAPERS[name] for name in ("classical, mean", "Echo-2, mean", "ReBA-2, last", "ReBA-2, mean")}
     methods |= {f"ReBA-2, mean, pieces of {size}": f"reba:pooling=mean,chunk={size}" for size in (128, 32)}
     fill("chunk.md", base.name, table(pd.DataFrame({task.name: base.scores(methods, task)}), base.name))
 
@@ -286,12 +281,9 @@ def nosink(base: Base, given: argparse.Namespace) -> None:
 def quantized(base: Base, given: argparse.Namespace) -> None:
     """Methods by the number type of the base."""
     half, task = base.depth // 2, stsb(given.data, "test", 100)
-    methods = {
-        **PAPERS,
-        f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}",
-        "PromptEOL, attention outputs": "prompteol:read=attention",
-        f"Echo-2, mean, layer {half}": f"echo:pooling=mean,layer={half}",
-    }
+    methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
+    methods["PromptEOL, attention outputs"] = "prompteol:read=attention"
+    methods[f"Echo-2, mean, layer {half}"] = f"echo:pooling=mean,layer={half}"
     loadings = [("dtype", "float32"), ("dtype", "bfloat16"), ("quantization", "int8"), ("quantization", "nf4")]
     typed = {name: Base(base.name, base.folder, given.cache, **{option: name}) for option, name in loadings}
     frame = pd.DataFrame({name: each.scores(methods, task) for name, each in typed.items()})
