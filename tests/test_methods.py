@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 import st_reba
 from st_reba import Method
-from st_reba.methods import METHODS, OPTIONS, method_from, method_of, read_value
+from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_from, method_of, read_value
 from st_reba.optional import required
 from st_reba.settings import masks_of
 
@@ -40,6 +40,14 @@ def test_options_beside_the_short_form() -> None:
     assert method_from("echo:pooling=mean,layer=3", {"layer": 4}) == Method("echo", pooling="mean", layer=4)
     values = ("3", "True", "None", "all", '"3"', "a b")
     assert [read_value(each) for each in values] == [3, True, None, "all", "3", "a b"]
+
+
+def test_where_no_method_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: mini", encoding="utf-8")
+    for base in ("mini", tmp_path / "a.yaml"):
+        assert str(method_of(st_reba.build(base))) == DEFAULT
+    wanted = Method("prompteol", template="reverseol-says", read="attention")
+    assert method_of(st_reba.build("mini", template="reverseol-says", read="attention")) == wanted
 
 
 REFUSED = {
