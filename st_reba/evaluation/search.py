@@ -25,8 +25,9 @@ from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
 
-# Wordings of PromptEOL in the language of a script, the best first; None: the paper's.
-_WORDINGS: dict[str, tuple[str | None, ...]] = {"CJK": ("prompteol-zh",), "": ("prompteol-says", None)}
+# Wordings of PromptEOL in the language of a script. Only labels can judge another than the first, the paper's: it is
+# better by labels, and not by parts of texts.
+_WORDINGS = {"CJK": ("prompteol-zh",), "": ("prompteol", "prompteol-says")}
 # Layers that are read of a pass at most; principal directions that the filter takes away.
 _MOST_LAYERS, DIRECTIONS = 16, 2
 # Texts that a filter needs at the least; each dimension needs one more.
@@ -84,11 +85,10 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
 
     Example:
         >>> len(passes_of(30, "LATIN")), len(passes_of(30, "LATIN", labelled=True))
-        (8, 12)
+        (7, 13)
     """
     once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
-    word, *others = (Method("prompteol", template=each) for each in _WORDINGS.get(script, _WORDINGS[""]))
-    both = replace(word, template=word.template.replace("prompteol", "reverseol"))
+    (word, both), *others = _prompts(script)
     third, half = depth // 3, depth // 2
 
     def masked(method: Method, first: int) -> Pass:
@@ -98,11 +98,19 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
     found += [Pass(once, ("mean", "last")), masked(once, half)]
     if not small:
         found += [masked(word, half), masked(word, third), masked(once, third)]
-        found += [Pass(each, ("end",), outputs=True) for each in others]
     if labelled:
         found.append(Pass(replace(twice, name="reba"), ("mean", "last", "reba-mean", "reba-last")))
         found += [Pass(replace(twice, template="echo"), ("mean",)), masked(twice, half), masked(twice, third)]
+        found += [Pass(each, ("end",), outputs=True) for both in others for each in both]
     return found
+
+
+def _prompts(script: str) -> list[tuple[Method, Method]]:
+    """PromptEOL and ReverseEOL in each wording."""
+    names = _WORDINGS.get(script, _WORDINGS[""])
+    words = [Method("prompteol", template=None if name == "prompteol" else name) for name in names]
+    both = [Method("prompteol", template=name.replace("prompteol", "reverseol")) for name in names]
+    return list(zip(words, both, strict=True))
 
 
 def papers_of(depth: int, script: str, scores: Mapping[Method, float]) -> dict[str, Method]:
@@ -116,7 +124,7 @@ def papers_of(depth: int, script: str, scores: Mapping[Method, float]) -> dict[s
         "Echo-2, mean": Method("echo", pooling="mean"),
         "ReBA-2, last": Method("reba", pooling="last"),
         "ReBA-2, mean": Method("reba", pooling="mean"),
-        "PromptEOL": Method("prompteol", template=_WORDINGS.get(script, _WORDINGS[""])[-1]),
+        "PromptEOL": _prompts(script)[0][0],
         "NoSink, MASK0-BIDIR": replace(masked, name="nosink"),
     }
 
