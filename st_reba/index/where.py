@@ -21,12 +21,7 @@ Where = Mapping[str, Any]
 
 
 def conditions(where: Where) -> tuple[str, list[Any]]:
-    """The SQL of conditions that must all hold, and its parameters; see ``Index.search``.
-
-    Example:
-        >>> conditions({"lang": "zh", "year": {">=": 2020}})[1]
-        ['zh', 2020]
-    """
+    """The SQL of conditions that must all hold, and its parameters; see ``Index.search``."""
     if not isinstance(where, Mapping):
         raise ValueError(f'where={where!r} must be a dict, as {{"lang": "zh", "year": {{">=": 2020}}}}')
     found: list[tuple[str, list[Any]]] = []
@@ -64,12 +59,7 @@ def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
 
 
 def parse_where(texts: Iterable[str]) -> dict[str, Any]:
-    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings.
-
-    Example:
-        >>> parse_where(["lang=zh", "year>=2020", "year<2024"])
-        {'lang': {'=': 'zh'}, 'year': {'>=': 2020, '<': 2024}}
-    """
+    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
     found: dict[str, Any] = {}
     for text in texts:
         parts = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
