@@ -79,9 +79,8 @@ def test_against_singular_vectors(kind: str, options: dict[str, Any]) -> None:
     }[kind]
     found = Filter.fit(sample, cast(Any, kind), **options)
     used = {"r": 3, **options} if kind == "abtt" else options
-    assert found.about == ",".join([f"{kind}:", *(f"{name}={n}" for name, n in used.items()), "texts=120"]).replace(
-        ":,", ":"
-    )
+    listed = [*(f"{name}={number}" for name, number in used.items()), "texts=120"]
+    assert found.about == f"{kind}:{','.join(listed)}"
     np.testing.assert_allclose(found.apply(x), wanted, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(found.apply(x[0]), wanted[0], rtol=1e-10, atol=1e-10)
     # The order of the sample does not matter.

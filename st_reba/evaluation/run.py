@@ -295,7 +295,7 @@ def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[
             yield from ((task, None) for task in toy_tasks_named(word, reading.get("limit"), seed))
         elif equals and kind.casefold() in map(str.casefold, KINDS):
             yield read_task(rest, **{**reading, "kind": kind, "seed": seed}), None
-        elif hasattr(each, "metadata") or (word and not Path(word).exists() and "/" not in word):
+        elif hasattr(each, "metadata") or (word and not Path(word).exists() and Path(word).name == word):
             yield from mteb_tasks.find_tasks(each)
         else:
             yield read_task(each, **{**reading, "seed": seed}), None
