@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from st_reba.encode import copied_positions
 from st_reba.evaluation import Task, compare, read_task
 from st_reba.evaluation.attention import attention_maps, sink_table
 from st_reba.evaluation.encoding import usable
@@ -198,6 +199,10 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
             own = fitted.apply(base.vectors([methods[label]], task.texts)[methods[label]])
             frame.loc[f"{label} + filter", task.name] = score(task, own)
     frame.insert(len(tasks) - 1, "mean of STS", frame.iloc[:, :-1].mean(axis=1))
+    if base.loading:
+        models = {label: of_base(base.model, Method.parse(method)) for label, method in methods.items()}
+        work = pd.Series({label: sum(copied_positions(model[0], tasks[0].texts, {})) for label, model in models.items()})
+        frame.insert(0, "work", work / min(work))
     fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
 
 
@@ -217,9 +222,11 @@ def sentences_zh(base: Base, given: argparse.Namespace) -> None:
     tasks.insert(3, read_task(rows, "Reranking", name="QBQTC", limit=60))
     half, chinese = base.depth // 2, "prompteol:template=prompteol-zh"
     methods = {**PAPERS, f"NoSink: MASK0-BIDIR, k = {half}, mean": f"nosink:setting=mask0-bidir,k={half}"}
+    methods["PromptEOL, another wording"] = "prompteol:template=prompteol-says"
     methods["PromptEOL in Chinese"] = chinese
     methods["the same with an example"] = "prompteol:template=prompteol-example-zh"
     methods["the same, attention outputs"] = f"{chinese},read=attention"
+    methods["both word orders"] = "prompteol:template=reverseol-zh"
     methods["both word orders, attention outputs"] = "prompteol:template=reverseol-zh,read=attention"
     frame = pd.DataFrame({task.name: base.scores(methods, task) for task in tasks})
     fill("sentences-zh.md", base.name, table(frame.assign(mean=frame.mean(axis=1)), base.name))
@@ -312,7 +319,8 @@ def table(frame: pd.DataFrame, first: str, digits: int = 1, bold: bool = True) -
     rows = [f"| {first} | {' | '.join(map(str, frame.columns))} |", f"|---|{'--:|' * len(frame.columns)}"]
     for label, values in frame.iterrows():
         cells = ["" if value != value else f"{value:.{digits}f}" for value in values]
-        top = [bold and round(value, digits) == frame[name].round(digits).max() for name, value in values.items()]
+        best = frame.drop(columns="work", errors="ignore").round(digits).max()
+        top = [bold and round(value, digits) == best.get(name) for name, value in values.items()]
         cells = [f"**{cell}**" if best else cell for cell, best in zip(cells, top, strict=True)]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(rows)

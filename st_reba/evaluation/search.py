@@ -25,9 +25,12 @@ from .readouts import Readout, of_base, read
 from .tasks import Task
 from .views import evidence, views_of
 
-# Wordings of PromptEOL in the language of a script. Only labels can judge another than the first, the paper's: it is
-# better by labels, and not by parts of texts.
-_WORDINGS = {"CJK": ("prompteol-zh",), "": ("prompteol", "prompteol-says")}
+# Wordings of PromptEOL in the language of a script. Only labels can judge others than the first: they are better by
+# labels, and not by parts of texts.
+_WORDINGS = {
+    "CJK": ("prompteol-zh", "prompteol-example-zh"),
+    "": ("prompteol", "prompteol-says", "prompteol-example"),
+}
 # Layers that are read of a pass at most; principal directions that the filter takes away.
 _MOST_LAYERS, DIRECTIONS = 16, 2
 # Texts that a filter needs at the least; each dimension needs one more.
@@ -85,7 +88,7 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
 
     Example:
         >>> len(passes_of(30, "LATIN")), len(passes_of(30, "LATIN", labelled=True))
-        (7, 13)
+        (7, 15)
     """
     once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
     (word, both), *others = _prompts(script)

@@ -115,6 +115,7 @@ class Index:
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
         if isinstance(input, (str, PathLike)) and is_corpus(input):
             given = {**running, "text_column": text_column, "id_column": id_column, "passages": passages}
+            given["encoding"] = None if encoding == "utf-8-sig" else encoding
             if useless := [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{useless[0]}={given[useless[0]]!r}: {input} is encoded already; leave it out")
             source, columns = Corpus(input), dict[str, str | None]()

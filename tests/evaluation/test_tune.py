@@ -39,7 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tune.TuneReport:
 # Candidates.
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(15))
 def test_a_readout_is_what_its_method_gives(number: int) -> None:
     base = opened("mini")
     each = passes_of(6, "LATIN", labelled=True)[number]

@@ -207,6 +207,9 @@ def test_a_corpus_as_input(tmp_path: Path) -> None:
     assert [one.text for one in index] == texts(20) and found(index, "gold", 5) == brute(index, "gold", 5)
     with pytest.raises(ValueError, match="cannot be used"):
         Index.build(tiny_model(1), tmp_path / "corpus", tmp_path / "other", **QUIET)
+    for name, value in {"encoding": "gb18030", "id_column": "id", "passages": "8:2", "workers": 1}.items():
+        with pytest.raises(ValueError, match=f"{name}="):
+            Index.build(MODEL, tmp_path / "corpus", tmp_path / "other", **{name: value}, **QUIET)
     assert not (tmp_path / "other").exists()
 
 
