@@ -1,0 +1,65 @@
+"""Answers of the tabs: computed from what was entered; errors take an answer's place."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import st_reba
+from st_reba.corpus import Document
+from st_reba.explore import compute, draw
+from st_reba.explore.answers import Answers
+
+WORDS = draw.WORDS["en"]
+
+
+@cache
+def model() -> Any:
+    return st_reba.build("mini", "echo")
+
+
+def answers(index: st_reba.Index | None = None) -> Answers:
+    return Answers({"echo": model()}, index, WORDS)
+
+
+def test_compare() -> None:
+    texts = ("a cat", "ships sail")
+    wanted = draw.comparison({"echo": compute.similarities(model(), texts)}, texts, WORDS)
+    assert answers().compare(["echo"], "a cat\n\nships sail") == wanted
+
+
+@pytest.mark.parametrize(("weighting", "chosen"), [("last", [3]), ("mean", []), ("word", [0, 1])])
+def test_look(weighting: compute.Weighting, chosen: list[int]) -> None:
+    inside = compute.look(model(), "天气 cat", 3)
+    assert len(inside.rows) == 4
+    wanted = draw.inside_text(inside, inside.weights(weighting, chosen), chosen, 5, WORDS)
+    # A layer that another model has is the last of this one.
+    assert answers().look("echo", " 天气 cat ", 3.0, weighting, "天气", 9.0) == wanted
+
+
+def test_search(tmp_path: Path) -> None:
+    texts = [Document("The cat sleeps.", "a"), Document("Ships sail. " * 20, "b")]
+    index = st_reba.Index.build(model(), texts, tmp_path / "index", passages="12:2", show_progress_bar=False)
+    hits = [(hit.score, hit.passage) for hit in index.search("a cat", k=compute.MAX_FOUND)]
+    found = {"echo": compute.ranked(model(), "a cat", [text for _, text in hits])}
+    got = answers(index).search(["echo"], "index", "a cat", "")
+    columns = re.findall("<figcaption>(.*?)</figcaption>", got)
+    assert (
+        columns == [WORDS["index_column"], "echo"]
+        and f"{hits[0][0]:.3f}" in got
+        and f"{found['echo'][0][0]:.3f}" in got
+    )
+    pasted = answers().search(["echo"], "pasted", "a cat", "The cat sleeps.\nShips sail.")
+    own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps.", "Ships sail."])}
+    assert pasted == draw.results(own, "a cat", WORDS["found"])
+
+
+def test_problems(caplog: pytest.LogCaptureFixture) -> None:
+    answer = answers().or_problem(answers().compare)
+    assert answer([], "a\nb") == draw.problem(WORDS["problem"], WORDS["no_model"])
+    assert "300" in answer(["echo"], f"a\n{'b' * 301}") and not caplog.records
+    assert answer(["other"], "a\nb") == draw.problem(WORDS["problem"], "KeyError: 'other'") and caplog.records
