@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Router
 
 import st_reba
 from st_reba.bases import EMBEDDED
@@ -49,7 +50,7 @@ from sentence_transformers import SentenceTransformer
 texts = %r
 def run(folder, again, vectors, pool):
     model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
-    assert type(model[0]).__module__ == "st_reba" and "st_reba" not in sys.modules
+    assert "st_reba" in {type(each).__module__ for each in model.modules()} and "st_reba" not in sys.modules
     one = model.encode(texts)
     model.save_pretrained(again)
     two = SentenceTransformer(again, trust_remote_code=True, device="cpu").encode(texts)
@@ -134,6 +135,17 @@ def test_rounds_of_strangers(
         assert (again / file).read_bytes() == (saved / file).read_bytes(), file
     # What strangers saved is still a model of the package.
     assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
+
+
+def test_a_router(tmp_path: Path, strangers: Callable[..., Any]) -> None:
+    """The code is that of both routes."""
+    routes = Router.for_query_document(list(built("echo")), list(built("second")), default_route="document")
+    model = SentenceTransformer(modules=[routes], device="cpu")
+    model.save_pretrained(str(tmp_path / "saved"))
+    for found in strangers(tmp_path / "saved", tmp_path / "again"):
+        assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
+    again = SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    assert np.array_equal(again.encode_query(TEXTS), built("echo").encode_query(TEXTS))
 
 
 @pytest.mark.slow

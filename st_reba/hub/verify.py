@@ -75,7 +75,7 @@ def _code(model: Any, file: str | None) -> dict[str, Any]:
         return {"code": f"there is no {CODE}, so only readers with st_reba can load the model", "foreign": True}
     # As written, whatever a checkout made of the line ends.
     text = Path(file).read_bytes().replace(b"\r\n", b"\n").decode("utf-8", "replace")
-    if text == PARTS["code"](model[0], {type(module).__name__ for module in model}):
+    if text == PARTS["code"](model):
         return {}
     found = _VERSION.match(text)
     if found and found[1] != __version__:

@@ -6,16 +6,16 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from . import MODULES
 from .layout import PARTS
+from .transformer import RepeatTransformer
 from .version import __version__
 
 # In the order in which a text meets them; others come last.
@@ -44,32 +44,36 @@ _EXAMPLE = re.compile(r"\n    Example:\n(?:        .*\n)+")
 _TERMS = ("softcap", "s_aux", "position_bias")
 
 
-def code_of(transformer: Any, classes: Collection[str]) -> str:
-    """The file ``st_reba.py`` of a repository.
+def code_of(modules: Iterable[nn.Module]) -> str:
+    """The file ``st_reba.py`` of a repository, for all modules of its pipeline."""
+    ours = [each for each in modules if type(each).__name__ in MODULES]
+    needed = _with_imports({"transformer", *(MODULES[type(each).__name__] for each in ours)})
+    for transformer in (each for each in ours if isinstance(each, RepeatTransformer)):
+        needed |= _of(transformer, needed)
+    places = {name: place for place, name in enumerate(_SECTIONS)}
+    return joined(sorted(_with_imports(needed), key=lambda name: (places.get(name, len(places)), name)))
 
-    Args:
-        transformer: The pipeline's first module.
-        classes: Names of the classes of all its modules.
-    """
-    needed = _with_imports({"transformer", *(MODULES[name] for name in classes if name in MODULES)})
+
+def _of(transformer: RepeatTransformer, needed: Collection[str]) -> set[str]:
+    """Sections that a transformer's options need beside ``needed``."""
+    found = set()
     masks = {*getattr(transformer, "layer_masks", ()), *(name for _, name in getattr(transformer, "second", ()))}
     looks_ahead = masks - {"forward", "nosink-forward"} or not transformer.causal
     if "authors" in needed or ("capture" in needed and looks_ahead):
-        needed |= {"both_ways"}
+        found |= {"both_ways"}
     if getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None):
-        needed |= {"attention"}
-    if "attention" in needed and _has_terms(transformer.model):
-        needed |= {"blocks"}
+        found |= {"attention"}
+    if "attention" in found | {*needed} and _has_terms(transformer.model):
+        found |= {"blocks"}
     if transformer.reading is not None:
-        needed |= {"reader" if transformer.reading["of"] == "states" else "outputs"}
+        found |= {"reader" if transformer.reading["of"] == "states" else "outputs"}
     if transformer.template is not None:
-        needed |= {"templates"}
+        found |= {"templates"}
     if any(name == "reversed" for row in transformer.templates for each in row.values() for _, name in each):
-        needed |= {"reversal"}
+        found |= {"reversal"}
     if getattr(transformer, "second", None):
-        needed |= {"second"}
-    places = {name: place for place, name in enumerate(_SECTIONS)}
-    return joined(sorted(_with_imports(needed), key=lambda name: (places.get(name, len(places)), name)))
+        found |= {"second"}
+    return found
 
 
 def _tree(name: str) -> tuple[str, ast.Module]:

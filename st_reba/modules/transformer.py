@@ -137,7 +137,7 @@ class RepeatTransformer(Transformer):
         self.reader: Any = PARTS[f"{given.pop('of')}_reader"](self, **given) if given else None
         self._frames: dict[Any, tuple[Frame, ...]] = {}
         self._warned = False
-        self._classes = {type(self).__name__}
+        self._pipeline: list[Any] = [self]
 
     @property
     def depth(self) -> int:
@@ -306,7 +306,7 @@ class RepeatTransformer(Transformer):
         """Refuse a pipeline in which nothing makes one vector of a text's tokens, or of its rows."""
         super().on_model_ready(model)
         names = [type(module).__name__ for module in model]
-        self._classes = set(names)
+        self._pipeline = [each for each in model.modules() if hasattr(each, "on_model_ready")]
         unpooled = {"Dense", "Dropout", "LayerNorm", "Normalize", "PromptEnsemble"}
         if model[0] is self and hasattr(model, "encode_query") and set(names[1:]) <= unpooled:
             raise ValueError(f"modules.json: no pooling follows {names[0]}. Copy all files of the model, or add one.")
@@ -356,7 +356,7 @@ class RepeatTransformer(Transformer):
             root = root.parent  # a Router keeps its modules in folders of the repository
         settings = root / name
         if "code" in PARTS:
-            (root / "st_reba.py").write_text(PARTS["code"](self, self._classes), encoding="utf-8")
+            (root / "st_reba.py").write_text(PARTS["code"](self._pipeline), encoding="utf-8")
         elif (root / "st_reba.py").resolve() != Path(__file__).resolve():
             shutil.copyfile(__file__, root / "st_reba.py")
         if settings.is_file():
