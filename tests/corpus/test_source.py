@@ -168,3 +168,4 @@ def test_metadata_as_json() -> None:
     value = {"a": date(2020, 1, 2), "b": Decimal("1.5"), "c": np.float32(0.5), "d": np.array([1]), "e": float("inf")}
     assert plain(value) == {"a": "2020-01-02", "b": "1.5", "c": 0.5, "d": [1], "e": None}
     assert checked(Document("a\ud800"), "here") == Document("a\ufffd")
+    assert checked(longest := Document("a" * 1_000_000), "here") == longest

@@ -23,8 +23,9 @@ from st_reba.index import Document, Index
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     build(tmp_path / "index", ["cat"])
-    with pytest.raises(FileExistsError):
-        build(tmp_path / "index", ["dog"])
+    for model in (MODEL, "not/there"):  # said before a model is loaded
+        with pytest.raises(FileExistsError):
+            Index.build(model, ["dog"], tmp_path / "index", **QUIET)
     assert [one.text for one in build(tmp_path / "index", ["dog"], overwrite=True)] == ["dog"]
     (tmp_path / "index" / "index.sqlite").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="remove the folder"):
