@@ -16,7 +16,7 @@ from ..modules.version import __version__
 from .card import FILE as CARD
 from .card import PLACEHOLDER
 from .golden import FILE as GOLDEN
-from .verify import CODE, verify
+from .verify import verify
 
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, to a token with write access"
 
@@ -71,7 +71,7 @@ def push(
     source = Path(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
         raise ValueError(f"repo_id={repo_id!r}: write organization/name, as org/my-model.")
-    for name in ("modules.json", CARD, GOLDEN, *([] if (source / "onnx").is_dir() else [CODE])):
+    for name in ("modules.json", CARD, GOLDEN):
         if not (source / name).is_file():
             raise ValueError(f"{str(source)!r} holds no {name}, so it is not complete. Build or export it again.")
     token = token or get_token()
