@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from html import escape
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ def test_a_text_inside() -> None:
     shares = re.findall(r'<span class="chip ([^"]*)" style="--s:([^"]*)"', html)
     assert shares[1:] == [("", "0.000"), ("", "0.500"), ("deep", "1.000")] and shares[0][0] == "none"
     assert re.findall(r'<div class="line"><b>(.*?)</b>', html) == ["文本之外", "第 1 遍", "第 2 遍"]
+    assert escape(WORDS["zh"]["sink_about"].format(token="<s>")) in html
     assert 'title="看 → 水: 0.250"' in html and "第 0 (2) 层的注意力" in html
     assert [0.467, 0.361, 0.317] in cells(html)
     # The rows of the chosen token and layer.

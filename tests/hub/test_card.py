@@ -20,7 +20,8 @@ from st_reba.recipe import read_recipe, recipe
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reba": ({"pooling": "mean", "prompts": {"query": "Q: "}}, ["(1/n) Σ_i e_i", '- Prompt `query`: `"Q: "`']),
     "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
-    "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "ReBAPooling`"]),
+    "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
+    "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "ReBAPooling`", "over the content positions t > p"]),
     "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
     "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
     "nosink": (

@@ -84,6 +84,7 @@ def test_too_many_wait(plain: Any, client: Any, passes: Passes) -> None:
             await asyncio.to_thread(passes.begun.wait, 30)
             refused = await to.post(PATH, json={"input": ["dog"] * 3})
             assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
             assert (await to.get("/health")).json()["waiting"] == 8
             passes.go.set()
             assert [one.status_code for one in await asyncio.gather(*accepted)] == [200, 200]
