@@ -59,29 +59,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("st-reba ")
 
 
-@pytest.mark.parametrize("error", [ValueError("a\nb"), OSError("a b"), ImportError("a b"), RuntimeError("a b")])
-def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
-    assert main(["zoo"]) == 1
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "st-reba: a b\n")
-
-
-def test_arguments_of_python_are_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ValueError("overwrite=True (--overwrite), or trust_remote_code=True")
-
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
-    assert main(["zoo"]) == 1 and capsys.readouterr().err == "st-reba: --overwrite, or --trust-remote-code\n"
-
-
-def test_interrupted_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = Mock(side_effect=[KeyboardInterrupt, typer.Abort, TypeError])  # of the first, typer itself says nothing
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", stop)
-    assert [main(["zoo"]), main(["zoo"])] == [130, 130]
+def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [kind("a\nb") for kind in (ValueError, OSError, ImportError, RuntimeError)]
+    errors.append(ValueError("overwrite=True (--overwrite), or trust_remote_code=True"))
+    zoo = Mock(side_effect=[*errors, KeyboardInterrupt, typer.Abort, TypeError])
+    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", zoo)
+    assert [main(["zoo"]) for _ in errors] == [1] * 5
+    said = "st-reba: a b\n" * 4 + "st-reba: --overwrite, or --trust-remote-code\n"
+    assert capsys.readouterr() == ("", said)
+    assert [main(["zoo"]) for _ in "ab"] == [130, 130]  # of the first, typer itself says nothing
     with pytest.raises(TypeError):
         main(["zoo"])
 

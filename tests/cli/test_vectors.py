@@ -72,13 +72,9 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     assert json.loads(run("verify", index, "--json"))["documents"] == 3
     assert "1 deleted" in run("prune", index, "a", "--compact")
     assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
-    for arguments in (
-        ["index", "x", index],
-        ["index", tmp_path / "more.jsonl", index, "--add", "--upsert"],
-        ["prune", index],
-        ["search", index, "a", "--where", "x"],
-        ["search", index],
-    ):
+    both = ["index", tmp_path / "more.jsonl", index, "--add", "--upsert"]
+    refused = (both, ["index", "x", index], ["prune", index], ["search", index, "a", "--where", "x"], ["search", index])
+    for arguments in refused:
         with pytest.raises((ValueError, FileNotFoundError)):
             run(*arguments)
 
@@ -86,12 +82,8 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
-    for name, lines in (
-        ("a.txt", "Cats sleep.\n\nShips sail.\n"),
-        ("b.txt", "Bread rises.\n"),
-        ("c.pdf", ""),
-        ("d", ""),
-    ):
+    files = {"a.txt": "Cats sleep.\n\nShips sail.\n", "b.txt": "Bread rises.\n", "c.pdf": "", "d": ""}
+    for name, lines in files.items():
         (texts / name).write_text(lines, encoding="utf-8")
     run("index", texts, tmp_path / "index", "--model", folder / "model")
     assert "not read: 1 .pdf, 1 without a suffix" in caplog.text
