@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from st_reba.files import make_folder, remove_leftovers, whole_file, write_npy
+from st_reba.files import make_folder, remove_leftovers, sole_writer, whole_file, write_npy
 
 
 def names(folder: Path) -> list[str]:
@@ -53,6 +54,9 @@ def test_leftovers_of_the_killed_alone_are_removed(tmp_path: Path) -> None:
 def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
     path = tmp_path / "one" / "two"
     assert make_folder(path) and path.is_dir() and not make_folder(path)
+    with pytest.raises(OSError) as told, sole_writer(path, "*"):
+        raise OSError(errno.ENOSPC, "full")
+    assert told.value.filename == str(path)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
         make_folder(tmp_path / "file" / "below")

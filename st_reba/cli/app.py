@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -66,9 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = typer.main.get_command(app)
         return int(command.main(args=arguments, prog_name="st-reba", standalone_mode=False) or 0)
-    except BrokenPipeError:  # the reader, as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:

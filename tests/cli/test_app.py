@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import typer
@@ -15,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from st_reba.cli import app, main
 from st_reba.cli.app import quiet
+from st_reba.explore import DEFAULT
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -54,31 +59,33 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("st-reba ")
 
 
-@pytest.mark.parametrize("error", [ValueError("a\nb"), OSError("a b"), ImportError("a b"), RuntimeError("a b")])
-def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
-    assert main(["zoo"]) == 1
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "st-reba: a b\n")
-
-
-def test_arguments_of_python_are_flags(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ValueError("overwrite=True (--overwrite), or trust_remote_code=True")
-
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", fail)
-    assert main(["zoo"]) == 1 and capsys.readouterr().err == "st-reba: --overwrite, or --trust-remote-code\n"
+def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [kind("a\nb") for kind in (ValueError, OSError, ImportError, RuntimeError)]
+    errors.append(ValueError("overwrite=True (--overwrite), or trust_remote_code=True"))
+    zoo = Mock(side_effect=[*errors, KeyboardInterrupt, typer.Abort, TypeError])
+    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", zoo)
+    assert [main(["zoo"]) for _ in errors] == [1] * 5
+    said = "st-reba: a b\n" * 4 + "st-reba: --overwrite, or --trust-remote-code\n"
+    assert capsys.readouterr() == ("", said)
+    assert [main(["zoo"]) for _ in "ab"] == [130, 130]  # of the first, typer itself says nothing
+    with pytest.raises(TypeError):
+        main(["zoo"])
 
 
-def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise KeyboardInterrupt  # of which typer itself says nothing
-
-    monkeypatch.setattr(import_module("st_reba.recipe"), "zoo", stop)
-    assert main(["zoo"]) == 130
+def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock()
+    for name in ("serve.serve", "explore.launch", "cli.serve.quiet"):
+        monkeypatch.setattr(f"st_reba.{name}", getattr(found, name.rpartition(".")[2]))
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    place = ["--index", "i", "--host", "h", "--port", "0", "--dtype", "float16"]
+    assert main(["serve", "m", "--name", "n", "--queue", "5", *place]) == main(["explore", "--open", *place]) == 0
+    options: dict[str, Any] = {"index": Path("i"), "host": "h", "port": 0}
+    options |= {"device": None, "dtype": "float16", "trust_remote_code": False}
+    limits = {"batch_size": 32, "max_body": 4, "max_tokens": 300_000, "queue": 5}
+    served = call.serve("m", name="n", limits=limits, **options)
+    launched = call.launch(DEFAULT, open_browser=True, **options)
+    assert found.mock_calls == [call.quiet(), served, call.quiet(), launched]
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
 @pytest.mark.parametrize(

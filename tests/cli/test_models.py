@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -39,47 +40,27 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["info", str(tmp_path / "missing")]) == 1
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found: list[Any] = []
-
-    def build(base: str, method: Any, **options: Any) -> Any:
-        found.append((base, method, options))
-        raise ValueError("enough")
-
-    monkeypatch.setattr(st_reba, "build", build)
-    return found
-
-
-def test_options_of_build(asked: list[Any], tmp_path: Path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a\nb\n", encoding="utf-8")
-    out = str(tmp_path / "out")
-    cases: list[tuple[list[str], tuple[Any, Any, dict[str, Any]]]] = [
-        (["mini", out], ("mini", None, {})),
-        (
-            ["mini", out, "--method", "echo:pooling=mean", "--repeats", "0", "--set", "layer=[1,2]", "--set", "k=all"],
-            ("mini", "echo:pooling=mean", {"repeats": 0, "layer": [1, 2], "k": "all"}),
-        ),
-        (
-            ["mini", out, "--prompt", "query=a=b", "--set", "normalize=false", "--set", "m=2", "--set", "k0=0"],
-            ("mini", None, {"prompts": {"query": "a=b"}, "normalize": False, "m": 2, "k0": 0}),
-        ),
-        (["mini", out, "--template", "{text}"], ("mini", None, {"template": "{text}"})),
-        (
-            ["mini", out, "--template", "a {text}", "--template", "b {text}", "--trust-remote-code"],
-            ("mini", None, {"template": ["a {text}", "b {text}"], "trust_remote_code": True}),
-        ),
-        (
-            ["mini", out, "--method", "auto", "--texts", str(texts), "--dtype", "bfloat16", "--set", "chunk=9"],
-            ("mini", "auto", {"texts": ["a", "b"], "dtype": "bfloat16", "chunk": 9}),
-        ),
+def test_options_of_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = Mock(side_effect=ValueError("enough"))
+    monkeypatch.setattr(st_reba, "build", asked)
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("a\nb\n", encoding="utf-8")
+    cases: list[tuple[str, str | None, dict[str, Any]]] = [
+        ("", None, {}),
+        ("--method echo:pooling=mean --set layer=[1,2]", "echo:pooling=mean", {"layer": [1, 2]}),
+        ("--repeats 0 --set k=all --set m=2 --set k0=0", None, {"repeats": 0, "k": "all", "m": 2, "k0": 0}),
+        ("--prompt query=a=b --set normalize=false", None, {"prompts": {"query": "a=b"}, "normalize": False}),
+        ("--template {text}", None, {"template": "{text}"}),
+        ("--template a{text} --template b{text}", None, {"template": ["a{text}", "b{text}"]}),
+        ("--dtype bfloat16 --trust-remote-code", None, {"dtype": "bfloat16", "trust_remote_code": True}),
+        ("--method auto --texts texts.txt --set chunk=9", "auto", {"texts": ["a", "b"], "chunk": 9}),
     ]
-    for arguments, wanted in cases:
-        assert main(["build", *arguments]) == 1
-        assert asked.pop() == wanted
+    for arguments, method, options in cases:
+        assert main(["build", "mini", "out", *arguments.split()]) == 1
+        assert asked.mock_calls == [call("mini", method, **options)]
+        asked.reset_mock()
     for wrong in (["--set", "m"], ["--prompt", "=a"]):
-        assert main(["build", "mini", out, *wrong]) == 1 and not asked
+        assert main(["build", "mini", "out", *wrong]) == 1 and not asked.called
 
 
 def test_wrong_options_of_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,9 +43,12 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
     run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "half", "--float16")
     assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
-    for options in (["--out", tmp_path / "v.npy"], ["--workers", 2], ["--out", tmp_path / "w", "--task", "query"]):
+    there = ["--out", tmp_path / "v.npy"]
+    for options in (there, ["--word", "b"], ["--workers", 2], ["--out", tmp_path / "w", "--task", "query"]):
         with pytest.raises((ValueError, FileExistsError)):
             run("encode", model, "-", *options, input="a\n")
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        run("encode", "not/there", "--out", tmp_path / "w" / "v.npy", input="a\n")
 
 
 def test_an_index(folder: Path, tmp_path: Path) -> None:
@@ -64,14 +67,14 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     assert "Cats sleep." in run("search", index, "-k", 1, input="Cats sleep.\n")
     said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
     assert ["nothing found" in each for each in said] == [False, True]
+    told, shown = json.loads(run("info", index, "--json")), run("info", index)
+    assert "documents: 3" in shown and {"filed", "stop"} <= told.keys() and "filed" not in shown
+    assert json.loads(run("verify", index, "--json"))["documents"] == 3
     assert "1 deleted" in run("prune", index, "a", "--compact")
     assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
-    for arguments in (
-        ["index", "x", index],
-        ["prune", index],
-        ["search", index, "a", "--where", "x"],
-        ["search", index],
-    ):
+    both = ["index", tmp_path / "more.jsonl", index, "--add", "--upsert"]
+    refused = (both, ["index", "x", index], ["prune", index], ["search", index, "a", "--where", "x"], ["search", index])
+    for arguments in refused:
         with pytest.raises((ValueError, FileNotFoundError)):
             run(*arguments)
 
@@ -79,12 +82,8 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
-    for name, lines in (
-        ("a.txt", "Cats sleep.\n\nShips sail.\n"),
-        ("b.txt", "Bread rises.\n"),
-        ("c.pdf", ""),
-        ("d", ""),
-    ):
+    files = {"a.txt": "Cats sleep.\n\nShips sail.\n", "b.txt": "Bread rises.\n", "c.pdf": "", "d": ""}
+    for name, lines in files.items():
         (texts / name).write_text(lines, encoding="utf-8")
     run("index", texts, tmp_path / "index", "--model", folder / "model")
     assert "not read: 1 .pdf, 1 without a suffix" in caplog.text

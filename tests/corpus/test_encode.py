@@ -53,6 +53,9 @@ def test_vectors_are_the_models(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
     assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "rejected": 0}
     corpus.verify()
+    np.save(corpus.vectors_path(0), wanted[0])
+    with pytest.raises(ValueError, match="damaged"):
+        corpus.vectors(0)
     half = encode(tmp_path / "half", dtype="float16", part_size=99)
     assert half.vectors(0).dtype == np.float16 and half.parts() == 1
     assert np.abs(half.vectors(0) - wanted).max() < 1e-2
@@ -198,8 +201,6 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_passages(tmp_path: Path) -> None:
-    import st_reba
-
     model = st_reba.build("mini", "reba", pooling="mean")
     long = "春天来了，河边的柳树发了新芽，孩子们在草地上放风筝。" * 4
     corpus = encode(tmp_path / "corpus", [long, "猫"], model, passages="16:4")

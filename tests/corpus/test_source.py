@@ -15,7 +15,7 @@ import pytest
 
 from st_reba.corpus import Document, Reject
 from st_reba.corpus.records import checked, plain
-from st_reba.corpus.source import open_source
+from st_reba.corpus.source import open_source, read_texts
 
 ROWS = [{"id": "a", "text": "猫 sleeps", "year": 2019}, {"id": "b", "text": 'a "dog"', "year": 2024}]
 WANTED = [Document(row["text"], row["id"], {"year": row["year"]}) for row in ROWS]
@@ -79,7 +79,7 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         read(tmp_path / "empty")
 
 
-def test_files_that_are_one_document(tmp_path: Path) -> None:
+def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "a.md").write_bytes("\ufeff# 猫\r\n\r\nIt sleeps.\n".encode())
     (tmp_path / "blank.md").write_text(" \n", encoding="utf-8")
@@ -90,7 +90,8 @@ def test_files_that_are_one_document(tmp_path: Path) -> None:
     assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"}) and second == Document("ship")
     assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
     assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8-sig"
-    assert read(tmp_path / "a.md") == [first]
+    assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text
+    assert read_texts(tmp_path, "body") == [first.text, "ship", third.text] and "1 records are set" in caplog.text
 
 
 def test_datasets_folders(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import st_reba
 from st_reba.evaluation import attention
 from st_reba.evaluation.attention import LayerMap, Maps, attention_maps, sink_table
 
-TEXT = "The cat sleeps on the mat"
+TEXT = "The cat sleeps on the mat 😀"
 
 
 def test_maps_equal_transformers_own() -> None:
@@ -28,7 +29,9 @@ def test_maps_equal_transformers_own() -> None:
     for layer, each in zip(maps.layers, theirs, strict=True):
         assert np.abs(layer.matrix - each[0].mean(dim=0).numpy()).max() < 1e-5
         assert layer.matrix.sum(axis=1) == pytest.approx(np.ones(len(maps.tokens)), abs=1e-5)
-    assert len(maps.tokens) == features["input_ids"].shape[1]
+    assert len(maps.tokens) == features["input_ids"].shape[1] and maps.tokens[-5:-3] == ("␣", "<0xF0>")
+    others = Mock(**{"decode.return_value": "", "convert_ids_to_tokens.side_effect": [["ðŁ"], ["▁"], [""]]})
+    assert [attention._shown(others, 7) for _ in range(3)] == ["#7", "␣", "#7"]
 
 
 def test_maps_of_masks_and_of_second_runs() -> None:
@@ -38,19 +41,14 @@ def test_maps_of_masks_and_of_second_runs() -> None:
     assert np.triu(maps.layers[5].matrix, 1).any()
     assert not np.triu(maps.layers[3].matrix, 1).any()
     maps = attention_maps(st_reba.build("mini", "nosink", setting="inter-back", k=1), TEXT)
-    assert [(layer.layer, layer.run, layer.mask) for layer in maps.layers[-2:]] == [
-        (5, 1, "forward"),
-        (5, 2, "backward"),
-    ]
+    runs = [(layer.layer, layer.run, layer.mask) for layer in maps.layers[-2:]]
+    assert runs == [(5, 1, "forward"), (5, 2, "backward")]
 
 
 def test_sinks_are_means_over_texts_that_count_alike() -> None:
     one = np.array([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.2, 0.6]], np.float32)
     other = np.array([[1, 0], [0.9, 0.1]], np.float32)
-    texts = [
-        Maps(("<s>", "a", "b"), (LayerMap(0, "forward", one),)),
-        Maps(("<s>", "c"), (LayerMap(0, "forward", other),)),
-    ]
+    texts = [Maps(tuple("abc"[: len(each)]), (LayerMap(0, "forward", each),)) for each in (one, other)]
     (row,) = sink_table(iter(texts)).to_dict("records")
     assert row["sink"] == pytest.approx((0.35 + 0.9) / 2)
     assert row["even"] == pytest.approx(((1 / 2 + 1 / 3) / 2 + 1 / 2) / 2)
@@ -75,10 +73,14 @@ def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
         attention_maps(st_reba.build("mini", "prompteol", template="metaeol"), TEXT)
     with pytest.raises(ValueError):
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
-    for texts in ([], [Maps(("a",), (LayerMap(0, "forward", np.eye(1, dtype=np.float32)),))]):
+    maps = Maps(("a", "b"), (LayerMap(0, "forward", np.eye(2, dtype=np.float32)),))
+    for texts, m in (([], 1), ([maps], 2), ([maps], 0)):
         with pytest.raises(ValueError):
-            sink_table(texts)
+            sink_table(texts, m)
     model = st_reba.build("mini", "reba")
+    with monkeypatch.context() as patch, pytest.raises(ValueError):
+        patch.setattr(attention, "show_attention", lambda model: False)
+        attention_maps(model, TEXT)
     length = len(attention_maps(model, TEXT).tokens)
     for most, fits in ((length, True), (length - 1, False)):
         monkeypatch.setattr(attention, "MAX_TOKENS", most)

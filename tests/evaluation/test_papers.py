@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import st_reba
-from st_reba.evaluation import mteb_tasks
-from st_reba.evaluation.instructions import Instructions, read_instructions
+from st_reba.evaluation.instructions import read_instructions
 from st_reba.evaluation.mteb_tasks import find_tasks, scores_of, suites
 from st_reba.evaluation.run import evaluate
 from st_reba.evaluation.tasks import Task
@@ -63,16 +64,25 @@ def test_what_is_none_of_instructions_is_refused(source: Any) -> None:
         read_instructions("nowhere.yaml")
 
 
-@pytest.mark.slow
-def test_instructions_are_the_prompts_while_mteb_runs() -> None:
-    mteb = pytest.importorskip("mteb")
-    model, task = st_reba.build("mini", "classical", prompts={"query": "q"}), mteb.get_task("SciFact")
-    before = dict(model.prompts)
-    with mteb_tasks._prompted(model, task, Instructions("x", {"SciFact": "Find."})):
-        told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
-        assert model.prompts == {**before, **told}
-    with mteb_tasks._prompted(model, task, Instructions("x", {"STSB": "Find."})):
-        assert model.prompts == before
+def test_instructions_are_the_prompts_while_mteb_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = st_reba.build("mini", "classical", prompts={"query": "q"})
+    before, seen = dict(model.prompts), list[Any]()
+    task: Any = SimpleNamespace(metadata=SimpleNamespace(name="SciFact", type="Retrieval", main_score="ndcg"))
+    scores = {"test": [{"ndcg": 0.25, "map": 0.5}], "dev": [{"ndcg": 0.75, "map": float("nan"), "subset": "en"}]}
+    answer: Any = SimpleNamespace(task_results=[SimpleNamespace(scores=scores)], exceptions=None)
+    mteb: Any = SimpleNamespace(get_task={}.pop, get_benchmark={}.pop)
+    mteb.evaluate = lambda model, *given, **options: seen.append(model.prompts) or answer
+    monkeypatch.setitem(sys.modules, "mteb", mteb)
+    (result,) = evaluate(model, task, prompts={"SciFact": "Find."})
+    assert (result.task, result.kind, result.metric, result.score) == ("SciFact", "Retrieval", "ndcg", 0.5)
+    evaluate(model, task, prompts={"STSB": "Find."})
+    told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
+    assert result.scores == {"ndcg": 0.5} and seen == [{**before, **told}, before] and model.prompts == before
+    task.metadata.main_score = "map"
+    for wrong in (task, "STSBx", task):
+        with pytest.raises(ValueError):
+            evaluate(model, wrong)
+        answer.task_results.clear()
 
 
 WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]

@@ -47,6 +47,9 @@ def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text + "\n", encoding="utf-8")
         task = read_task(tmp_path / name)
         assert (task.kind, len(task.items), task.texts[0], task.items[9][2]) == ("STS", 10, f"{quoted} 0", 9.5)
+        (tmp_path / name).write_text(f"{text}\n1\t2", encoding="utf-8")
+        with pytest.raises(ValueError):
+            read_task(tmp_path / name)
 
 
 def test_labels_columns_and_train() -> None:

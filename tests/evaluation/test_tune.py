@@ -230,6 +230,7 @@ def test_labels_are_divided_by_items_over_their_own_texts() -> None:
     first, second = (tune._part(task, items) for items in tune._divided(task.items, 0))
     assert (len(first.items), len(second.items)) == (20, 10)
     assert not {*first.texts} & {*second.texts} and len(first.texts) == 20 * 4
+    assert [len(tune._notes(first, ["cat"] * n + ["猫"])) for n in (19, 18)] == [1, 2]
     for query, documents, grades in second.items:
         number = second.texts[query].removeprefix("q")
         assert [second.texts[each] for each in documents] == [f"d{number} {m}" for m in range(3)]

@@ -1,14 +1,18 @@
-"""What is refused before a model is loaded; without gradio."""
+"""What is opened, and what is refused before a model is loaded; without gradio."""
 
 from __future__ import annotations
 
 import socket
 import sys
+import webbrowser
 from pathlib import Path
+from unittest.mock import ANY, Mock, call
 
 import pytest
+from starlette import applications, responses, testclient
 
 from st_reba.explore import DEFAULT, launch, serve
+from st_reba.index import Index
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +38,29 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "required", lambda *given: None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="Give another port"):
         launch(["not/there"], port=taken.getsockname()[1])
+
+
+def test_what_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock()
+    for name in ("serve.required", "compute.open_model", "serve.make_app", "serve.run", "serve.threading.Timer"):
+        monkeypatch.setattr(f"st_reba.explore.{name}", getattr(found, name.rpartition(".")[2]))
+    monkeypatch.setattr(Index, "open", found.open)
+    found.run.side_effect = lambda app, taken: found.port(taken.getsockname()[1])
+    launch(["mini"], port=0)
+    launch(["mini"], port=0, index="i", open_browser=True, dtype="float16")
+    found.open.assert_called_once_with("i", dtype="float16")
+    page, address = {"mini": found.open_model()}, f"http://localhost:{found.port.call_args[0][0]}"
+    assert found.make_app.mock_calls == [call(page, None), call(page, found.open())]
+    assert found.Timer.mock_calls == [call(1.0, webbrowser.open, [address]), call().start()]
+    assert found.run.mock_calls == [call(found.make_app(), ANY)] * 2
+
+
+def test_the_browser_asks_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastapi = Mock(FastAPI=lambda **options: applications.Starlette(), responses=responses)
+    monkeypatch.setitem(sys.modules, "st_reba.explore.page", Mock())
+    monkeypatch.setitem(sys.modules, "fastapi", fastapi)
+    headers = testclient.TestClient(serve.make_app({}, None), follow_redirects=False).get("/").headers
+    assert (headers["location"], headers["content-security-policy"]) == ("en/", serve._POLICY.decode())
 
 
 def test_gradio_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,13 @@ def test_refused(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat"])
     mine = tmp_path / "mine.parquet"
     mine.write_text("mine", encoding="utf-8")
+    left = tmp_path / ".mine.parquet.0123456789ab.tmp"  # of one that was killed
+    left.touch()
     for name, error in (("mine.parquet", FileExistsError), ("a.csv", ValueError), ("index/a.parquet", ValueError)):
         with pytest.raises(error):
             index.export(tmp_path / name)
     assert mine.read_text(encoding="utf-8") == "mine" and index.export(mine, overwrite=True) == 1
+    assert not left.exists()
     index.delete(["0"])
     with pytest.raises(ValueError, match="empty"):
         index.export(tmp_path / "b.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -133,13 +134,20 @@ def test_ids_never_collide(tmp_path: Path) -> None:
     assert index.add([Document("cat", "a"), "gold"], **QUIET).unchanged == 2
 
 
-def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **options: connect(*given, **{**options, "timeout": 0}))
     index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
     assert index.delete(["d1\0", "d2\0x"]).deleted == 0
     assert index.delete(["d0", "x", "d0", "41", "secret"]).deleted == 3 and "not in the index: x" in caplog.text
     assert {one.id for one in index.search("gold", 50)} == {f"d{n}" for n in range(1, 40)}
-    assert index.compact().deleted == 2
+    with index._store.writing(), pytest.raises(BlockingIOError):
+        index.compact()
+    with index._store.reading() as tx:
+        tx.execute("SELECT * FROM meta").fetchone()
+        assert index.compact().deleted == 2 and caplog.text.count("until the next compact") == 1
+    assert index.compact().deleted == 0 and caplog.text.count("until the next compact") == 1
     assert not any(b"xylophone" in file.read_bytes() for file in index.path.iterdir())
     index.delete([one.id or "" for one in index])
     assert index.search("cat") == [] and index.compact().count == 0
@@ -164,7 +172,9 @@ def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.Mo
     assert index.verify()["factory"] == "Flat"
 
 
-def test_passages(tmp_path: Path) -> None:
+def test_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("st_reba.index.search._TIES", 0)
+
     class Tokenizer:
         is_fast = True
 
@@ -201,8 +211,8 @@ def test_tables(tmp_path: Path) -> None:
     assert index.get("c").text == "ship"
 
 
-def test_a_corpus_as_input(tmp_path: Path) -> None:
-    encode_corpus(MODEL, texts(20), tmp_path / "corpus", part_size=7, **QUIET)
+def test_a_corpus_as_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = encode_corpus(MODEL, texts(20), tmp_path / "corpus", part_size=7, **QUIET)
     index = build(tmp_path / "index", tmp_path / "corpus")
     assert [one.text for one in index] == texts(20) and found(index, "gold", 5) == brute(index, "gold", 5)
     with pytest.raises(ValueError, match="cannot be used"):
@@ -210,6 +220,10 @@ def test_a_corpus_as_input(tmp_path: Path) -> None:
     for name, value in {"encoding": "gb18030", "id_column": "id", "passages": "8:2", "workers": 1}.items():
         with pytest.raises(ValueError, match=f"{name}="):
             Index.build(MODEL, tmp_path / "corpus", tmp_path / "other", **{name: value}, **QUIET)
+    corpus.write_vectors(1, np.ones((6, 16), np.float32), "float32")
+    monkeypatch.setattr(type(corpus), "verify", lambda corpus: None)
+    with pytest.raises(ValueError, match="for 7 texts"):
+        build(tmp_path / "other", tmp_path / "corpus")
     assert not (tmp_path / "other").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -87,17 +88,26 @@ def test_files_cut_short(built: Path, tmp_path: Path) -> None:
         "UPDATE meta SET state = replace(state, '\"changes\":', '\"changes\": 1')",
         "DELETE FROM meta",
         "DROP TABLE meta",
+        "DELETE FROM sqlite_master WHERE name = 'documents_content'",
+        "UPDATE meta SET state = outside(state), sha256 = digest(outside(state))",
     ],
 )
 def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
+    index = Index.open(copy, MODEL)
     connection = sqlite3.connect(copy / "index.sqlite")
+    connection.create_function("outside", 1, lambda state: state.replace('"vectors-', '"../copy/vectors-'))
+    connection.create_function("digest", 1, lambda state: hashlib.sha256(state.encode()).hexdigest())
     before = list(connection.iterdump())
+    connection.execute("PRAGMA writable_schema = ON")
     connection.execute(statement)
     assert list(connection.iterdump()) != before
     connection.commit()
     connection.close()
     assert damaged(copy)
+    if "DELETE FROM documents" in statement or "DELETE FROM meta" in statement:
+        with pytest.raises(FileNotFoundError if "meta" in statement else ValueError):
+            index.delete(["d5"]) if "meta" in statement else index.search("cat", 99)
 
 
 def test_what_is_no_index(tmp_path: Path, built: Path) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
@@ -46,22 +47,25 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.parametrize(
-    ("host", "key", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", "k", False), ("127.0.0.1", "", False)]
-)
-def test_a_warning_where_anybody_may_ask(
-    host: str, key: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("key", ["", "k"])
+def test_what_is_served_to_whom(
+    host: str, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(run.KEYS, key)
-    threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(st_reba, "load", lambda *given, **more: 1 / 0)
-    for number in ("1", None):
+    found = Mock(**{"open.side_effect": lambda *given: given})
+    for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run"):
+        monkeypatch.setattr(f"st_reba.{one}", getattr(found, one.rpartition(".")[2]))
+    monkeypatch.setattr(torch, "set_num_threads", found.threads)
+    given = {"keys": [key] * bool(key), "hosts": run._LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
+    rows = (("1", Path(__file__).parent, None, "serve"), ("1", "a/b", "c", "c"), (None, "a/b", None, "a/b"))
+    for number, model, name, shown in rows:
         monkeypatch.delenv("OMP_NUM_THREADS") if number is None else monkeypatch.setenv("OMP_NUM_THREADS", number)
-        with pytest.raises(ZeroDivisionError):
-            st_reba.serve.serve("organization/model", host=host, port=0)
-        assert (run.KEYS in capsys.readouterr().err) == warned
-        assert len(threads) == (number is None), "one is left for answers, unless the caller chose"
+        st_reba.serve.serve(model, index=name, host=host, port=0, name=name, limits={"queue": 7})
+        assert (run.KEYS in capsys.readouterr().err) == (host == "0.0.0.0" and not key)
+        assert found.threads.called == (number is None), "one is left for answers, unless the caller chose"
+        found.EmbeddingServer.assert_called_with(found.load(), shown, index=name and (name, found.load()), **given)
+        found.run.assert_called_with(found.EmbeddingServer(), ANY, path="/v1")
 
 
 def test_the_address_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
