@@ -36,6 +36,8 @@ _USUAL: dict[str, Any] = {
 _GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
 _GROUPS = {**_USUAL, "num_key_value_heads": 2}
 _ALTERNATING = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_WINDOWS = {**_GROUPS, **_ALTERNATING, "head_dim": 8, "sliding_window": 6}
+_GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 8}
 _PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 _FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
 
@@ -46,33 +48,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**_GROUPS, "sliding_window": 5}),
     "qwen3": ("qwen3", {**_GROUPS, "head_dim": 8}),
     # A cap this low bends most of the logits, so code that forgets it cannot agree.
-    "gemma2": (
-        "gemma2",
-        {
-            **_GROUPS,
-            **_ALTERNATING,
-            "head_dim": 8,
-            "query_pre_attn_scalar": 8,
-            "attn_logit_softcapping": 3.0,
-            "sliding_window": 6,
-        },
-    ),
-    "gemma3_text": (
-        "gemma3_text",
-        {**_GROUPS, **_ALTERNATING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 6},
-    ),
-    "gpt_oss": (
-        "gpt_oss",
-        {
-            **_GROUPS,
-            **_ALTERNATING,
-            **_PLAIN_ROPE,
-            "head_dim": 8,
-            "sliding_window": 6,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
-    ),
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0}),
+    "gemma3_text": ("gemma3_text", _GEMMA),
+    "gpt_oss": ("gpt_oss", {**_WINDOWS, **_PLAIN_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "falcon_alibi": ("falcon", {**_FALCON, "multi_query": False, "new_decoder_architecture": False, "alibi": True}),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
 }

@@ -117,11 +117,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
     },
     "falcon_h1": _MAMBA,
-    "gemma3n_text": {
-        "num_kv_shared_layers": 2,
-        "intermediate_size": 48,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
+    "gemma3n_text": {"num_kv_shared_layers": 2, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {**_MAMBA, "layer_types": _HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4, "use_mamba_kernels": False},

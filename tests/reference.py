@@ -61,11 +61,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int
 
 
 def layout(
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    template_pieces: Sequence[str | None],
-    *,
-    limit: int | None = None,
+    tokenizer: PreTrainedTokenizerBase, text: str, template_pieces: Sequence[str | None], *, limit: int | None = None
 ) -> Layout:
     """Lay a text out: a str is literal, None is one copy of the text; each copy gets floor((M - s) / k) tokens."""
     prefix, suffix = special_ids(tokenizer)

@@ -40,13 +40,7 @@ def piece_layout(placed: Layout, piece: Sequence[int], k: int) -> Layout:
 
 
 def chunked_tokens(
-    run: Run,
-    placed: Layout,
-    limit: int,
-    k: int = 2,
-    *,
-    include_special: bool = False,
-    normalize_weights: bool = False,
+    run: Run, placed: Layout, limit: int, k: int = 2, *, include_special: bool = False, normalize_weights: bool = False
 ) -> Tensor:
     """E [n, d]: e_i = v_i A_new[i, i] + sum over t > i in the piece's repeat of A_new[i, t] v'_t.
 

@@ -15,14 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 
 import st_reba
-from st_reba.encode import (
-    DEFAULT_BATCH_TOKENS,
-    FREE_PADDING,
-    MAX_PADDING,
-    encode_texts,
-    positions,
-    token_batches,
-)
+from st_reba.encode import DEFAULT_BATCH_TOKENS, FREE_PADDING, MAX_PADDING, encode_texts, positions, token_batches
 
 # Short and long, twice the same, without a token, and one longer than any budget below.
 SOME = [f"Text {'very ' * (number * 7 % 5)}number {number}, 第{number}句。" for number in range(11)]

@@ -48,10 +48,7 @@ _VISION: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 4,
 }
-_ALTERNATING = {
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "sliding_window": WINDOW,
-}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": WINDOW}
 _CLIP = {**_VISION, "model_type": "clip_vision_model"}
 # Text tower, vision tower, the rest of the configuration, image processor.
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {

@@ -68,8 +68,7 @@ def test_an_import_and_a_wrong_value_are_light() -> None:
 
 
 @pytest.mark.parametrize(
-    "order",
-    ["st_reba, sentence_transformers", pytest.param("sentence_transformers, st_reba", marks=pytest.mark.slow)],
+    "order", ["st_reba, sentence_transformers", pytest.param("sentence_transformers, st_reba", marks=pytest.mark.slow)]
 )
 def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path, order: str) -> None:
     """It loads without a flag, whichever is imported first, and imports nothing that a model does not need."""

@@ -24,10 +24,7 @@ def faiss(names: dict[str, Any], texts: list[str], questions: list[str]) -> Told
     return {
         "found": [[texts[row] for row in found] for found in index.search(queries, 10)[1]],
         "shown": [texts[row] for row in names["rows"][0]],
-        "is": [
-            [texts, "document", index.reconstruct_n(0, index.ntotal)],
-            [questions, "query", queries],
-        ],
+        "is": [[texts, "document", index.reconstruct_n(0, index.ntotal)], [questions, "query", queries]],
     }
 
 

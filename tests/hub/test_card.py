@@ -34,10 +34,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"method": "classical", "layer": [2, 4]},
         ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"],
     ),
-    "outputs": (
-        {"method": "classical", "read": "attention"},
-        ["v_t is the mean of the attention outputs"],
-    ),
+    "outputs": ({"method": "classical", "read": "attention"}, ["v_t is the mean of the attention outputs"]),
 }
 
 
