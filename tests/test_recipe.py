@@ -106,7 +106,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
 )
 def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="not YAML" if text == "base: {" else ""):
         st_reba.build(written(tmp_path, text))
 
 
