@@ -315,9 +315,7 @@ REFUSALS: dict[str, Refusal] = {
     "quantization": lambda llama, new: build(str(llama), quantization="int3"),
     "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
     "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
-    "no text decoder": lambda llama, new: (
-        tiny_model().save_pretrained(str(new)), build(str(new), "nosink", setting="mask0-bidir", k=1)
-    ),
+    "no decoder": lambda llama, new: (tiny_model().save_pretrained(new), build(new, "nosink", setting="mask0-1", k=2)),
     "an adapter of what is quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
     "a file beside mini": lambda llama, new: build("mini", gguf_file="a.gguf", local_files_only=True),
 }  # fmt: skip

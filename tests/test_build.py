@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 import st_reba
 from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
+from st_reba.modules.layout import PARTS, special_tokens
 
 Base = Callable[..., str]
 
@@ -138,10 +139,12 @@ REFUSALS: dict[str, Call] = {
     "pooling": lambda path: ReBAPooling(32, "first"),
     "no pieces": lambda path: ChunkedReBAPooling(32, chunk=0),
     "pieces of none": lambda path: ChunkedReBAPooling(32, chunk=4, repeats=0),
-    "pieces of two": lambda path: SentenceTransformer(
-        modules=[RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)]
-    ),
+    "pieces": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)]),
     "weights": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])]),
+    "no weights": lambda path: PromptEnsemble([0.0, 0.0]),
+    "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
+    "a part of the package": lambda path: PARTS["nothing"],
+    "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
     "a chunk too long": lambda path: build(path, chunk=200),
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
     "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]
