@@ -150,10 +150,13 @@ def cut(model: Any, layers: int) -> None:
     for name, value in dict(vars(config)).items():
         if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
             setattr(config, name, value[:kept])
-        elif name == "num_kv_shared_layers" and isinstance(value, int):
-            setattr(config, name, max(0, value - (depth - kept)))
     config.num_hidden_layers = kept
-    _run(model, [[*range(1, 9)]])
+    try:
+        _run(model, [[*range(1, 9)]])
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"layer={layers}: {type(model).__name__} cannot run without those above. {' '.join(str(error).split())}"
+        ) from error
     hook.remove()
     before, after = (each.float() for each in states)
     difference = float((before - after).abs().max() / before.abs().max())

@@ -17,9 +17,10 @@ from architectures import TOKENIZERS, save
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
+from tiny import tiny_model
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
-from st_reba import RepeatTransformer
+from st_reba import RepeatTransformer, assembly
 from st_reba.bases import is_causal
 
 Base = Callable[..., str]
@@ -171,7 +172,7 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
     assert torch.equal(encoded(build(str(tmp_path), pooling="mean")), encoded(model)), "the only one in its folder"
 
 
-def test_gguf_that_cannot_be_read(tmp_path: Path) -> None:
+def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"Readable: .*Q4_0"):
         build(str(gguf_file(tmp_path, "Q8_1")))
     shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
@@ -179,6 +180,9 @@ def test_gguf_that_cannot_be_read(tmp_path: Path) -> None:
         build(str(tmp_path))
     with pytest.raises(OSError):
         build(str(tmp_path / "none.gguf"))
+    monkeypatch.setattr(assembly, "transformers", object())
+    with pytest.raises(ImportError):
+        build(str(gguf_file(tmp_path, "F32")))
 
 
 # Quantized weights.
@@ -252,6 +256,14 @@ def test_an_adapter_that_is_not_whole(llama: Path, tmp_path: Path) -> None:
         build(str(file.parent))
 
 
+def test_adapters_that_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    for kind, says in (("PROMPT_TUNING", "positions"), ("ADAPTION_PROMPT", "positions"), ("LORA", "names no base")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": kind}))
+        with pytest.raises(ValueError, match=says):
+            build(str(tmp_path))
+
+
 # What is refused.
 
 
@@ -303,6 +315,8 @@ REFUSALS: dict[str, Refusal] = {
     "quantization": lambda llama, new: build(str(llama), quantization="int3"),
     "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
     "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
+    "no decoder": lambda llama, new: (tiny_model().save_pretrained(new), build(new, "nosink", setting="mask0-1", k=2)),
+    "an adapter of what is quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
     "a file beside mini": lambda llama, new: build("mini", gguf_file="a.gguf", local_files_only=True),
 }  # fmt: skip
 

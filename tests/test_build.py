@@ -17,7 +17,8 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
-from st_reba import Method, ReBAPooling, RepeatTransformer, method_of
+from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
+from st_reba.modules.layout import PARTS, special_tokens
 
 Base = Callable[..., str]
 
@@ -84,6 +85,10 @@ def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, i
     converted.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert torch.equal(encoded(again), encoded(converted))
+    own = ({"max_seq_length": 20}, {"tokenizer": "mini"}, {"quantization": "nf4"})
+    for wrong in (*own, {"config_kwargs": {"output_hidden_states": True}}):
+        with pytest.raises(ValueError):
+            build(path, "nosink", setting="mask0-bidir", k=1, **wrong)
 
 
 def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
@@ -127,6 +132,19 @@ REFUSALS: dict[str, Call] = {
     "instruction without a place": lambda path: build(path, instruction="x"),
     "no room": lambda path: build(path, max_seq_length=2),
     "more than the positions": lambda path: encoded(build(path, max_seq_length=9999)),
+    "more than they later": lambda path: setattr(model := build(path), "max_seq_length", 9999) or encoded(model),
+    "no copy": lambda path: RepeatTransformer(path, repeats=0),
+    "pooled": lambda path: RepeatTransformer(path, pooled="first"),
+    "join": lambda path: RepeatTransformer(path, reading={"of": "states", "first": 1, "last": 2, "join": "sum"}),
+    "pooling": lambda path: ReBAPooling(32, "first"),
+    "no pieces": lambda path: ChunkedReBAPooling(32, chunk=0),
+    "pieces of none": lambda path: ChunkedReBAPooling(32, chunk=4, repeats=0),
+    "pieces": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)]),
+    "weights": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])]),
+    "no weights": lambda path: PromptEnsemble([0.0, 0.0]),
+    "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
+    "a part of the package": lambda path: PARTS["nothing"],
+    "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
     "a chunk too long": lambda path: build(path, chunk=200),
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
     "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]

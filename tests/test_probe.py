@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,9 @@ def test_where_a_model_is(tmp_path: Path) -> None:
     model = st_reba.load(tmp_path / "models" / "mine")
     stored = Probe.from_json(remembered(model, mark, tmp_path / "index"))
     assert stored.source == "../models/mine" and located(stored, tmp_path / "index")[0] == mark.source
+    cached = tmp_path / "models--me--it" / "snapshots" / ("a" * 40)
+    mark_of_it = probe(st_reba.load(shutil.copytree(mark.source, cached)))
+    assert (mark_of_it.source, mark_of_it.revision, mark_of_it.name) == ("me/it", "a" * 40, "it")
     with pytest.raises(ValueError, match="gone"):
         located(stored, tmp_path / "elsewhere" / "index")
     with pytest.raises(ValueError, match="not known"):

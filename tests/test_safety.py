@@ -171,6 +171,7 @@ def no_pooling(place: Path) -> None:
 
 BROKEN: list[tuple[str, Damage, str]] = [
     ("reba", lose(FIRST), FIRST),
+    ("reba", lose("modules.json"), "Run: st-reba build"),
     ("reba", lose("1_ReBAPooling/config.json"), ""),
     ("echo", lose("1_Pooling/config.json"), ""),
     ("ensemble", lose("2_PromptEnsemble/config.json"), ""),

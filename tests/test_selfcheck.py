@@ -94,12 +94,9 @@ def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_encoder(tmp_path: Any) -> None:
-    """It is embedded by what it is made for, with padding hidden, and refused by ReBA."""
+    """As a baseline it is embedded (tests/test_every_architecture.py says how exactly), and refused by ReBA."""
     families.save("bert", tmp_path, decoder=False)
-    model = build(str(tmp_path), "classical", pooling="mean")
-    texts = ["a", "The river runs past the old mill."]
-    alone = model.encode(texts, batch_size=1, convert_to_tensor=True)
-    torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), alone, rtol=0, atol=1e-5)
+    build(str(tmp_path), "classical", pooling="mean")
     with pytest.raises(ValueError, match="looks both ways"):
         build(str(tmp_path), "reba")
 

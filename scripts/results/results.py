@@ -200,8 +200,8 @@ def sentences_en(base: Base, given: argparse.Namespace) -> None:
             frame.loc[f"{label} + filter", task.name] = score(task, own)
     frame.insert(len(tasks) - 1, "mean of STS", frame.iloc[:, :-1].mean(axis=1))
     if base.loading:
-        models = {label: of_base(base.model, Method.parse(method)) for label, method in methods.items()}
-        work = pd.Series({label: sum(copied_positions(model[0], tasks[0].texts, {})) for label, model in models.items()})
+        models = {name: of_base(base.model, Method.parse(method)) for name, method in methods.items()}
+        work = pd.Series({name: sum(copied_positions(each[0], tasks[0].texts, {})) for name, each in models.items()})
         frame.insert(0, "work", work / min(work))
     fill("sentences-en.md", base.name + " whole" * given.whole, table(frame, base.name))
 

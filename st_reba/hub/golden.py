@@ -135,12 +135,12 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
     texts = list(TEXTS)
     with plain():
         try:
-            vectors = encoded(model, texts[:1], fields)
+            vectors = [encoded(model, texts[:1], fields)]
         except ValueError:  # no token stands for an empty text
-            texts, vectors = texts[1:], np.empty((0, int(model.get_embedding_dimension() or 0)), np.float32)
+            texts, vectors = texts[1:], []
         rest = encoded(model, texts[len(vectors) :], fields)
     header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
-    write_file(folder, header, texts, np.concatenate([vectors, rest]).tolist())
+    write_file(folder, header, texts, np.concatenate([*vectors, rest]).tolist())
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:

@@ -51,13 +51,14 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
     return type(output)(*kept) if hasattr(output, "_fields") else type(output)(kept)
 
 
-def chosen_keys(mask: Tensor | None, indices: Tensor, keys: int) -> Tensor:
-    """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them."""
+def chosen_keys(mask: Tensor, indices: Tensor, keys: int) -> Tensor:
+    """Mask of the keys that an indexer chose for each query, ``indices`` [B, T, n], as far as ``mask`` shows them.
+
+    Such models always make a mask, as their indexer needs one.
+    """
     batch, queries, _ = indices.shape
     chosen = torch.zeros(batch, 1, queries, keys, dtype=torch.bool, device=indices.device)
     chosen.scatter_(3, indices.long()[:, None], True)
-    if mask is None:
-        return chosen.tril(keys - queries)
     return chosen & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
 
 

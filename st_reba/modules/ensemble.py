@@ -43,8 +43,7 @@ class PromptEnsemble(Module):
 
     def on_model_ready(self, model: Any) -> None:
         """Check that there is a weight for each template."""
-        if getattr(model[0], "rows", 1) != len(self.weights):
-            rows = getattr(model[0], "rows", 1)
+        if (rows := getattr(model[0], "rows", 1)) != len(self.weights):
             raise ValueError(f"weights={self.weights} do not fit the {rows} templates of {type(model[0]).__name__}.")
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

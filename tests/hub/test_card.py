@@ -30,11 +30,9 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
     "ensemble": ({"method": "prompteol", "template": "contrastive"}, ["in each of 2 templates"]),
-    "layers": (
-        {"method": "classical", "layer": [2, 4]},
-        ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"],
-    ),
+    "layers": ({"layer": [2, 4]}, ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"]),
     "outputs": ({"method": "classical", "read": "attention"}, ["v_t is the mean of the attention outputs"]),
+    "layer": ({"layer": 3, "final_norm": False}, ["v_t is the hidden state of layer 3, before the final norm,"]),
 }
 
 
@@ -99,11 +97,12 @@ def test_trained_models_say_so_again(tmp_path: Path) -> None:
 def test_a_base_of_the_hub_and_its_files(tmp_path: Path) -> None:
     model: Any = st_reba.build("mini", "reba")
     model[0].base_model, model[0].base_revision = "org/base/file.gguf (GGUF, Q4_K)", "abc"
-    save(model, tmp_path / "a", golden=False)
+    save(model, tmp_path / "a", golden=False, license="other")
     text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
     assert "](https://huggingface.co/org/base) at `abc`" in text and "dequantized" in text
     data = yaml.safe_load(text.split("---")[1])
     assert data["base_model"] == "org/base" and data["base_model_relation"] == "quantized"
+    assert (data["license_name"], data["license_link"]) == ("as-base-model", "https://huggingface.co/org/base")
     found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert found and yaml.safe_load(found[1])["base"] == "org/base"
     assert yaml.safe_load(found[1])["gguf_file"] == "file.gguf"

@@ -64,6 +64,10 @@ def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path) -> None:
     assert model.truncate_dim == 8 and compare(model, stored).ok
     with pytest.raises(ValueError):
         compare(model, {**stored, "fields": {"device": "meta"}})
+    for name in ("bos", "eos", "unk", "pad"):  # none is left to stand for an empty text
+        setattr(model.tokenizer, f"{name}_token", None)
+    write_golden(model, tmp_path)
+    assert [each["text"] for each in read_golden(tmp_path / golden.FILE)["texts"]] == list(golden.TEXTS[1:])
 
 
 def test_vectors_that_are_not_finite(reba: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from marks import slow_but
-from oracle import assert_close
 from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from st_reba.modules import fused
+from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, blocked_attention
 from st_reba.modules.capture import BackwardAttention, Capture
 from st_reba.modules.layout import PARTS, Span
-from st_reba.modules.passes import current_pass
+from st_reba.modules.masks import LayerMasks
+from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
 Base = Callable[..., str]
@@ -26,9 +29,9 @@ TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 400  # positions: two blocks
 
 
-def tensors(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, heads, LENGTH, 8, generator=generator, dtype=torch.float64).to(dtype) for heads in (4, 2, 2)]
+def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
+    generator, sizes = torch.Generator().manual_seed(0), ((4, 8), (2, 8), (2, width))
+    return [torch.randn(2, heads, LENGTH, size, generator=generator).to(dtype) for heads, size in sizes]
 
 
 def scores(name: str) -> ScoreTerms:
@@ -82,10 +85,10 @@ def test_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", ["last", "copy"])
-@pytest.mark.parametrize("name", ["causal", "window", "padding", "sinks"])
-def test_the_kernel(name: str, rows: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "width"), [("causal", 8), ("window", 12), ("padding", 5), ("sinks", 8)])
+def test_the_kernel(name: str, width: int, rows: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_BLOCK", 1)
-    given, how = tensors(dtype), scores(name)
+    given, how = tensors(dtype, width), scores(name)
     real = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9 if name == "padding" else LENGTH]])).bool()
     spans = [Span(1, 12, LENGTH), Span(2, 3, int(real[1].sum()))]
     runs = [Capture(rows).run(span) for span in spans]
@@ -102,19 +105,31 @@ def test_the_kernel(name: str, rows: Any, dtype: torch.dtype, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["soft cap", "bias"])
-def test_what_the_kernel_leaves_to_blocks(name: str) -> None:
+def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused.fused_attention(*tensors(torch.float32), scores(name)) is None
     assert fused.fused_attention(*(each.requires_grad_() for each in tensors()), scores("causal")) is None
+    right = fused._flash
+    monkeypatch.setattr(fused, "_works", fused._works.__wrapped__)
+    for wrong in ((1.001, 1.0), (1.0, 1.001)):
+        monkeypatch.setattr(fused, "_flash", lambda *given, by=wrong: [right(*given)[n] * by[n] for n in (0, 1)])
+        assert fused.fused_attention(*tensors(torch.float32), scores("causal")) is None
 
 
-@pytest.mark.parametrize("of", ["gpt2", "gemma3_text", "gpt_oss"])
-@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "chunk mean", "mask0"])
-def test_models_by_both(base: Base, of: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a repository's own code computes, without the kernel, is what the package does."""
-    model = made(base(of), name)
-    wanted = encoded(model)
-    monkeypatch.delitem(PARTS, "fused")
-    assert_close(encoded(model), wanted.double())
+@pytest.mark.parametrize(
+    ("says", "index", "keys", "options"),
+    [
+        ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
+        ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
+        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 2)),
+    ],
+)  # fmt: skip
+def test_what_layers_may_not_pass(says: str, index: Any, keys: int, options: dict[str, Any]) -> None:
+    transformer: Any = SimpleNamespace(layer_masks=["forward", "backward"], second=[], m=1)
+    LayerMasks(transformer).begin(state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4)}))
+    state.backward = object()
+    query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
+    with running(state), pytest.raises(ValueError, match=says):
+        attention(SimpleNamespace(layer_idx=index), query, key, key, mask, **options)  # type: ignore[arg-type]
 
 
 class Largest(TorchDispatchMode):
@@ -183,7 +198,9 @@ def test_checkpointing(base: Base, of: str, name: str) -> None:
     wanted = gradients(model, features)
     model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert_gradients(gradients(model, features), wanted)
-    assert any(isinstance(getattr(m, "_gradient_checkpointing_func", None), Remembering) for m in model.modules())
+    assert_gradients(gradients(model, features), wanted)
+    found = [getattr(each, "_gradient_checkpointing_func", None) for each in model.modules()]
+    assert {type(each.checkpoint) for each in found if isinstance(each, Remembering)} == {partial}
 
 
 def test_checkpointing_that_would_be_wrong_is_refused(base: Base) -> None:

@@ -76,11 +76,6 @@ def test_what_reverse_takes_for_words() -> None:
     assert reverse("") == ""
 
 
-def test_attention_must_be_found(base: Base) -> None:
-    with pytest.raises(ValueError, match="attention blocks"):
-        build(base("bloom"), "prompteol", read="attention")
-
-
 def test_pipelines_share_no_transformer(base: Base) -> None:
     """The second pipeline's pooling asks for other rows; the first does not give a wrong vector."""
     from sentence_transformers import SentenceTransformer

@@ -41,6 +41,7 @@ def test_pieces(base: Base, name: str, chunk: int, options: dict[str, Any], monk
     with torch.inference_mode():
         features = mean[0](features_of(mean), capture=mean[1].token_capture)
         tokens = mean[1].token_vectors(features)
+        assert last[1].token_vectors(last[0](features_of(last))).shape[1] == 1, "of the last pieces alone"
     repeats = options.get("repeats", 2)
     special = {key: value for key, value in options.items() if key != "repeats"}
     for text, one, other, rows in zip(TEXTS, encoded(last), encoded(mean), tokens, strict=True):
@@ -56,9 +57,3 @@ def test_cuts() -> None:
         for chunk in range(1, 12):
             assert cuts(count, chunk)[:-1] == [piece.start for piece in cut(count, chunk)]
             assert cuts(count, chunk)[-1] == count
-
-
-@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"chunk": 4, "repeats": 0}])
-def test_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        pieces.ChunkedReBAPooling(32, **wrong)

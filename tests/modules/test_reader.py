@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import families
 import pytest
 import reference
 import torch
-from architectures import save
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
 from sentence_transformers import SentenceTransformer
+
+from st_reba import bases
 
 Base = Callable[..., str]
 DEPTH, TWICE = 3, (None, None)
@@ -52,17 +54,32 @@ def test_several(base: Base, name: str, ends: tuple[int, int], join: Any, final_
 
 
 def test_saved(base: Base, tmp_path: Any) -> None:
-    """The file holds the layers that run alone, and the model reads what it read."""
+    """The file holds the layers that run alone, of a kind each, and the model reads what it read."""
     for number, options in enumerate(({"layer": 1}, {"layer": [1, 2], "join": "concat"})):
-        model = build(base("llama"), "reba", **options)
+        model = build(base("gemma2"), "reba", **options)
         model.save_pretrained(str(tmp_path / str(number)))
         again = SentenceTransformer(str(tmp_path / str(number)), device="cpu")
         assert torch.equal(encoded(again), encoded(model)) and again[0].depth == number + 1
-        assert sum(".layers." in name for name in again[0].state_dict()) == 9 * (number + 1)
+        assert sum(".layers." in name for name in again[0].state_dict()) == 11 * (number + 1)
 
 
-def test_layers_that_are_needed_stay(tmp_path: Any) -> None:
-    """Layers of other kinds and lists of a configuration are cut with the layers."""
-    model: Any = build(str(save("gemma3_text", tmp_path, "bos")), "echo", layer=2)
-    assert model[0].config.layer_types == ["sliding_attention", "full_attention"]
-    assert len(model[0].model.layers) == 2
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("gpt_neo", {"layer": 1}, "numbered layers"), ("bloom", {"read": "attention"}, "attention blocks"),
+        ("gemma3n_text", {"layer": 1}, "without those above"), ("gemma3n_text", {"layer": [1, -1]}, "4-dimensional"),
+        ("gemma3n_text", {"setting": "inter-back", "k": 1}, "share keys and values"),
+        ("glm_moe_dsa", {"setting": "mask0-bidir", "k": 1}, "^setting: layers choose their keys"),
+    ],
+)  # fmt: skip
+def test_bases_that_are_refused(name: str, options: dict[str, Any], says: str, tmp_path: Any) -> None:
+    families.save(name, tmp_path)
+    with pytest.raises(ValueError, match=says):
+        build(str(tmp_path), "echo", **options)
+
+
+def test_states_must_stay(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, factor = bases._run, iter((1.0, 1 + 1e-5))
+    monkeypatch.setattr(bases, "_run", lambda m, ids: real(m, (m.embed_tokens.weight.data.mul_(next(factor)), ids)[1]))
+    with pytest.raises(ValueError, match="hidden states change"):
+        build(base("llama"), layer=1)

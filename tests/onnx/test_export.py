@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ import st_reba
 import st_reba.onnx
 from st_reba.hub import verify
 from st_reba.onnx import runtime, tracing
+from st_reba.onnx.folder import write_tokenizer
+from st_reba.onnx.graph import EmbeddingGraph
 from st_reba.onnx.runtime import LEAST, Runner
 from st_reba.probe import worst
 
@@ -91,6 +94,7 @@ def test_stock_operators_and_files(exported: Any) -> None:
     assert types == ["Transformer", "Pooling"]
     config: Any = AutoConfig.from_pretrained(str(folder))
     assert config.max_position_embeddings == max(256 // 3, report["max_seq_length"])
+    assert config.vocab_size == 512 and "_name_or_path" not in (folder / "config.json").read_text(encoding="utf-8")
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "- onnx\n" in card and f"{report['int8']['alone']['min']}" in card and "{{" not in card
     with pytest.raises((OSError, TypeError, ValueError)):
@@ -108,12 +112,6 @@ def test_tokenizer(exported: Any) -> None:
     stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     assert not any(each["special"] for each in stored["added_tokens"])
     assert again.model_max_length == report["max_seq_length"]
-
-
-def test_configuration(exported: Any) -> None:
-    model, folder, _ = exported
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    assert config["vocab_size"] == model[0].config.vocab_size and "_name_or_path" not in config
 
 
 def test_int8(exported: Any) -> None:
@@ -193,3 +191,18 @@ def test_no_interface(base: Callable[..., str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="attention interface"):
         st_reba.onnx.export(model, tmp_path / "bloom")
     assert not os.listdir(tmp_path) and np.isfinite(model.encode("x")).all()
+
+
+def test_what_no_graph_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = EmbeddingGraph(st_reba.build("mini", "echo", dtype="float32", device="cpu"))
+    slow: Any = SimpleNamespace(first=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=False)))
+    cause = "try: [][1]\nexcept IndexError as error: raise RuntimeError from error"
+    monkeypatch.setattr(tracing, "_traced", lambda graph: exec(cause))
+    for says, call in {
+        "quantize='int4'": lambda: st_reba.onnx.export(graph.first, tmp_path / "a", quantize="int4"),
+        "of it: IndexError": lambda: tracing.export_graph(graph, tmp_path / "b"),
+        "in its vocabulary": lambda: write_tokenizer(setattr(graph, "budget", 1) or graph, tmp_path),
+        "has no tokenizer.json": lambda: write_tokenizer(slow, tmp_path),
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            call()

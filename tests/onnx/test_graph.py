@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sentence_transformers.base.modules import Dense
 from torch.nn.utils.rnn import pad_sequence
 
 import st_reba
-from st_reba.onnx.attention import graph_attention
+from st_reba.onnx.attention import GraphMasks, attend, graph_attention
 from st_reba.onnx.graph import EmbeddingGraph
 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old mill </s> under the bridge. " * 12, "x"]
@@ -127,6 +128,15 @@ def test_tasks_and_saved_prompts(base: Callable[..., str]) -> None:
             EmbeddingGraph(model)
 
 
+def test_masks_with_biases() -> None:
+    own, (kept, other) = torch.tensor([[[[-0.5, -torch.inf]]]]), (SimpleNamespace(layer_idx=each) for each in (0, 1))
+    masks = GraphMasks(SimpleNamespace(layer_masks=["forward", "backward"], changed=True))
+    assert masks.of(kept, own, True)[0].tolist() == [[[[-0.5, -1e9]]]]
+    for call in (lambda: masks.of(other, own, True), lambda: attend(kept, own, own, own, None, sinks=own)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError):
+            call()
+
+
 def changed(part: str, value: Any) -> Callable[[Any], None]:
     return lambda model: setattr(model[0].model.config, part, value)
 
@@ -135,6 +145,7 @@ def changed(part: str, value: Any) -> Callable[[Any], None]:
     ("options", "change"),
     [
         ({"chunk": 8}, None),
+        ({}, lambda model: setattr(model[0], "own_input", True)),
         ({"method": "prompteol", "template": "metaeol"}, None),
         ({"method": "prompteol", "template": "{reversed}:"}, None),
         ({"method": "echo", "template": "{topic} {text} {text}"}, None),
