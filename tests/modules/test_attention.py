@@ -120,12 +120,12 @@ def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyP
     [
         ("'sinks'", 0, 4, {"sinks": 1}), ("'block_indices'", 0, 4, {"block_indices": 1}), ("more keys", 0, 5, {}),
         ("by an indexer", 0, 4, {"indices": torch.zeros(2, 4, 1)}), ("mask of shape", 1, 5, {}),
-        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 2)),
+        *((f"layer_idx={index}", index, 4, {}) for index in (None, -1, 3)),
     ],
 )  # fmt: skip
-def test_what_layers_may_not_pass(says: str, index: Any, keys: int, options: dict[str, Any]) -> None:
-    transformer: Any = SimpleNamespace(layer_masks=["forward", "backward"], second=[], m=1)
-    LayerMasks(transformer).begin(state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4)}))
+def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, options: dict[str, Any]) -> None:
+    model = made(base("llama"), "mask0")
+    LayerMasks(model[0]).begin(state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4)}))
     state.backward = object()
     query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
     with running(state), pytest.raises(ValueError, match=says):
