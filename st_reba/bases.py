@@ -154,9 +154,8 @@ def cut(model: Any, layers: int) -> None:
     try:
         _run(model, [[*range(1, 9)]])
     except (RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"layer={layers}: {type(model).__name__} cannot run without those above. {' '.join(str(error).split())}"
-        ) from error
+        said = " ".join(str(error).split())
+        raise ValueError(f"layer={layers}: {type(model).__name__} cannot run without those above. {said}") from error
     hook.remove()
     before, after = (each.float() for each in states)
     difference = float((before - after).abs().max() / before.abs().max())
@@ -241,8 +240,7 @@ def merge_adapter(model: Any, path: str, name: str, hub: Mapping[str, Any]) -> N
             adapted = peft.PeftModel.from_pretrained(model, path, config=config, key_mapping=names, **hub)
         adapted.merge_and_unload()
     except (ValueError, TypeError, KeyError, RuntimeError, UserWarning) as error:
-        raise ValueError(
-            f"base={name!r}: peft cannot merge the adapter. {' '.join(str(error).split())[:500]}"
-        ) from error
+        said = " ".join(str(error).split())[:500]
+        raise ValueError(f"base={name!r}: peft cannot merge the adapter. {said}") from error
     vars(model).pop("peft_config", None)
     model.requires_grad_(True)

@@ -17,7 +17,5 @@ def required(module: str, extra: str, need: str | None = None) -> Any:
         return import_module(module)
     except ImportError as error:
         need = need or f"this needs {module.partition('.')[0]}"
-        raise ImportError(
-            f"{need}, which could not be imported ({error}). Run: pip install 'st-reba[{extra}]' "
-            f"(in a checkout: '.[{extra}]')"
-        ) from error
+        run = f"pip install 'st-reba[{extra}]' (in a checkout: '.[{extra}]')"
+        raise ImportError(f"{need}, which could not be imported ({error}). Run: {run}") from error

@@ -41,9 +41,6 @@ def register() -> None:
 def _register(module: Any) -> None:
     table = getattr(module.BaseModel, "_module_classes", None)
     if not isinstance(table, Mapping):
-        raise RuntimeError(
-            "This sentence-transformers no longer has the table of module classes that st_reba registers with. Install "
-            "another version, or load models with trust_remote_code=True."
-        )
+        raise RuntimeError("This sentence-transformers has no table of classes: load with trust_remote_code=True.")
     if not isinstance(table, KnownClasses):
         module.BaseModel._module_classes = KnownClasses(table)

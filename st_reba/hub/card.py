@@ -127,7 +127,10 @@ def values_of(
         "licence": metadata.get("license"),
         "notice": _NOTICES.get(str(metadata.get("license"))),
         "golden": read_golden(place / GOLDEN) if (place / GOLDEN).is_file() else None,
-        "code": [_digest(file) for file in sorted(place.glob("st_reba*.py"))],
+        "code": [
+            (file.name, (code := file.read_bytes()).count(b"\n"), hashlib.sha256(code).hexdigest())
+            for file in sorted(place.glob("st_reba*.py"))
+        ],
         **_input(first, model),
     }
 
@@ -266,8 +269,3 @@ def _name(base: str, method: Method | None, rest: list[Any]) -> str:
         return text
     whole = json.dumps([base, method.to_dict() if method else None, *rest], sort_keys=True, ensure_ascii=False)
     return f"{text[:73].rstrip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
-
-
-def _digest(file: Path) -> tuple[str, int, str]:
-    content = file.read_bytes()
-    return file.name, content.count(b"\n"), hashlib.sha256(content).hexdigest()

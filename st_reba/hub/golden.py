@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..modules.layout import PARTS
+from ..modules.layout import PARTS, empty_text_token
 from ..modules.version import __version__
 from ..probe import worst
 
@@ -133,14 +133,14 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
     first: Any = model[0]
     fields = dict.fromkeys(open_fields(first), "Find its meaning.")
     texts = list(TEXTS)
+    try:
+        empty_text_token(model.tokenizer)
+    except ValueError:  # no token stands for an empty text
+        texts.remove("")
     with plain():
-        try:
-            vectors = [encoded(model, texts[:1], fields)]
-        except ValueError:  # no token stands for an empty text
-            texts, vectors = texts[1:], []
-        rest = encoded(model, texts[len(vectors) :], fields)
+        vectors = encoded(model, texts, fields)
     header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
-    write_file(folder, header, texts, np.concatenate([*vectors, rest]).tolist())
+    write_file(folder, header, texts, vectors.tolist())
 
 
 def compare(model: SentenceTransformer, stored: Mapping[str, Any]) -> Report:

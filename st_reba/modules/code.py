@@ -56,24 +56,22 @@ def code_of(modules: Iterable[nn.Module]) -> str:
 
 def _of(transformer: RepeatTransformer, needed: Collection[str]) -> set[str]:
     """Sections that a transformer's options need beside ``needed``."""
-    found = set()
     masks = {*getattr(transformer, "layer_masks", ()), *(name for _, name in getattr(transformer, "second", ()))}
     looks_ahead = masks - {"forward", "nosink-forward"} or not transformer.causal
-    if "authors" in needed or ("capture" in needed and looks_ahead):
-        found |= {"both_ways"}
-    if getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None):
-        found |= {"attention"}
-    if "attention" in found | {*needed} and _has_terms(transformer.model):
-        found |= {"blocks"}
-    if transformer.reading is not None:
-        found |= {"reader" if transformer.reading["of"] == "states" else "outputs"}
-    if transformer.template is not None:
-        found |= {"templates"}
-    if any(name == "reversed" for row in transformer.templates for each in row.values() for _, name in each):
-        found |= {"reversal"}
-    if getattr(transformer, "second", None):
-        found |= {"second"}
-    return found
+    capped = getattr(transformer.config.get_text_config(), "attn_logit_softcapping", None)
+    reads = None if transformer.reading is None else transformer.reading["of"]
+    rows = [name for row in transformer.templates for each in row.values() for _, name in each]
+    wanted = {
+        "both_ways": "authors" in needed or ("capture" in needed and looks_ahead),
+        "attention": capped,
+        "blocks": (capped or "attention" in needed) and _has_terms(transformer.model),
+        "reader": reads == "states",
+        "outputs": reads == "attention",
+        "templates": transformer.template is not None,
+        "reversal": "reversed" in rows,
+        "second": getattr(transformer, "second", None),
+    }
+    return {name for name, needs in wanted.items() if needs}
 
 
 def _tree(name: str) -> tuple[str, ast.Module]:

@@ -58,9 +58,7 @@ class PromptEnsemble(Module):
         """
         vectors: Tensor = features["sentence_embedding"]
         if len(vectors) % len(self.weights):
-            raise ValueError(
-                f"{len(vectors)} vectors are no multiple of {len(self.weights)} templates: a text was split."
-            )
+            raise ValueError(f"{len(vectors)} vectors for {len(self.weights)} templates: a text was split.")
         each = vectors.view(-1, len(self.weights), vectors.shape[-1])
         given = each.any(dim=2).all(dim=1, keepdim=True)
         each = each.to(torch.promote_types(each.dtype, torch.float32))

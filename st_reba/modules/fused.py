@@ -100,9 +100,7 @@ def _works(dtype: torch.dtype) -> bool:
         torch.testing.assert_close(totals.double(), sums, rtol=tolerance, atol=tolerance)
     except (AttributeError, AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        logger.warning(
-            "torch's attention kernel (%s) cannot be used: %s. Attention runs in blocks, slower.", dtype, reason
-        )
+        logger.warning("torch's attention kernel (%s) cannot be used: %s. Attention runs in blocks.", dtype, reason)
         return False
     return True
 

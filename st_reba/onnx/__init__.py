@@ -83,9 +83,8 @@ def export(
         report["distance"] = distance = max(worst(wanted, each) for each in found)
         if not distance <= TOLERANCE:
             raise ValueError(
-                f"The graph of {type(graph.model).__name__} computes something else: its vectors are off by "
-                f"{distance:.1e} ({TOLERANCE:.0e} are allowed). Its forward pass depends on the input in a way that a "
-                "graph cannot hold."
+                f"The graph of {type(graph.model).__name__} is off by {distance:.1e} ({TOLERANCE:.0e} are allowed): "
+                "its forward pass depends on the input in a way that a graph cannot hold."
             )
         if quantize is not None:
             report["int8"] = _quantize(new, golden)

@@ -28,10 +28,7 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
     name = type(graph.model).__name__
     with torch.no_grad(), graph_attention(graph.model) as called:
         if not called and (graph.capture is not None or getattr(graph.first, "changed", False)):
-            raise ValueError(
-                f"{name} does not call transformers' attention interface, so neither ReBA nor masks can be exported "
-                "with it. Use 'echo' or 'classical', without a setting."
-            )
+            raise ValueError(f"{name} has an attention of its own: export 'echo' or 'classical', without a setting.")
         try:
             traced = _traced(graph.eval())
         except Exception as error:
