@@ -1,8 +1,8 @@
-"""What `scripts/test` leaves to `scripts/test --all`, and what some versions of libraries leave to others."""
+"""What `scripts/test` leaves to `scripts/test --all`, and what some versions of libraries leave to others; types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +10,9 @@ import transformers
 from packaging.version import Version
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils.peft_utils import check_peft_version
+
+# The fixture of that name: the folder of an architecture, with a tokenizer.
+Base = Callable[..., str]
 
 
 def _adapters_are_refused() -> bool:

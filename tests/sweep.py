@@ -18,13 +18,12 @@ import pytest
 import reference
 import torch
 from oracle import TEXTS as ORACLE_TEXTS
+from pipelines import build, encoded
 from reference import Layout
 from reference_nosink import visible
-from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-import st_reba
 from st_reba.selfcheck import check_masks
 
 METHODS = ("reba", "echo", "nosink")
@@ -203,24 +202,21 @@ class Sweep:
             result.append((each, hidden, maps))
         return result
 
-    def build(self, method: str, **options: Any) -> SentenceTransformer:
-        return st_reba.build(self.path, method, normalize=False, **options)
-
     def echo(self) -> float:
         errors = []
         for pooling in ("mean", "last"):
-            vectors = _encode(self.build("echo", pooling=pooling))
+            vectors = encoded(build(self.path, "echo", pooling=pooling), TEXTS)
             for (each, hidden, _), got in zip(self.repeated(), vectors, strict=True):
                 errors.append(_error(got, reference.echo(hidden, each, pooling)))
         return max(errors)
 
     def reba(self) -> float:
         errors = []
-        models = [(pooling, self.build("reba", pooling=pooling)) for pooling in ("mean", "last")]
+        models = [(pooling, build(self.path, "reba", pooling=pooling)) for pooling in ("mean", "last")]
         texts = self.repeated()
         self.outcome.unfit += unfit(*texts[-1])
         for pooling, model in models:
-            for (each, hidden, maps), got in zip(texts, _encode(model), strict=True):
+            for (each, hidden, maps), got in zip(texts, encoded(model, TEXTS), strict=True):
                 fused = reference.symmetrized_max(torch.stack(maps))
                 errors.append(_error(got, reference.reba(hidden, fused, each, pooling)))
         config = models[0][1][0].model.config
@@ -234,10 +230,10 @@ class Sweep:
         layers = sorted({int(index) for index, _ in plain[0][1].seen if index is not None}) if plain else []
         if not layers or layers[0] < 0:
             # What st_reba says to any setting.
-            self.build("nosink", setting="mask0-bidir", k=1)
+            build(self.path, "nosink", setting="mask0-bidir", k=1)
             raise AssertionError("converts layers that the oracle cannot")
         *below, top = layers
-        model = self.build("nosink", setting="mask0-bidir", k=[top])
+        model = build(self.path, "nosink", setting="mask0-bidir", k=[top])
         module: Any = model[0]
         lower = dict.fromkeys(below, "nosink-forward")
         cases = (
@@ -250,7 +246,7 @@ class Sweep:
             module.layer_masks, module.m = [kinds.get(index, "forward") for index in range(module.depth)], m
             check_masks(module)
             moved = []
-            for each, (before, _), got in zip(placed, plain, _encode(model), strict=True):
+            for each, (before, _), got in zip(placed, plain, encoded(model, TEXTS), strict=True):
                 hidden, _ = masked_run(self.double, each.ids, kinds, m)
                 wanted = reference.classical(hidden, each, "mean")
                 errors.append(_error(got, wanted))
@@ -282,18 +278,14 @@ def encoder_error(model_type: str, folder: Path) -> float:
     """The error of an encoder's mean vectors, in a padded batch; 0 where it is refused."""
     one = Sweep(model_type, folder, decoder=False)
     try:
-        model = one.build("classical", pooling="mean")
+        model = build(one.path, "classical", pooling="mean")
     except ValueError as error:
         assert _reason(error).startswith("refused"), error
         return 0.0
-    placed = zip(one.placed(1), _encode(model), strict=True)
+    placed = zip(one.placed(1), encoded(model, TEXTS), strict=True)
     return max(
         _error(got, reference.classical(eager_run(one.double, each.ids)[0], each, "mean")) for each, got in placed
     )
-
-
-def _encode(model: SentenceTransformer) -> list[Tensor]:
-    return list(model.encode(list(TEXTS), batch_size=len(TEXTS), convert_to_tensor=True))
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:

@@ -23,8 +23,6 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Con
 from st_reba import RepeatTransformer, assembly
 from st_reba.bases import is_causal
 
-Base = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import TOKENIZERS, save
+from marks import Base
 from oracle import TEXTS, assert_close
 from pipelines import PIPELINES, build, encoded, features_of, made
 from sentence_transformers import SentenceTransformer
@@ -19,8 +20,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 import st_reba
 from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
 from st_reba.modules.layout import PARTS, special_tokens
-
-Base = Callable[..., str]
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from marks import slow_but
+from marks import Base, slow_but
 from pipelines import PIPELINES, build, features_of, made
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from st_reba.modules.layers import layers_of
 from st_reba.modules.layout import PARTS
 
-Base = Callable[..., str]
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
 CASES = [("llama", name) for name in PIPELINES]
 CASES += [(of, name) for of in ("gemma2", "mistral") for name in ("echo last", "reba mean", "mask0", "reba mask0")]

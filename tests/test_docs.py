@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -58,12 +57,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
     clicks = [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}\n' for n in range(160)]
     Path("clicks.jsonl").write_text("".join(clicks), encoding="utf-8")
-    words = [
-        f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep {n}.,My bank shut {n}.,C\n" for n in range(9)
-    ]
-    Path("SLPWC_v1.csv").write_text(
-        "word,sentence1,sentence2,sentence3,sentence4,answer\n" + "".join(words), encoding="utf-8"
-    )
+    head = "word,sentence1,sentence2,sentence3,sentence4,answer\n"
+    words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C\n" for n in range(9)]
+    Path("SLPWC_v1.csv").write_text(head + "".join(words), encoding="utf-8")
     reviews = [f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}\n" for n in range(60)]
     Path("reviews.csv").write_text("text,label\n" + "".join(reviews), encoding="utf-8")
     return tmp_path
@@ -93,31 +89,8 @@ def test_the_first_example() -> None:
     assert vectors.shape == (3, 192) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site make them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", re.sub("[`*]", "", heading)).strip().lower().replace(" ", "-") for heading in headings
-    }
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts),
-    ],
-)
-def test_links(page: str) -> None:
-    """Links within the project lead to a file, and to a heading that it has."""
-    path = ROOT / page
-    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", link):
-            continue
-        name, _, anchor = link.partition("#")
-        target = Path(os.path.normpath(path.parent / name)) if name else path
-        assert target.is_file(), f"{page}: {link}"
-        if anchor and target.suffix == ".md":
-            assert anchor in _anchors(target), f"{page}: {link}; there are {sorted(_anchors(target))}"
+def test_links() -> None:
+    """README's links lead to files; those between pages are for Sphinx."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = [link.partition("#")[0] for link in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", text)]
+    assert [link for link in found if not (ROOT / link).is_file()] == [] and len(found) > 9

@@ -167,14 +167,6 @@ def test_the_rest_is_carried_over() -> None:
     assert given.shape == (5, 20) and np.abs(given - wanted[:, :20]).max() < 1e-3 * np.abs(wanted).max()
 
 
-def test_half_precision(fitted: dict[str, Filter], asked: Any) -> None:
-    half = st_reba.build("mini", "echo", pooling="mean", dtype="bfloat16", **LOW)
-    found = with_filter(half, fitted["whiten"])
-    assert cast(Any, found[3]).linear.weight.dtype == torch.bfloat16
-    cosines = (unit(found.encode(ASKED).astype(np.float64)) * unit(fitted["whiten"].apply(asked))).sum(axis=1)
-    assert cosines.min() > 0.998
-
-
 def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: dict[str, Filter]) -> None:
     found = with_filter(model, fitted["whiten"])
     one, two = (st_reba.encode_tokens(each, ["你好 world"])[0] for each in (model, found))

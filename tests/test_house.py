@@ -44,11 +44,8 @@ def imported(name: str, tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            home = (
-                ".".join([*parts[: -node.level], *([node.module] if node.module else [])])
-                if node.level
-                else node.module
-            )
+            own = [node.module] if node.module else []
+            home = ".".join([*parts[: -node.level], *own]) if node.level else node.module
             found |= {each if (each := f"{home}.{alias.name}") in PACKAGE else str(home) for alias in node.names}
     return found & PACKAGE.keys() - {name}
 

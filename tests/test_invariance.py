@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from marks import slow_but
+from marks import Base, slow_but
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded, made
 
-Base = Callable[..., str]
 HOSTILE = (
     "",
     "a",

@@ -92,16 +92,11 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         "base: mini\nabout: {notes: No.}\n",
         "base: mini\nabout: {status: tune}\n",
         # What only the caller may say.
-        *(
-            f"base: mini\n{line}\n"
-            for line in (
-                "trust_remote_code: true",
-                "token: hf_x",
-                "model_kwargs: {attn_implementation: org/kernel}",
-                "config_kwargs: {trust_remote_code: true}",
-                "cache_folder: /tmp",
-            )
-        ),
+        "base: mini\ntrust_remote_code: true\n",
+        "base: mini\ntoken: hf_x\n",
+        "base: mini\nmodel_kwargs: {attn_implementation: org/kernel}\n",
+        "base: mini\nconfig_kwargs: {trust_remote_code: true}\n",
+        "base: mini\ncache_folder: /tmp\n",
     ],
 )
 def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import families
 import pytest
 import torch
+from marks import Base
 from pipelines import build
 
 from st_reba.modules import RepeatTransformer, capture, masks, second
 
-Base = Callable[..., str]
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
 
 

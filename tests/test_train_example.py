@@ -8,13 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from marks import needs_adapters, needs_own_adapters
+from marks import Base, needs_adapters, needs_own_adapters
 
 from st_reba import load
 from st_reba.hub.golden import compare, read_golden
@@ -24,7 +23,6 @@ sys.path.insert(0, str(ROOT / "examples"))
 import train_echo  # noqa: E402
 
 pytestmark = needs_adapters
-Base = Callable[..., str]
 TEXTS = ["The bank is closed.", "今天的天气很好。"]
 WORDS = ["river", "mill", "bridge", "dog", "house", "boat", "weather", "book", "train", "tea", "student", "rice"]
 FAST = ["--batch-size", "4", "--rank", "4", "--save-steps", "3", "--lr", "0.01", "--max-seq-length", "200"]
@@ -108,22 +106,6 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
         check=True,
     )
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["classical", "bidirectional", "reba"])
-def test_methods(method: str, llama: str, data: Path, tmp_path: Path) -> None:
-    """Each of the comparison, merged, on triplets, with half the steps."""
-    triplets = str(data / "triplets.jsonl")
-    steps = ["--compute-matched", "--steps", "8"] if method == "reba" else ["--steps", "4"]
-    more = ["--merge", "--bf16", "--gradient-checkpointing", *steps, "--method", method, "--dev", triplets]
-    report = train(llama, triplets, str(tmp_path / "out"), *more)
-    assert report["steps"] == 4 and len(report["losses"]) == 4 and "dev_cosine_accuracy" in report["after"]
-    assert not (tmp_path / "out" / "adapter_config.json").exists()
-    model = load(tmp_path / "out")
-    first: Any = model[0]
-    assert first.compute_matched == (method == "reba") and first.repeats == (2 if method == "reba" else 1)
-    assert compare(model, read_golden(tmp_path / "out" / "golden.json")).ok  # of the weights that were trained
 
 
 def test_data(data: Path, tmp_path: Path) -> None:

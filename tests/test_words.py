@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
 import torch
+from marks import Base
 from oracle import Placed, assert_close, item, oracle_of
 from pipelines import build
 from sentence_transformers import SentenceTransformer
@@ -18,7 +18,6 @@ import st_reba
 from st_reba import encode_words
 from st_reba.words import encode_tokens, words_of
 
-Base = Callable[..., str]
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"),
     item("The bank of the river is steep.", "river"),

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 import st_reba
 from st_reba.hub.golden import TEXTS
 from st_reba.onnx import export
-from st_reba.onnx.runtime import LEAST
 
 PAGE = Path(__file__).parents[2] / "examples" / "browser" / "index.html"
 CDN = re.compile(r"https://cdn\.jsdelivr\.net/npm/(@huggingface/transformers|onnxruntime-web)@([^/]+)(/.*)?")
@@ -55,7 +54,7 @@ def server(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     """The folder of the example as its first lines make it."""
     folder = tmp_path_factory.mktemp("browser")
     shutil.copy(PAGE, folder)
-    export(model, folder / "my_onnx", quantize="int8")
+    export(model, folder / "my_onnx")
     served = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Served, directory=str(folder)))
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_port}"
@@ -73,11 +72,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Browser, server: str) -> Iterator[Callable[[str], Page]]:
-    """``opened(query)``: the page, when it has found something; it asks nobody but its server and the CDN."""
+def page(browser: Browser, server: str) -> Iterator[Page]:
+    """The page, when it has found something; it asks nobody but its server and the CDN."""
     outside: list[str] = []
     problems: list[str] = []
-    pages: dict[str, Page] = {}
 
     def answer(route: Route) -> None:
         if known := CDN.fullmatch(route.request.url):
@@ -90,19 +88,13 @@ def opened(browser: Browser, server: str) -> Iterator[Callable[[str], Page]]:
             outside.append(route.request.url)
             route.abort()
 
-    def get(query: str = "") -> Page:
-        if query not in pages:
-            pages[query] = page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-            page.route("**/*", answer)
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.goto(f"{server}/index.html{query}")
-            done = re.compile(r"texts; \d+ new vectors|could not")
-            expect(page.locator("#status")).to_have_text(done, timeout=120_000)
-        return pages[query]
-
-    yield get
-    for page in pages.values():
-        page.context.close()
+    shown = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    shown.route("**/*", answer)
+    shown.on("pageerror", lambda error: problems.append(str(error)))
+    shown.goto(f"{server}/index.html")
+    expect(shown.locator("#status")).to_have_text(re.compile(r"texts; \d+ new vectors|could not"), timeout=120_000)
+    yield shown
+    shown.context.close()
     assert not outside and not problems
 
 
@@ -110,17 +102,15 @@ def vectors(page: Page, texts: list[str]) -> Any:
     return np.array([page.evaluate("async (text) => Array.from(await embed(text))", text) for text in texts])
 
 
-def test_same_vectors(opened: Any, model: Any) -> None:
+def test_same_vectors(page: Page, model: Any) -> None:
     """On a narrow screen too."""
-    page = opened()
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     texts = [*(text for text in TEXTS if text), *SPELLED]
     np.testing.assert_allclose(vectors(page, texts), model.encode(texts), atol=1e-5, rtol=0)
 
 
-def test_search(opened: Any, model: Any) -> None:
-    page = opened()
+def test_search(page: Page, model: Any) -> None:
     found = page.locator("#found li")
 
     def check(query: str, texts: list[str]) -> None:
@@ -138,9 +128,3 @@ def test_search(opened: Any, model: Any) -> None:
     expect(found).to_have_count(3)
     expect(page.locator("#status")).to_have_text(re.compile("^3 texts"))
     check("rain", ["银行在河边。", "A <b>bank</b> by the river", "今天下雨"])
-
-
-def test_8_bits(opened: Any, model: Any) -> None:
-    texts = [text for text in TEXTS if text]
-    cosines = (vectors(opened("?dtype=q8"), texts) * model.encode(texts)).sum(axis=1)
-    assert LEAST["min"] < cosines.min() < 1 - 1e-5 and cosines.mean() > LEAST["mean"]

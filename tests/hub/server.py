@@ -209,11 +209,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        for name, text in {
-            **getattr(self, "extra", {}),
-            **(headers or {}),
-            "Content-Length": str(len(content)),
-        }.items():
+        more = {**getattr(self, "extra", {}), **(headers or {}), "Content-Length": str(len(content))}
+        for name, text in more.items():
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":

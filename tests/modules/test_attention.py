@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from marks import slow_but
+from marks import Base, slow_but
+from oracle import assert_close
 from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +24,6 @@ from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
-Base = Callable[..., str]
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 400  # positions: two blocks
 
@@ -113,6 +112,16 @@ def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyP
     for wrong in ((1.001, 1.0), (1.0, 1.001)):
         monkeypatch.setattr(fused, "_flash", lambda *given, by=wrong: [right(*given)[n] * by[n] for n in (0, 1)])
         assert fused.fused_attention(*tensors(torch.float32), scores("causal")) is None
+
+
+@pytest.mark.parametrize("of", ["gpt2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "chunk mean", "mask0"])
+def test_models_by_both(base: Base, of: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a repository's own code computes, without the kernel, is what the package does."""
+    model = made(base(of), name)
+    wanted = encoded(model)
+    monkeypatch.delitem(PARTS, "fused")
+    assert_close(encoded(model), wanted.double())
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from marks import Base
 from pipelines import encoded, made
 
-Base = Callable[..., str]
 # Most lines of the file.
 LINES = {
     "reba mean": 960,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from marks import Base
 from oracle import assert_close
 from pipelines import build, encoded
 
 from st_reba import PromptEnsemble
 
-Base = Callable[..., str]
 TEMPLATES = ["A {text} B", 'This: "{text}" is "', "{text}"]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import reference
 import torch
 from architectures import SLIDING
+from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded, features_of
 from reference_nosink import Plan, hooked, plan, run, visible
@@ -17,7 +17,6 @@ from st_reba.methods import SETTINGS
 from st_reba.modules.masks import MASKS
 from st_reba.modules.masks import visible as see
 
-Base = Callable[..., str]
 DEPTH = 3
 BIDIR, NOSINK = "bidirectional", "nosink-bidirectional"
 APART = Plan(("backward", None, "backward"), "inter", variant="published")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import reference
 import torch
+from marks import Base
 from oracle import assert_close, double
 from pipelines import build, encoded, features_of
 from torch import Tensor
 
 from st_reba.modules.reversal import reverse
-
-Base = Callable[..., str]
 
 
 def outputs(model: Any, ids: list[int]) -> list[Tensor]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded, features_of
 from reference import hidden_and_attention, symmetrized_max
@@ -14,8 +14,6 @@ from reference_chunked import Run, chunked_pooled, chunked_tokens, cut
 
 from st_reba.modules import pieces
 from st_reba.modules.pieces import cuts
-
-Base = Callable[..., str]
 
 
 def run_of(path: str) -> Run:

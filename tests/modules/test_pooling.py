@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from marks import Base
 from oracle import TEXTS, assert_close, oracle
 from pipelines import build, encoded, features_of
 from torch import Tensor
@@ -15,7 +16,6 @@ from transformers import AutoModel
 
 from st_reba.modules.layout import PARTS
 
-Base = Callable[..., str]
 TWICE = (None, None)
 # Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
 FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")

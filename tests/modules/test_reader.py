@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import families
 import pytest
 import reference
 import torch
+from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 
 from st_reba import bases
 
-Base = Callable[..., str]
 DEPTH, TWICE = 3, (None, None)
 
 
