@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,10 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         spent += time.perf_counter() - began
         return vectors
 
-    def documents() -> Iterator[str]:
-        with options.texts.open(encoding="utf-8") as lines:
-            yield from islice(lines, options.one)
-
     model.encode_document = timed
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, options.texts.open(encoding="utf-8") as lines:
         began = time.perf_counter()
-        encode_corpus(model, documents(), f"{scratch}/corpus", show_progress_bar=False)
+        encode_corpus(model, islice(lines, options.one), f"{scratch}/corpus", show_progress_bar=False)
         encoding, peak = time.perf_counter() - began, held()
         began = time.perf_counter()
         st_reba.Index.build(model, f"{scratch}/corpus", f"{scratch}/index", show_progress_bar=False).close()

@@ -338,10 +338,8 @@ def fill(page: str, name: str, text: str) -> None:
 
 def main() -> None:
     """Fill a page."""
-    pages = {
-        each.__name__.replace("_", "-"): each
-        for each in (sentences_en, sentences_zh, captions, chunk, nosink, quantized, words)
-    }
+    every = (sentences_en, sentences_zh, captions, chunk, nosink, quantized, words)
+    pages = {each.__name__.replace("_", "-"): each for each in every}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", choices=pages)
     parser.add_argument("data", type=Path, help="folder of public sets")
