@@ -90,9 +90,10 @@ def test_what_fails_changes_nothing(tmp_path: Path) -> None:
             build(tmp_path / "index", ["cat", "zzzz"])
     index = build(tmp_path / "index", documents(10))
     before = index.verify()
-    for text, why in (("zzzz", "no vector"), ("", "no text")):
+    for text, why, encoded in (("", "no text", False), ("zzzz", "no vector", True)):
         with pytest.raises(ValueError, match=why):
             index.add(["cat", text], **QUIET)
+        assert (index.path / ".building").exists() == encoded
     assert {**before, "bytes": 0} == {**index.verify(), "bytes": 0}
     assert index.add(["cat", "zzzz"], strict=False, **QUIET).added == 1
     assert not (index.path / ".building").exists()
