@@ -195,9 +195,7 @@ def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) ->
     assert model[0].model.config.quantization_config.bnb_4bit_compute_dtype == torch.float32
     together = encoded(model)
     assert_close(encoded(model, alone=True), together.double())
-    assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, (
-        "the weights were not quantized"
-    )
+    assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, "they were not quantized"
     again = reloaded(model, tmp_path / "saved")
     assert_close(encoded(again), together.double(), 1e-6)
     settings = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())

@@ -55,9 +55,10 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     assert "2 documents" in run("index", folder / "texts.jsonl", index, "--model", folder / "model")
     row = '{"id": "c", "text": "Bread rises."}'
-    (tmp_path / "more.jsonl").write_text(row, encoding="utf-8")
+    (tmp_path / "more.jsonl").write_text(row + '\n{"text": " "}', encoding="utf-8")
     assert "1 added" in run("index", tmp_path / "more.jsonl", index, "--add")
-    assert "1 unchanged" in run("index", tmp_path / "more.jsonl", index, "--add")
+    again = CliRunner().invoke(app, ["index", str(tmp_path / "more.jsonl"), str(index), "--add"])
+    assert "1 unchanged" in again.stdout and "set aside: 1 no text; first" in again.stderr
     assert "2 unchanged" in run("index", folder / "texts.jsonl", index, "--add")
     (tmp_path / "more.jsonl").write_text(row.replace("rises", "falls"), encoding="utf-8")
     changed = json.loads(run("index", tmp_path / "more.jsonl", index, "--upsert", "--json"))

@@ -249,8 +249,9 @@ def test_the_model_is_found_again(tmp_path: Path) -> None:
     tiny_model().save(str(tmp_path / "here" / "model"))
     Index.build(str(tmp_path / "here" / "model"), ["cat", "dog"], tmp_path / "here" / "index", **QUIET)
     shutil.move(tmp_path / "here", tmp_path / "there")
-    index = Index.open(tmp_path / "there" / "index")
-    assert index.search("cat")[0].text == "cat" and index.info()["model_source"] == "../model"
+    with Index.open(tmp_path / "there" / "index") as index:
+        assert index.search("cat")[0].text == "cat" and index.info()["model_source"] == "../model"
+    assert index._model is index._snapshot is None
     shutil.rmtree(tmp_path / "there" / "model")
     with pytest.raises(ValueError, match="gone"):
         Index.open(tmp_path / "there" / "index").search("cat")
