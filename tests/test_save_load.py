@@ -137,15 +137,15 @@ def test_rounds_of_strangers(
     assert np.array_equal(SentenceTransformer(str(again), device="cpu").encode(TEXTS), model.encode(TEXTS))
 
 
-def test_a_router(tmp_path: Path, strangers: Callable[..., Any]) -> None:
-    """The code is that of both routes."""
-    routes = Router.for_query_document(list(built("echo")), list(built("second")), default_route="document")
+def test_a_router_has_the_code_of_both_routes(tmp_path: Path, strangers: Callable[..., Any]) -> None:
+    query = st_reba.build("mini", "echo", template="echo", device="cpu")
+    routes = Router.for_query_document(list(query), list(built("second")), default_route="document")
     model = SentenceTransformer(modules=[routes], device="cpu")
     model.save_pretrained(str(tmp_path / "saved"))
     for found in strangers(tmp_path / "saved", tmp_path / "again"):
         assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
     again = SentenceTransformer(str(tmp_path / "again"), device="cpu")
-    assert np.array_equal(again.encode_query(TEXTS), built("echo").encode_query(TEXTS))
+    assert np.array_equal(again.encode_query(TEXTS), query.encode_query(TEXTS))
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_saved(base: Base, tmp_path: Any) -> None:
     ],
 )  # fmt: skip
 def test_bases_that_are_refused(name: str, options: dict[str, Any], says: str, tmp_path: Any) -> None:
+    assert name in families.CAUSAL_LMS or pytest.skip(f"{name} is of a later transformers")
     families.save(name, tmp_path)
     with pytest.raises(ValueError, match=says):
         build(str(tmp_path), "echo", **options)
