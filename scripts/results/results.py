@@ -317,11 +317,11 @@ def words(base: Base, given: argparse.Namespace) -> None:
 def table(frame: pd.DataFrame, first: str, digits: int = 1, bold: bool = True) -> str:
     """A table in Markdown, the best of each column in bold."""
     rows = [f"| {first} | {' | '.join(map(str, frame.columns))} |", f"|---|{'--:|' * len(frame.columns)}"]
+    best = frame.drop(columns="work", errors="ignore").round(digits).max() if bold else {}
     for label, values in frame.iterrows():
         cells = ["" if value != value else f"{value:.{digits}f}" for value in values]
-        best = frame.drop(columns="work", errors="ignore").round(digits).max()
-        top = [bold and round(value, digits) == best.get(name) for name, value in values.items()]
-        cells = [f"**{cell}**" if best else cell for cell, best in zip(cells, top, strict=True)]
+        top = [round(value, digits) == best.get(name) for name, value in values.items()]
+        cells = [f"**{cell}**" if is_best else cell for cell, is_best in zip(cells, top, strict=True)]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

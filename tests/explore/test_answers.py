@@ -48,11 +48,8 @@ def test_search(tmp_path: Path) -> None:
     found = {"echo": compute.ranked(model(), "a cat", [text for _, text in hits])}
     got = answers(index).search(["echo"], "index", "a cat", "")
     columns = re.findall("<figcaption>(.*?)</figcaption>", got)
-    assert (
-        columns == [WORDS["index_column"], "echo"]
-        and f"{hits[0][0]:.3f}" in got
-        and f"{found['echo'][0][0]:.3f}" in got
-    )
+    assert columns == [WORDS["index_column"], "echo"]
+    assert all(f"{score:.3f}" in got for score, _ in (hits[0], found["echo"][0]))
     pasted = answers().search(["echo"], "pasted", "a cat", "The cat sleeps.\nShips sail.")
     own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps.", "Ships sail."])}
     assert pasted == draw.results(own, "a cat", WORDS["found"])
