@@ -102,6 +102,7 @@ class Store:
     def clear_log(self) -> bool:
         """Move what SQLite's log holds into the file; False: somebody is reading."""
         with self._errors(), closing(self._writer("rw")) as connection:
+            connection.execute("PRAGMA busy_timeout = 1000")  # in milliseconds
             return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def _writer(self, mode: str) -> sqlite3.Connection:
