@@ -59,8 +59,8 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
     return pandas.DataFrame(rows)
 
 
-def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str = "utf-8-sig") -> Iterator[Row]:
-    """Read the rows of a file one by one; ``name`` is its name in places, the rest is as for `read_table`."""
+def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None) -> Iterator[Row]:
+    """Read a file's rows one by one, by default as UTF-8; ``name`` is its name in places. See `read_table`."""
     path = Path(path)
     name, suffix = name or str(path), suffix_of(path)
     if not path.exists():
@@ -76,7 +76,7 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
         raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
     if suffix == ".parquet":
         return _read_parquet(path, name)
-    return _read_text(path, name, encoding, suffix)
+    return _read_text(path, name, encoding or "utf-8-sig", suffix)
 
 
 def suffix_of(path: Path) -> str | None:

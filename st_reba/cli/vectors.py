@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -22,8 +25,22 @@ IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; 
 Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
-Encoding = Annotated[str, Option(metavar="NAME", help="Encoding of text files, such as gb18030.")]
+Encoding = Annotated[str | None, Option(metavar="NAME", help="Of text files, as gb18030. [default: UTF-8]")]
 Strict = Annotated[bool, Option("--strict", help="Stop at the first invalid record. [default: set it aside]")]
+
+
+def parse_where(texts: list[str]) -> dict[str, Any]:
+    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        parts = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
+        if parts is None:
+            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
+        name, operator, value = parts.groups()
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        found.setdefault(name, {})[operator] = value
+    return found
 
 
 @app.command()
@@ -41,7 +58,7 @@ def encode(
     float16: Annotated[bool, Option("--float16", help="Store the corpus in half the space.")] = False,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
-    encoding: Encoding = "utf-8-sig",
+    encoding: Encoding = None,
     strict: Strict = False,
     overwrite: Overwrite = False,
     device: Device = None,
@@ -119,7 +136,7 @@ def index(
     passages: Passages = None,
     workers: Workers = None,
     batch_tokens: BatchTokens = None,
-    encoding: Encoding = "utf-8-sig",
+    encoding: Encoding = None,
     strict: Strict = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -176,7 +193,6 @@ def search(
 ) -> None:
     """Search an index. Example: st-reba search my_index 'why do stocks fall' --where 'year>=2020'"""
     from ..index import Index
-    from ..index.where import parse_where
 
     chosen = parse_where(where) if where else None
     quiet()

@@ -77,7 +77,7 @@ class Source:
 
 
 def open_source(
-    input: Input, *, text_column: str | None = None, id_column: str | None = None, encoding: str = "utf-8-sig"
+    input: Input, *, text_column: str | None = None, id_column: str | None = None, encoding: str | None = None
 ) -> Source:
     """Open an input and read its first record, so that a wrong path or column is reported at once.
 
@@ -89,7 +89,7 @@ def open_source(
             is a path.
         text_column: Column or key of the text in tables; None: "text", or another usual name.
         id_column: Column or key of the id in tables; None: "id", another usual name, or none; "": none.
-        encoding: Of text files.
+        encoding: Of text files; None: UTF-8.
     """
     found = columns = {"text_column": text_column, "id_column": id_column}
     name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
@@ -124,7 +124,7 @@ def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str
     return [one.text for one in records if isinstance(one, Document)]
 
 
-def _file_rows(path: Path, in_folder: bool, encoding: str) -> Iterator[Iterator[tuple[str, Any]]]:
+def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[Iterator[tuple[str, Any]]]:
     for file in _files_in(path) if in_folder else [path]:
         name = file.relative_to(path).as_posix() if in_folder else path.name
         rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)

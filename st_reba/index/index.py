@@ -73,7 +73,7 @@ class Index:
         parameters: str | None = None,
         text_column: str | None = None,
         id_column: str | None = None,
-        encoding: str = "utf-8-sig",
+        encoding: str | None = None,
         passages: str | None = None,
         batch_tokens: int | None = None,
         part_size: int | None = None,
@@ -113,17 +113,17 @@ class Index:
         """
         store, source = Store(Path(os.path.realpath(path))), input
         running: dict[str, Any] = {"batch_tokens": batch_tokens, "part_size": part_size, "workers": workers}
+        reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
         if isinstance(input, (str, PathLike)) and is_corpus(input):
-            given = {**running, "text_column": text_column, "id_column": id_column, "passages": passages}
-            given["encoding"] = None if encoding == "utf-8-sig" else encoding
+            given = {**running, **reading, "passages": passages}
             if useless := [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{useless[0]}={given[useless[0]]!r}: {input} is encoded already; leave it out")
             source, columns = Corpus(input), dict[str, str | None]()
             source.verify()
             passages = source.header()["settings"]["passages"]
         else:
-            source = open_source(input, text_column=text_column, id_column=id_column, encoding=encoding)
-            source, columns = source.unique(), source.columns
+            source = open_source(input, **reading).unique()
+            columns = source.columns
         check_target(store, overwrite=overwrite)
         loaded = load(model, loading)
         mark, metric = probe(loaded), loaded.similarity_fn_name
@@ -293,7 +293,7 @@ class Index:
         upsert: bool,
         text_column: str | None = None,
         id_column: str | None = None,
-        encoding: str = "utf-8-sig",
+        encoding: str | None = None,
         batch_tokens: int | None = None,
         part_size: int | None = None,
         workers: int | None = None,

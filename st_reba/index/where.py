@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _COMPARED = {"=": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
@@ -56,17 +53,3 @@ def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
         return f"{kind} = 'array' AND EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE atom = ?)", [value]
     at = f"(SELECT json_extract(metadata, {path}) AS v, {kind} AS t)"
     return f"(SELECT {_TEXT if isinstance(value, str) else _NUMBER} FROM {at}) {_COMPARED[operator]} ?", [value]
-
-
-def parse_where(texts: Iterable[str]) -> dict[str, Any]:
-    """Conditions of a command line, as ``lang=zh`` and ``year>=2020``; values are JSON, or strings."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        parts = re.fullmatch(r"\s*([^=<>!]+?)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", text, re.DOTALL)
-        if parts is None:
-            raise ValueError(f"--where {text!r}: write NAME=VALUE, NAME>=VALUE (or !=, <, <=, >)")
-        name, operator, value = parts.groups()
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-        found.setdefault(name, {})[operator] = value
-    return found

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import st_reba
 from st_reba.cli import app, main
+from st_reba.cli.vectors import parse_where
 from st_reba.corpus import Corpus
 
 
@@ -93,3 +94,11 @@ def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptu
     assert main(["index", str(texts), str(tmp_path / "index"), "--upsert"]) == 1
     with pytest.raises(ValueError, match="--passages"):
         run("index", texts, tmp_path / "index", "--add", "--passages", "256:32")
+
+
+def test_conditions() -> None:
+    assert parse_where(["a>1", "a<3", "b!=c=d"]) == {"a": {">": 1, "<": 3}, "b": {"!=": "c=d"}}
+    assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
+    for wrong in (["lang"], ["{a"], ["=x"]):
+        with pytest.raises(ValueError):
+            parse_where(wrong)

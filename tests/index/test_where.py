@@ -9,7 +9,7 @@ import pytest
 from indexes import build
 
 from st_reba.index import Document
-from st_reba.index.where import conditions, parse_where
+from st_reba.index.where import conditions
 
 DATA: dict[str, dict[str, Any]] = {
     "a": {"n": 1, "lang": "zh", "tags": ["x", "y"], "on": True},
@@ -57,11 +57,3 @@ def test_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_refused(where: Any) -> None:
     with pytest.raises(ValueError):
         conditions(where)
-
-
-def test_from_the_command_line() -> None:
-    assert parse_where(["a>1", "a<3", "b!=c=d"]) == {"a": {">": 1, "<": 3}, "b": {"!=": "c=d"}}
-    assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
-    for wrong in (["lang"], ["{a"], ["=x"]):
-        with pytest.raises(ValueError):
-            parse_where(wrong)
