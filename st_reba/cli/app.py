@@ -19,7 +19,6 @@ from ..modules.version import __version__
 app = typer.Typer(
     help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
     context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -64,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     try:
         command = typer.main.get_command(app)
+        arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
         return int(command.main(args=arguments, prog_name="st-reba", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)

@@ -22,7 +22,7 @@ def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[st
     told = json.loads(shown.out)
     assert shown.err == ""  # no bars of what is loaded and written
     assert told["method"] == "nosink:setting=mask0-bidir,k=2" and told["base"] == "mini" and told["layers"] == 6
-    assert told["masks"][3:] == ["forward", "nosink-bidirectional", "nosink-bidirectional"]
+    assert told["masks"][3:] == ["forward", "nosink-bidirectional", "nosink-bidirectional"] and told["revision"] is None
     assert main(["info", folder, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told
     assert main(["info", folder]) == 0

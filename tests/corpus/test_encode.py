@@ -53,6 +53,8 @@ def test_vectors_are_the_models(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate([vectors for _, vectors in rows]), wanted)
     assert corpus.header()["totals"] == {"parts": 4, "documents": 20, "vectors": 20, "rejected": 0}
     corpus.verify()
+    corpus.reopen()  # as before a part changes
+    assert not {"totals", "files"} & corpus.header().keys()
     np.save(corpus.vectors_path(0), wanted[0])
     with pytest.raises(ValueError, match="damaged"):
         corpus.vectors(0)
@@ -173,7 +175,7 @@ def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.Monke
         ({"part_size": 0}, ValueError),
         ({"batch_tokens": True}, ValueError),
         ({"passages": "0"}, ValueError),
-        ({"passages": "8:8"}, ValueError),
+        ({"passages": "8:9"}, ValueError),
     ],
 )
 def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]) -> None:

@@ -70,7 +70,7 @@ def test_the_sink_of_mini_goes_where_it_is_hidden() -> None:
 
 def test_models_without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError):
-        attention_maps(st_reba.build("mini", "prompteol", template="metaeol"), TEXT)
+        attention_maps(st_reba.build("mini", "prompteol", template="contrastive"), TEXT)
     with pytest.raises(ValueError):
         attention_maps(SentenceTransformer(modules=[torch.nn.Identity()]), TEXT)
     maps = Maps(("a", "b"), (LayerMap(0, "forward", np.eye(2, dtype=np.float32)),))
