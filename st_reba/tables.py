@@ -76,7 +76,7 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
         raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
     if suffix == ".parquet":
         return _read_parquet(path, name)
-    return _read_text(path, name, encoding or "utf-8-sig", suffix)
+    return _read_text(path, name, "utf-8-sig" if encoding is None else encoding, suffix)
 
 
 def suffix_of(path: Path) -> str | None:

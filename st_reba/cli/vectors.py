@@ -25,7 +25,7 @@ IdColumn = Annotated[str | None, Option(metavar="NAME", help="Column of the id; 
 Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into passages of N tokens that overlap by M.")]
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
-Encoding = Annotated[str | None, Option(metavar="NAME", help="Of text files, as gb18030. [default: UTF-8]")]
+Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files. [default: UTF-8]")]
 Strict = Annotated[bool, Option("--strict", help="Stop at the first invalid record. [default: set it aside]")]
 
 
