@@ -45,7 +45,7 @@ def content(corpus: Corpus) -> dict[str, bytes]:
     return {path.relative_to(corpus.path).as_posix(): path.read_bytes() for path in files}
 
 
-def test_vectors_are_the_models(tmp_path: Path) -> None:
+def test_vectors_are_the_models(tmp_path: Path, capsys: Any) -> None:
     corpus = encode(tmp_path / "a")
     rows = [(row, vectors) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]
     assert [(row.text, row.document().id) for row, _ in rows] == [(text, str(n)) for n, text in enumerate(TEXTS)]
@@ -58,7 +58,9 @@ def test_vectors_are_the_models(tmp_path: Path) -> None:
     np.save(corpus.vectors_path(0), wanted[0])
     with pytest.raises(ValueError, match="damaged"):
         corpus.vectors(0)
-    half = encode(tmp_path / "half", dtype="float16", part_size=99)
+    assert capsys.readouterr().err == ""
+    half = encode(tmp_path / "half", dtype="float16", part_size=99, show_progress_bar=True)
+    assert "20/20" in capsys.readouterr().err
     assert half.vectors(0).dtype == np.float16 and half.parts() == 1
     assert np.abs(half.vectors(0) - wanted).max() < 1e-2
 

@@ -104,6 +104,15 @@ def test_pending_vectors_are_folded_in(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(list(index.path.glob("*.faiss"))) == 1
 
 
+def test_a_change_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = build(tmp_path / "index", documents(20))
+    before = set(index.path.iterdir())
+    monkeypatch.setattr(changes.tables, "write_state", lambda tx, state: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        index.compact()
+    assert set(index.path.iterdir()) == before
+
+
 def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in other threads, with an object of their own or a shared one, while documents are moved in pairs."""
     monkeypatch.setattr(changes, "FEWEST_PENDING", 3)

@@ -104,7 +104,7 @@ def test_the_kernel(name: str, width: int, rows: Any, dtype: torch.dtype, monkey
 
 
 @pytest.mark.parametrize("name", ["soft cap", "bias"])
-def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     assert fused.fused_attention(*tensors(torch.float32), scores(name)) is None
     assert fused.fused_attention(*(each.requires_grad_() for each in tensors()), scores("causal")) is None
     right = fused._flash
@@ -112,6 +112,7 @@ def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyP
     for wrong in ((1.001, 1.0), (1.0, 1.001)):
         monkeypatch.setattr(fused, "_flash", lambda *given, by=wrong: [right(*given)[n] * by[n] for n in (0, 1)])
         assert fused.fused_attention(*tensors(torch.float32), scores("causal")) is None
+    assert caplog.text.count("(torch.float32) cannot be used: Tensor-likes are not close") == 2
 
 
 @pytest.mark.parametrize("of", ["gpt2", "gemma3_text", "gpt_oss"])
@@ -139,6 +140,12 @@ def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, 
     query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
     with running(state), pytest.raises(ValueError, match=says):
         attention(SimpleNamespace(layer_idx=index), query, key, key, mask, **options)  # type: ignore[arg-type]
+
+
+def test_the_usual_scale() -> None:
+    query, key, value = torch.randn(3, 1, 2, 4, 16)
+    found = [attention(torch.nn.Module(), query, key, value, None, softcap=2.0, scaling=each)[0] for each in (None, 0.25)]
+    assert torch.equal(*found)
 
 
 class Largest(TorchDispatchMode):

@@ -14,7 +14,7 @@ from pipelines import build, encoded, features_of
 from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.methods import SETTINGS
-from st_reba.modules.masks import MASKS
+from st_reba.modules.masks import MASKS, NoSinkTransformer
 from st_reba.modules.masks import visible as see
 
 DEPTH = 3
@@ -124,6 +124,10 @@ def test_masks(name: str, m: int) -> None:
     short, long = see(name, own, real, m)[:, 0]
     assert torch.equal(long, visible(name, 6, m)) and torch.equal(short[:4, :4], visible(name, 4, m))
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
+
+
+def test_one_sink_unless_said(base: Base) -> None:
+    assert NoSinkTransformer(str(base("llama")), layer_masks=["nosink-forward"] * DEPTH).m == 1
 
 
 def test_one_token(base: Base) -> None:
