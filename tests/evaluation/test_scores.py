@@ -84,6 +84,8 @@ def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() ->
     )
     items = tuple((n, "large" if n < 30 else "small") for n in range(40))
     assert scored(Task("t", "Classification", tuple(map(str, range(40))), items), vectors)["accuracy"] > 0.95
+    given = (vectors, [label for _, label in items], vectors[30:31])
+    assert classify(*given) == ["large"] and classify(*given, balanced=True) == ["small"]
 
 
 def test_clusters() -> None:

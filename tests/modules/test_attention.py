@@ -143,9 +143,8 @@ def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, 
 
 
 def test_the_usual_scale() -> None:
-    query, key, value = torch.randn(3, 1, 2, 4, 16)
-    found = [attention(torch.nn.Module(), query, key, value, None, softcap=2.0, scaling=each)[0] for each in (None, 0.25)]
-    assert torch.equal(*found)
+    given = (torch.nn.Module(), *torch.randn(3, 1, 2, 4, 16), None)
+    assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
 
 
 class Largest(TorchDispatchMode):
