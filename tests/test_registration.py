@@ -67,9 +67,8 @@ def test_an_import_and_a_wrong_value_are_light() -> None:
     assert not {name.partition(".")[0] for name in imported} & heavy
 
 
-@pytest.mark.parametrize(
-    "order", ["st_reba, sentence_transformers", pytest.param("sentence_transformers, st_reba", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"])
 def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path, order: str) -> None:
     """It loads without a flag, whichever is imported first, and imports nothing that a model does not need."""
     vectors = tmp_path / "vectors.npy"

@@ -40,8 +40,10 @@ def choose_k(
         NoSink, section 3.6 and finding 5.
 
     Example:
-        >>> from st_reba.evaluation.toy import toy_tasks
-        >>> method, table = choose_k("mini", toy_tasks(["S3"], ["en"], limit=20)[0])
+        >>> import pandas as pd
+        >>> words = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog"]
+        >>> pairs = pd.DataFrame({"text1": words, "text2": words[::-1], "score": range(11)})
+        >>> method, table = choose_k("mini", pairs)
         >>> method.name, table["setting"].unique().tolist()[:2]
         ('nosink', ['baseline', 'inplace-bidir'])
     """

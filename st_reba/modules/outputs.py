@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,11 @@ from .layout import PARTS
 from .passes import ForwardPass, current_pass
 
 
-class AfterAttention:
-    """Forward hook of a layer's attention; it knows the layer's number."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        state = current_pass()
-        for each in () if state is None else state.after_attention:
-            each(self.index, output[0] if isinstance(output, tuple) else output)
+def show_output(index: int, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+    """Forward hook of the attention of layer ``index``."""
+    state = current_pass()
+    for each in () if state is None else state.after_attention:
+        each(index, output[0] if isinstance(output, tuple) else output)
 
 
 def watch_attention(model: Any) -> None:
@@ -31,8 +27,8 @@ def watch_attention(model: Any) -> None:
         found = [each for each in found if hasattr(each, "is_causal")]
         if len(found) != 1:
             raise ValueError(f"read='attention': {type(layer).__name__} has {len(found)} attention blocks, not one.")
-        if not any(isinstance(hook, AfterAttention) for hook in found[0]._forward_hooks.values()):
-            found[0].register_forward_hook(AfterAttention(index))
+        if not any(getattr(hook, "func", None) is show_output for hook in found[0]._forward_hooks.values()):
+            found[0].register_forward_hook(partial(show_output, index))
 
 
 class OutputReader:
@@ -40,8 +36,7 @@ class OutputReader:
 
     Args:
         transformer: The module whose model is read.
-        first: Lowest layer, from 1.
-        last: Highest layer.
+        first, last: Lowest and highest layer, from 1.
 
     Source:
         AlignedWVA (2026), there of the last position of a prompt.
@@ -64,7 +59,7 @@ class OutputReader:
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """The mean, [B, T, d], in place of the hidden states."""
         mean: Tensor = state.kept[self] / (self.last - self.first + 1)
-        return mean.to(device=hidden.device, dtype=hidden.dtype)
+        return mean.to(hidden)
 
 
 PARTS["attention_reader"] = OutputReader

@@ -177,7 +177,7 @@ def test_what_reports_neither_chooses_nor_fits(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(tune, "Search", Seen)
     monkeypatch.setattr(tune, "reported", reported)
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[1:2])
-    different = [f"{n} one{n} two{n} three{n} four{n}" for n in range(200)]
+    different = [f"{n} one{n} two{n} three{n} four{n}" for n in range(60)]
     tune.tune("mini", different, tmp_path / "out", **QUIET)
     assert all(seen.values())
     assert not seen["report"] & (seen["choose"] | seen["fit"])
