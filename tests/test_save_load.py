@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router
 
@@ -74,7 +75,9 @@ def built(name: str) -> SentenceTransformer:
     return st_reba.fit_filter(model, texts) if name == "filter" else model
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module", params=slow_but(MODELS, "reba", "nosink", "second", "ensemble", "chunk mask0", "filter")
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from marks import Base
+from marks import Base, slow_but
 from oracle import Placed, assert_close, item, oracle_of
 from pipelines import build
 from sentence_transformers import SentenceTransformer
@@ -41,10 +41,10 @@ def check(model: SentenceTransformer, items: list[Placed], wanted: list[torch.Te
     np.testing.assert_allclose(turned[::-1], vectors, atol=1e-5 * np.abs(vectors).max())
 
 
-@pytest.mark.parametrize(
-    ("name", "k"),
-    [*((name, 2) for name in ("mini", "stories260K", "bloom", "gpt_oss", "gemma2")), ("gpt2", 1), ("llama", 3)],
-)
+BASES = [*((name, 2) for name in ("mini", "stories260K", "bloom", "gpt_oss", "gemma2")), ("gpt2", 1), ("llama", 3)]
+
+
+@pytest.mark.parametrize(("name", "k"), slow_but(BASES, "gemma2", "gpt2", "llama", rows=True))
 def test_every_method(base: Base, name: str, k: int) -> None:
     """ReBA: the mean of e_i over the word, whatever the sentence's pooling, or with ``normalize`` each sum's weights 1.
 

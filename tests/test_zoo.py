@@ -88,6 +88,7 @@ def test_scores() -> None:
 # Building
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", DISTINCT, ids=DISTINCT.values())
 def test_every_set_of_options_builds(values: str) -> None:
     vectors = st_reba.build("mini", **json.loads(values)).encode(TEXTS)

@@ -216,6 +216,7 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
 
 def test_labels_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
+    monkeypatch.setattr(tune, "reported", lambda base, methods, items: ())
     classes = pd.DataFrame({"text": TEXTS[:50], "label": [text[:5] for text in TEXTS[:50]]})
     report = tune.tune("mini", TEXTS, tmp_path / "out", labels=classes, **QUIET)
     assert (report.kind, sum(report.counts)) == ("Classification", 50)
@@ -239,8 +240,8 @@ def test_labels_are_divided_by_items_over_their_own_texts() -> None:
 
 def test_auto_gives_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
-    model = st_reba.build("mini", "auto", texts=TEXTS, prompts={"query": "q: "})
-    again = auto("mini", TEXTS)
+    model = st_reba.build("mini", "auto", texts=TEXTS[:60], prompts={"query": "q: "})
+    again = auto("mini", TEXTS[:60])
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
     assert model.prompts["query"] == "q: "
 

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from architectures import SLIDING
-from marks import Base
+from marks import Base, slow_but
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded, features_of
 from reference_nosink import Plan, hooked, plan, run, visible
@@ -64,7 +64,7 @@ def test_every_setting_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("options", "wanted"), CASES)
-@pytest.mark.parametrize(("name", "exact"), [("gpt2", hooked), ("llama", run)])
+@pytest.mark.parametrize(("name", "exact"), slow_but([("gpt2", hooked), ("llama", run)], "llama", rows=True))
 def test_settings(base: Base, name: str, exact: Any, options: Any, wanted: Plan) -> None:
     """The mean over content, special tokens around it, by layers run one after another."""
     path = base(name, "bos_eos")
