@@ -32,7 +32,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 RIVALS = ROOT / "scripts" / "serving" / "rivals.py"
 CLIENTS = (1, 8, 32)
-OURS = [sys.executable, "-m", "st_reba.cli", "serve", "MODEL", "--name", "model", "--port", "PORT"]
+OURS = [str(Path(sys.executable).with_name("st-reba")), "serve", "MODEL", "--name", "model", "--port", "PORT"]
 
 
 def texts() -> list[str]:

@@ -57,7 +57,7 @@ class Assembly:
         self.llm = None if isinstance(base, (str, os.PathLike)) else base
         self.gguf = self.adapted = None
         if self.llm is not None:
-            if given := [each for each in (*_OURS[1:], *_KWARGS) if loading.get(each) is not None]:
+            if given := [each for each in (*_OURS[1:], "revision", *_KWARGS) if loading.get(each) is not None]:
                 raise ValueError(f"{given[0]}={loading[given[0]]!r}: a loaded model is taken as it is. Drop it.")
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
@@ -79,17 +79,21 @@ class Assembly:
 
     def _converted(self) -> SentenceTransformer:
         """A sentence-transformers model with its own input and pooling, whose layers see what the masks say."""
-        allowed = {"name", "setting", "k", "k0", "m", "implementation", "normalize"}
+        allowed = {"name", "setting", "k", "k0", "m", "implementation"}
         if other := sorted(set(self.method.to_dict()) - allowed):
             raise ValueError(f"{other[0]}: the base keeps its own input and pooling. Drop it, or give pooling=….")
-        if self.tokenizer is not None or self.quantization is not None:
-            raise ValueError("tokenizer and quantization: the base keeps its own. Drop them, or give pooling=….")
+        if (self.tokenizer, self.quantization, self.gguf) != (None, None, None):
+            raise ValueError("tokenizer, quantization, gguf_file: the base keeps its own. Drop it, or give pooling=….")
         model = load(self.path, dtype=self.dtype, **self.loading)
         first: Any = model[0]
         if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
             raise ValueError(f"base={self.name!r} starts with a {type(first).__name__} of its own. Give pooling=….")
         if getattr(first.config, "output_hidden_states", False):
             raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
+        if load_file_path(self.path, "config.json", **self.place):
+            first.model = None  # as ours, it says what weights are missing, and of which type they are
+            base = self._loaded()
+            first.model, first.stored_dtype = base.model.to(model.device), base.stored_dtype
         bases.check_model(first.model, self.name)
         model[0] = self._module(first, own_input=True)
         return model
@@ -111,6 +115,8 @@ class Assembly:
             copies, chunk = self.method.repeats or 2, self.method.chunk or 0
             if room is not None and copies * chunk > room:
                 raise ValueError(f"chunk={chunk}: {copies} copies do not fit. Give {room // copies} at most.")
+            if self.method.templates is not None and not model.encode("A short text.", **fields).any():
+                raise ValueError(f"weights={self.method.weights}: the vectors of the templates cancel each other.")
         return model
 
     def _transformer(self) -> RepeatTransformer:
@@ -120,11 +126,11 @@ class Assembly:
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if (limit := self.method.max_seq_length) and limit > (positions or limit):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
-        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
-            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         if self.adapted is not None:
             bases.merge_adapter(model, self.path, self.name, self.hub)
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
+            if self.device and torch.device(self.device) not in (model.device, torch.device(model.device.type)):
+                raise ValueError(f"device={self.device!r}: the base is on {model.device}. Move it, or drop device.")
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
@@ -222,6 +228,8 @@ class Assembly:
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
+        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
+            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():

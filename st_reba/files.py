@@ -26,14 +26,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
-    """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without an error.
-
-    Example:
-        >>> with whole_path("numbers.txt") as temporary:
-        ...     _ = temporary.write_text("1 2 3", encoding="utf-8")
-        >>> Path("numbers.txt").read_text(encoding="utf-8")
-        '1 2 3'
-    """
+    """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:

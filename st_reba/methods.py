@@ -173,8 +173,9 @@ class Method:
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
             masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
-            if masks["second"] and self.read != "states":
-                raise ValueError(f"read={self.read!r} goes with no setting in which layers run twice.")
+            apart = "extra" in self.setting and self.implementation == "paper" and isinstance(self.layer, tuple)
+            if masks["second"] and (self.read != "states" or apart):
+                raise ValueError(f"setting={self.setting!r}: layers run twice, which goes with no such read or layer.")
         elif (self.k, self.k0, self.m) != (None, None, 1):
             raise ValueError(f"k={self.k!r}, k0={self.k0!r}, m={self.m!r} need setting=…, as setting='mask0-bidir'.")
         if (self.read != "states" or self.layer is None) and (self.join, self.final_norm) != ("mean", True):
@@ -301,7 +302,8 @@ def read_value(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    plain = isinstance(value, str) and not re.search(r'[,="\[\]{}]', value) and isinstance(read_value(value), str)
+    special = r'[,="\[\]{}]|^\s|\s$'
+    plain = isinstance(value, str) and not re.search(special, value) and isinstance(read_value(value), str)
     return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

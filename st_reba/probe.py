@@ -39,14 +39,7 @@ _SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]{40})")
 
 @dataclass(frozen=True)
 class Probe:
-    """Vectors of a few fixed texts, and what is known of the model that gave them. The vectors alone are compared.
-
-    Example:
-        >>> import st_reba
-        >>> mark = probe(st_reba.build("mini"))
-        >>> Probe.from_json(mark.to_json()).vectors.shape == mark.vectors.shape == (8, 192)
-        True
-    """
+    """Vectors of a few fixed texts, and what is known of the model that gave them. The vectors alone are compared."""
 
     vectors: NDArray[np.float32] = field(repr=False, compare=False)  # document vectors [texts, d] of TEXTS
     dtype: str | None = None  # of the weights

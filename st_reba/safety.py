@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
-_MOST_LAYERS = 1000
+# Numbers in a configuration, by the ends of their names: each takes time or memory that no weights file shows.
+_MOST = {("layer", "layers"): 1000, ("positions", "position_embeddings"): 1 << 24}
 # What a stored configuration may not hand to transformers: where else to look, whom to ask, pickles, code.
 _CALLERS = {"trust_remote_code", "token", "proxies", "code_revision", "gguf_file", "kernel_config", "use_kernels"}
 _CALLERS |= {"weights_only", "use_safetensors", "state_dict", "adapter_kwargs", "offload_folder", "variant"}
@@ -67,8 +68,8 @@ def load(
         weights["use_safetensors"] = True
     kwargs["model_kwargs"] = {**weights, **(kwargs.get("model_kwargs") or {})}
     try:
-        first = check_repository(path, trust_remote_code=trust_remote_code, **hub)
-        with sized(path, first, **hub):
+        folders = check_repository(path, trust_remote_code=trust_remote_code, **hub)
+        with sized(path, folders, **hub):
             return SentenceTransformer(path, device=device, trust_remote_code=trust_remote_code, **kwargs)
     except RepositoryRefused:
         raise
@@ -76,14 +77,14 @@ def load(
         raise ValueError(f"{path!r} could not be loaded: {error}") from error
 
 
-def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub: Any) -> str:
+def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool = False, **hub: Any) -> list[str]:
     """Refuse a sentence-transformers repository that asks for code or for more than it holds, before it is loaded.
 
     Refused are module types other than sentence-transformers' own and ours, pickled weights, options that are the
     caller's alone, kernels by name, and weights that are missing, cut, or smaller than their configuration says.
 
     Returns:
-        The folder of the first module.
+        The folders of the modules.
     """
     files = _Files(os.fspath(model), hub)
     about = files.read("config_sentence_transformers.json")
@@ -94,11 +95,11 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
     with files.values_of("modules.json"):
         for each in listed:
             _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
-        return str(listed[0]["path"]) if listed else ""
+        return [str(each["path"]) for each in listed] or [""]
 
 
 @contextmanager
-def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
+def sized(path: str, folders: Sequence[str] = ("",), **hub: Any) -> Iterator[None]:
     """Inside the ``with`` block, a model is refused that has far more numbers than the weights at ``path`` hold.
 
     Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
@@ -107,15 +108,16 @@ def sized(path: str, folder: str = "", **hub: Any) -> Iterator[None]:
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
     files = _Files(path, hub)
-    adapted = _check_base(files, folder)
-    held = files.numbers(folder) if adapted is None else adapted.numbers("")
-    # Tied weights are made several times, and stored once.
-    left = math.inf if held is None else 4 * held + (1 << 20)
+    adapted = _check_base(files, folders[0])
+    held = files.numbers(folders[0]) if adapted is None else adapted.numbers("")
+    # Weights are made without memory, then with it; tied ones several times, and stored once.
+    more = sum(files.numbers(each) or 0 for each in {*folders[1:]} - {folders[0]})
+    left = math.inf if held is None else 8 * (held + more) + (1 << 20)
     thread = threading.get_ident()
 
     def count(module: Any, name: str, weight: Any) -> None:
         nonlocal left
-        if weight is not None and weight.is_meta and threading.get_ident() == thread:
+        if weight is not None and threading.get_ident() == thread:
             left -= weight.numel()
         if left < 0:
             raise files.refused("config.json", f"it asks for far more than the {held:,} numbers of the weights.")
@@ -173,8 +175,8 @@ class _Files:
                     wrong = f"{name}: {stored[0]} may not be stored. Pass it to load."
             elif isinstance(value, list):
                 left += [(name, each) for each in value]
-            elif isinstance(value, int) and name.endswith(("layer", "layers")) and value > _MOST_LAYERS:
-                wrong = f"{name}={value}: at most {_MOST_LAYERS}. Correct it."
+            elif isinstance(value, int) and (most := [_MOST[each] for each in _MOST if name.endswith(each)]):
+                wrong = f"{name}={value}: at most {most[0]}. Correct it." if value > most[0] else None
             # transformers would download a kernel with a slash in its name and run it, whether or not code is trusted.
             if (name in _ELSEWHERE and value) or ("attn_implementation" in name and "/" in str(value)):
                 wrong = f"{name}={value!r:.80} names code or files elsewhere. Remove it."

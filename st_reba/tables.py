@@ -60,7 +60,7 @@ def read_table(path: str | PathLike[str]) -> DataFrame:
 
 
 def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: str | None = None) -> Iterator[Row]:
-    """Read a file's rows one by one, by default as UTF-8; ``name`` is its name in places. See `read_table`."""
+    """Read a file's rows one by one, as UTF-8 or, after its mark, UTF-16; ``name`` is its name in places."""
     path = Path(path)
     name, suffix = name or str(path), suffix_of(path)
     if not path.exists():
@@ -76,7 +76,7 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
         raise ValueError(f"{path}: the suffix {path.suffix!r} is not supported; use one of {SUPPORTED}")
     if suffix == ".parquet":
         return _read_parquet(path, name)
-    return _read_text(path, name, "utf-8-sig" if encoding is None else encoding, suffix)
+    return _read_text(path, name, encoding, suffix)
 
 
 def suffix_of(path: Path) -> str | None:
@@ -86,9 +86,13 @@ def suffix_of(path: Path) -> str | None:
     return suffix if suffix in TEXT_SUFFIXES or name.endswith(".parquet") else None
 
 
-def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Row]:
+def _read_text(path: Path, name: str, encoding: str | None, suffix: str) -> Iterator[Row]:
     csv.field_size_limit(MOST_CHARS)
     try:
+        if encoding is None:
+            with _opened(path, "latin-1") as stream:
+                encoding = "utf-16" if stream.read(2) in ("\xff\xfe", "\xfe\xff") else "utf-8"
+        encoding = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding  # with or without a mark
         quoted = suffix == ".csv" or (suffix == ".tsv" and _is_quoted(path, encoding))
         with _opened(path, encoding) as stream:
             if suffix in WHOLE_SUFFIXES:
@@ -98,7 +102,7 @@ def _read_text(path: Path, name: str, encoding: str, suffix: str) -> Iterator[Ro
             else:
                 read = _text_lines(stream, suffix == ".jsonl")
             for place, row in read:
-                values = " ".join(map(str, row.values())) if isinstance(row, dict) else ""
+                values = json.dumps(row, ensure_ascii=False) if isinstance(row, dict) else ""
                 if not values.isascii() and (bad := _UNDECODED.search(values)):
                     byte = f"0x{ord(bad.group()) - 0xDC00:02x}"
                     row = f"not {encoding}: byte {byte}; save it as UTF-8, or give its encoding, such as 'gb18030'"
@@ -153,9 +157,13 @@ def _is_quoted(path: Path, encoding: str) -> bool:
     """True if quotes in a .tsv enclose fields: then the whole file, read so, has as many fields in every line."""
     with _opened(path, encoding) as stream:
         try:
-            return len({len(row) for row in _reader(stream, ".tsv", True) if row}) <= 1
+            fields = [len(row) for row in _reader(stream, ".tsv", True) if row]
         except csv.Error:
             return False
+    with _opened(path, encoding) as stream:
+        tabs = [line.count("\t") for line in _lines(stream) if not line.isspace()]
+    # Quotes that join lines which are whole rows by themselves are marks of the texts.
+    return len({*fields}) <= 1 and (len(tabs) == len(fields) or len({*tabs}) > 1 or not any(tabs))
 
 
 def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
@@ -168,7 +176,8 @@ def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            yield place, f"wrong type: {error}; close every quote, and double quotes inside of quotes"
+            reason = f"{error}, at line {reader.line_num}; close every quote, and double quotes inside of quotes"
+            yield place, f"wrong type: {reason}"
             continue
         if row and len(row) != len(header):
             yield place, f"wrong type: {len(row)} fields, but {len(header)} columns; quote separators within fields"
@@ -189,7 +198,8 @@ def _read_parquet(path: Path, name: str) -> Iterator[Row]:
 def _arrow_rows(batches: Iterable[Any], schema: Any, name: str) -> Iterator[Row]:
     from pyarrow import types  # type: ignore[import-untyped, unused-ignore]
 
-    left_out = [one.name for one in schema if types.is_binary(one.type) or types.is_large_binary(one.type)]
+    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    left_out = [one.name for one in schema if any(kind(one.type) for kind in kinds)]
     if left_out:
         logger.warning("%s: columns of bytes are left out: %s", name, ", ".join(left_out))
     columns = [one for one in schema.names if one not in left_out and not one.startswith("__index_level_")]

@@ -127,6 +127,8 @@ def _first(model: SentenceTransformer) -> RepeatTransformer:
     first = model[0]
     if not isinstance(first, RepeatTransformer):
         raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
+    if getattr(first, "own_input", False):
+        raise ValueError("The model keeps its base's own input. Build it with st_reba.build(…, pooling=…).")
     if first.rows > 1:
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
     if any(name == "reversed" for each in first.templates[0].values() for _, name in each):

@@ -24,7 +24,7 @@ def process(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "st_reba.cli", "serve", model, "--port", str(port), *options]
+    command = [str(Path(sys.executable).with_name("st-reba")), "serve", model, "--port", str(port), *options]
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
     with subprocess.Popen(command, cwd=folder, env=settings, stdout=subprocess.PIPE, text=True) as started:
         try:

@@ -13,12 +13,14 @@ from architectures import TOKENIZERS, save
 from marks import Base
 from oracle import TEXTS, assert_close
 from pipelines import PIPELINES, build, encoded, features_of, made
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import st_reba
 from st_reba import ChunkedReBAPooling, Method, PromptEnsemble, ReBAPooling, RepeatTransformer, method_of
+from st_reba.modules import NoSinkTransformer
 from st_reba.modules.layout import PARTS, special_tokens
 
 
@@ -84,10 +86,15 @@ def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, i
     converted.save_pretrained(str(tmp_path / "saved"))
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert torch.equal(encoded(again), encoded(converted))
-    own = ({"max_seq_length": 20}, {"tokenizer": "mini"}, {"quantization": "nf4"})
+    own = ({"max_seq_length": 20}, {"tokenizer": "mini"}, {"quantization": "nf4"}, {"normalize": False})
     for wrong in (*own, {"config_kwargs": {"output_hidden_states": True}}):
         with pytest.raises(ValueError):
-            build(path, "nosink", setting="mask0-bidir", k=1, **wrong)
+            st_reba.build(path, "nosink", setting="mask0-bidir", k=1, **wrong)
+    weights = load_file(tmp_path / "embedder" / "model.safetensors")
+    del weights[next(name for name in weights if "q_proj" in name)]
+    save_file(weights, tmp_path / "embedder" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="weights are missing"):
+        st_reba.build(path, "nosink", setting="mask0-bidir", k=1)
 
 
 def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
@@ -141,6 +148,12 @@ REFUSALS: dict[str, Call] = {
     "pieces": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), ChunkedReBAPooling(32, chunk=4)]),
     "weights": lambda path: SentenceTransformer(modules=[RepeatTransformer(path), Pooling(32), PromptEnsemble([1, 1])]),
     "no weights": lambda path: PromptEnsemble([0.0, 0.0]),
+    "no number": lambda path: PromptEnsemble([1.0, float("nan")]),
+    "weights that cancel": lambda path: build(path, "prompteol", template=["{text} a", "{text} a"], weights=[1, -1]),
+    "layers that are not": lambda path: NoSinkTransformer(path, layer_masks=["forward"] * 3, second=[(9, "backward")]),
+    "a layer that is not": lambda path: RepeatTransformer(path, reading={"of": "states", "first": 1, "last": 9}),
+    "pieces and a prompt": lambda path: build(path, chunk=120).encode("x " * 55, prompt="y " * 50),
+    "another device": lambda path: build(path, device="meta", model_kwargs={"device_map": "cpu"}),
     "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
     "a part of the package": lambda path: PARTS["nothing"],
     "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),

@@ -21,6 +21,7 @@ SOME = [
     Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
     Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
     Method("echo", template={"query": "q {text}", "document": "d {text}"}),
+    Method("echo", template="{instruction}{text} {text}", instruction="Find: "),
     Method("reba", repeats=1),
     Method("classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"),
     Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=1, m=2),
@@ -63,7 +64,7 @@ REFUSED = {
     ),
     "nosink": (
         "k=3 setting=mask0-bidir setting=mask0-2,k=4,k0=1 setting=mask0&bidir,k=4 setting=inter-back,k=2,m=3 "
-        "setting=baseline,k=2 setting=extend-back,k=[1]"
+        "setting=baseline,k=2 setting=extend-back,k=[1] setting=extra-bidir,k=2,layer=[1,2]"
     ),
     "prompteol": (
         "weights=[1,2] template=metaeol,weights=[1,2] read=values read=attention,join=concat "

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 
 import st_reba
 from st_reba.bases import EMBEDDED
@@ -169,6 +169,15 @@ def no_pooling(place: Path) -> None:
     (place / "modules.json").write_text(json.dumps([modules[0], modules[2]]), encoding="utf-8")
 
 
+def wide(place: Path) -> None:
+    """A module that has no weights in the repository."""
+    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
+    modules.append({"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
+    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (place / "9").mkdir()
+    put("9/config.json", dimension=4 * 10**7)(place)
+
+
 BROKEN: list[tuple[str, Damage, str]] = [
     ("reba", lose(FIRST), FIRST),
     ("reba", lose("modules.json"), "Run: st-reba build"),
@@ -182,6 +191,8 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("echo", put(CONFIG, num_hidden_layers=10**12), "num_hidden_layers=1000000000000"),
     ("echo", put(CONFIG, vocab_size=10**13), CONFIG),
     ("echo", put(CONFIG, hidden_size=192 * 10**5), CONFIG),
+    ("echo", put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
+    ("echo", wide, "it asks for far more"),
     ("plain", put("2_Dense/config.json", out_features=20_000_000), "20000000"),
     ("plain", put("2_Dense/config.json", in_features=10**12), "1000000000000"),
     ("plain", lose("2_Dense/model.safetensors"), "2_Dense"),

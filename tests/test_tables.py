@@ -29,6 +29,8 @@ def test_delimited(tmp_path: Path) -> None:
     assert rows(tmp_path / "b.tsv", 'text\tn\n"a\tb"\t1\n"c ""d"""\t2\n') == [
         {"text": "a\tb", "n": "1"}, {"text": 'c "d"', "n": "2"},
     ]  # fmt: skip
+    assert len(rows(tmp_path / "c.tsv", 'text\tn\n"He\t1\nasked\t2\nit."\t3\n')) == 3
+    assert rows(tmp_path / "d.tsv", 'text\n"two\nlines"\n') == [{"text": "two\nlines"}]
 
 
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
@@ -49,6 +51,10 @@ def test_encodings(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.txt", "狗猫鱼\n".encode("gb18030"), encoding="gb18030") == [{"text": "狗猫鱼"}]
     found = rows(tmp_path / "a.txt", "ok\r\n狗猫鱼\n".encode("gb18030"))
     assert found == [{"text": "ok"}, ("a, line 2", "not utf-8-sig")]
+    assert rows(tmp_path / "a.txt", "狗\n".encode("utf-16")) == [{"text": "狗"}]
+    assert rows(tmp_path / "a.txt", "\ufeff狗\n", encoding="UTF-8") == [{"text": "狗"}]
+    for name, text in (("a.csv", "年,text\n1,a\n"), ("a.jsonl", '{"text": "a", "b": ["狗"]}')):
+        assert rows(tmp_path / name, text.encode("gb18030"))[0][1] == "not utf-8-sig"  # type: ignore[index]
     with pytest.raises(ValueError, match="unknown encoding"):
         rows(tmp_path / "a.txt", "a", encoding="x")
 
@@ -80,7 +86,10 @@ def test_a_table_has_columns_and_types(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a"] * 600, "n": range(600), "raw": [b"x"] * 600, "__index_level_0__": range(600)})
+    fixed = pa.array([b"x"] * 600, pa.binary(1))
+    table = pa.table(
+        {"text": ["a"] * 600, "n": range(600), "raw": [b"x"] * 600, "fixed": fixed, "__index_level_0__": range(600)}
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     found = list(read_rows(tmp_path / "a.parquet", name="a"))
     assert found[-1] == ("a, row 599", {"text": "a", "n": 599}) and len(found) == 600

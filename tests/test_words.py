@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,11 +197,14 @@ def test_no_token() -> None:
     np.testing.assert_array_equal(*encode_words(model, [(text, (0, 5)), (text, (0, 4))]))
 
 
-def test_other_models(base: Base) -> None:
+def test_other_models(base: Base, tmp_path: Path) -> None:
     """A pipeline without copies, and one that makes several sequences of a text, are refused with advice."""
     transformer = Transformer(base("llama"))
     plain = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())])
-    for model in (plain, *(st_reba.build("mini", "prompteol", template=each) for each in ("metaeol", "{reversed}:"))):
+    plain.save_pretrained(str(tmp_path))
+    own = st_reba.build(str(tmp_path), "nosink", setting="baseline")
+    several = [st_reba.build("mini", "prompteol", template=each) for each in ("metaeol", "{reversed}:")]
+    for model in (plain, own, *several):
         with pytest.raises(ValueError):
             encode_words(model, [GOOD])
         with pytest.raises(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sqlite3
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(command.main(args=arguments, prog_name="st-reba", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, sqlite3.Error) as error:
         # Messages of the package name its arguments; other libraries' stay as they are.
         named = re.compile(r"\b(overwrite|trust_remote_code)=True\b( \(--[a-z-]+\))?")
         message = named.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error) or type(error).__name__)

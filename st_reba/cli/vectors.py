@@ -39,7 +39,9 @@ def parse_where(texts: list[str]) -> dict[str, Any]:
         name, operator, value = parts.groups()
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-        found.setdefault(name, {})[operator] = value
+        if operator in found.setdefault(name, {}):
+            raise ValueError(f"--where {text!r}: {name}{operator} is given twice")
+        found[name][operator] = value
     return found
 
 
@@ -75,7 +77,7 @@ def encode(
     _refuse(kind, {"--word": out and word})
     of_corpora = {"--passages": passages, "--workers": workers, "--float16": float16}
     _refuse(kind, {"--task": task} if in_parts else of_corpora)
-    if out is not None and not in_parts and out.exists() and not overwrite:
+    if out is not None and not in_parts and out.exists() and (not overwrite or out.is_dir()):
         raise FileExistsError(f"{out}: already there; give another path, or --overwrite")
     if out is not None and not in_parts and not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such folder")
@@ -87,7 +89,8 @@ def encode(
     from ..files import write_npy
     from ..safety import load
 
-    source = open_source(_lines(input), text_column=text_column, id_column=id_column, encoding=encoding)
+    reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
+    source = open_source(_lines(input, **reading), **reading)
     quiet()
     loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     if out is not None and in_parts:
@@ -159,16 +162,17 @@ def index(
     from ..index import Index
 
     running: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {"text_column": text_column, "id_column": id_column, "workers": workers}
-    options |= {"encoding": encoding, "batch_tokens": batch_tokens, "strict": strict}
+    reading = {"text_column": text_column, "id_column": id_column, "encoding": encoding}
+    texts = _lines(input, **reading)
+    options: dict[str, Any] = {**reading, "workers": workers, "batch_tokens": batch_tokens, "strict": strict}
     quiet()
     if model is None or add or upsert:
         opened = Index.open(folder, model, **running)
-        outcome = asdict((opened.upsert if upsert else opened.add)(_lines(input), **options))
+        outcome = asdict((opened.upsert if upsert else opened.add)(texts, **options))
         said = [f"{outcome[name]:,} {name}" for name in ("added", "replaced", "unchanged") if outcome[name]]
     else:
         options |= {"factory": factory, "parameters": parameters, "passages": passages, "overwrite": overwrite}
-        opened = Index.build(model, _lines(input), folder, **options, **running)
+        opened = Index.build(model, texts, folder, **options, **running)
         outcome, said = {}, [f"factory {opened.info()['factory']}"]
     rejects = opened.rejects() if not outcome or outcome["rejected"] else []
     if as_json:
@@ -255,8 +259,11 @@ def _refuse(kind: str, useless: dict[str, Any]) -> None:
             raise ValueError(f"{option} {value} does not go with {kind}")
 
 
-def _lines(input: str) -> Any:
-    return [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if input == "-" else input
+def _lines(input: str, **useless: Any) -> Any:
+    if input != "-":
+        return input
+    _refuse("standard input", {f"--{name.replace('_', '-')}": value for name, value in useless.items()})
+    return [line.rstrip("\r\n").lstrip("\ufeff") for line in sys.stdin if line.strip()]
 
 
 def _tell_rejects(rejects: list[Any], remedy: str) -> None:

@@ -168,7 +168,7 @@ def _resume(corpus: Corpus, mark: Probe, settings: dict[str, Any]) -> int:
 
 def _parts(source: Source, size: int, disable: bool | None) -> Iterator[Part]:
     part, chars = Part(0, 0), 0
-    for record in tqdm(source.read(), "Reading", source.total, unit=" texts", disable=disable):
+    for record in tqdm(source.read(), "Reading", unit=" texts", disable=disable):
         if isinstance(record, Document):
             metadata = to_json(record.metadata)
             part.add(Row(part.stop, record.id, record.text, metadata))

@@ -14,12 +14,7 @@ Cut = Callable[[list[str]], list[tuple[int, ...]]]
 
 
 def parse_passages(passages: str | None) -> tuple[int, int] | None:
-    """Tokens of a passage and of the overlap, from ``"256:32"``.
-
-    Example:
-        >>> parse_passages("256:32"), parse_passages("128"), parse_passages(None)
-        ((256, 32), (128, 0), None)
-    """
+    """Tokens of a passage and of the overlap, from ``"256:32"``."""
     if passages is None:
         return None
     found = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", passages)
@@ -34,11 +29,6 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Cut:
 
     A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
     the one before; the last is moved forward, so that it is as long as the others.
-
-    Example:
-        >>> import st_reba
-        >>> cutter(st_reba.build("mini"), "9:3")(["你好，世界", "春天来了，河边的柳树发了新芽。"])
-        [(), (0, 9, 6, 15)]
     """
     sizes = parse_passages(passages)
     tokenizer: Any = getattr(model, "tokenizer", None)

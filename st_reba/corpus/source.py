@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..tables import SUPPORTED, WHOLE_SUFFIXES, is_dataset, read_rows, suffix_of, table_rows
 from .folder import is_corpus
-from .records import Document, Reject, beginning, checked, is_missing
+from .records import Document, Reject, beginning, checked, clean_text, is_missing
 
 logger = logging.getLogger(__name__)
 Input = Any
@@ -37,7 +37,6 @@ class Source:
     """
 
     name: str
-    total: int | None  # number of records, if it is known beforehand
     read: Callable[[], Iterator[Document | Reject]]
     columns: dict[str, str | None]  # text_column and id_column, as they were found (of a folder: as they were given)
 
@@ -92,12 +91,12 @@ def open_source(
         encoding: Of text files; None: UTF-8.
     """
     found = columns = {"text_column": text_column, "id_column": id_column}
-    name, total = f"the {type(input).__name__}", len(input) if isinstance(input, Sized) else None
+    name = f"the {type(input).__name__}"
     if isinstance(input, (str, PathLike)):
         if is_corpus(input):
             raise ValueError(f"{input}: an encoded corpus, not texts; an index can be built from it, see st-reba index")
         in_folder = Path(input).is_dir() and not is_dataset(Path(input))
-        name, total, tables = str(input), None, _file_rows(Path(input), in_folder, encoding)
+        name, tables = str(input), _file_rows(Path(input), in_folder, encoding)
         found = columns.copy() if in_folder else columns  # tables in a folder may have different ones
     elif isinstance(input, Mapping):  # to iterate over it would give its keys
         raise TypeError(f"the input is one {type(input).__name__}; give one of its values, or a list of dicts")
@@ -113,7 +112,7 @@ def open_source(
             raise ValueError(f"{name}: it was read already, and can be read once; open it again")
         return left.pop()
 
-    return Source(name, total, read, columns)
+    return Source(name, read, columns)
 
 
 def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str]:
@@ -126,7 +125,7 @@ def read_texts(path: str | PathLike[str], column: str | None = None) -> list[str
 
 def _file_rows(path: Path, in_folder: bool, encoding: str | None) -> Iterator[Iterator[tuple[str, Any]]]:
     for file in _files_in(path) if in_folder else [path]:
-        name = file.relative_to(path).as_posix() if in_folder else path.name
+        name = clean_text(file.relative_to(path).as_posix() if in_folder else path.name)
         rows, suffix = read_rows(file, name=name, encoding=encoding), suffix_of(file)
         if suffix in WHOLE_SUFFIXES or (suffix == ".txt" and in_folder):
             rows = _texts(rows, name, by_line=suffix == ".txt")
@@ -194,6 +193,8 @@ def _names(row: Mapping[str, Any], place: str, text: str | None, identity: str |
         raise ValueError(f"{place}: no column {text or 'text'!r}; there: {there or 'none'}; name one with text_column")
     if identity and identity not in row:
         raise ValueError(f"{place}: no column {identity!r}; there: {there}; name one with id_column")
+    if identity == text:
+        raise ValueError(f"{place}: {text!r} is named as the text and as the id; name another id_column")
     if identity is None:
         # Records need not all have the same keys: the first id may stand in a later one.
         late = "" if text == "id" else "id"

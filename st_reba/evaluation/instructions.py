@@ -56,10 +56,6 @@ def read_instructions(source: Any) -> Instructions:
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It does not hold instructions.
-
-    Example:
-        >>> read_instructions("nosink").tasks["SciFact"]
-        'Given a scientific claim, retrieve documents that support or refute the claim.'
     """
     if isinstance(source, Instructions):
         return source

@@ -18,12 +18,7 @@ from .instructions import Instructions
 
 @cache
 def suites() -> dict[str, dict[str, Any]]:
-    """The papers' sets of tasks, by name; ``suites.yaml`` says what each holds.
-
-    Example:
-        >>> {name: sum(map(len, suite["tasks"].values())) for name, suite in suites().items()}
-        {'C-MTEB': 31, 'MTEB-15': 15, 'MTEB-MINI': 26, 'MTEB-56': 56}
-    """
+    """The papers' sets of tasks, by name; ``suites.yaml`` says what each holds."""
     found: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text("utf-8"))
     return found
 

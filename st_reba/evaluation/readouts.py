@@ -117,12 +117,7 @@ def vectors(
 
 
 def readout_of(method: Method, depth: int) -> Readout | None:
-    """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself.
-
-    Example:
-        >>> readout_of(Method("reba", pooling="mean"), 6), readout_of(Method("prompteol", layer=-2), 6)
-        (Readout(layer=6, pooling='reba-mean', first=None), Readout(layer=5, pooling='end', first=None))
-    """
+    """The readout of a method, on a base with L layers (``depth``); None: its model has to run by itself."""
     plain = method.implementation == "paper" and method.chunk is None and method.pooled is None
     plain = plain and not method.include_special and not method.normalize_weights and method.final_norm
     pooling, outputs = method.sentence_pooling, method.read == "attention"

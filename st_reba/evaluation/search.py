@@ -82,10 +82,6 @@ def passes_of(depth: int, script: str, *, small: bool = False, labelled: bool = 
         script: Script of the texts, for the wording of PromptEOL; see :func:`~st_reba.evaluation.views.script_of`.
         small: The few that cover most, for ``build(base, "auto")``.
         labelled: Try repeated texts too, which parts of texts cannot judge.
-
-    Example:
-        >>> len(passes_of(30, "LATIN")), len(passes_of(30, "LATIN", labelled=True))
-        (7, 15)
     """
     once, twice = Method("classical", pooling="mean"), Method("echo", pooling="mean")
     (word, both), *others = _prompts(script)

@@ -32,10 +32,6 @@ def views_of(texts: Iterable[str]) -> Task:
 
     Source:
         Crops as a pair: Izacard et al. (2022), Contriever (arXiv 2112.09118), section 3.1; there they are drawn.
-
-    Example:
-        >>> views_of(["one two three four five six", "short"]).texts
-        ('one two three four', 'three four five six', 'one two three', 'four five six')
     """
     places: dict[str, int] = {}
     items = []
@@ -125,12 +121,7 @@ def draw_texts(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
 
 
 def script_of(text: str) -> str:
-    """The script of most of a text's letters, as Unicode names it; kana count as ``"CJK"``, "" where there are none.
-
-    Example:
-        >>> script_of("银行 bank 今天关门了"), script_of("Привет, мир"), script_of("1 + 1 = 2")
-        ('CJK', 'CYRILLIC', '')
-    """
+    """The script of most of a text's letters, as Unicode names it; kana count as ``"CJK"``, "" where there are none."""
     names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text[:200] if letter.isalpha())
     counts = Counter("CJK" if name in ("HIRAGANA", "KATAKANA") else name for name in names)
     return counts.most_common(1)[0][0] if counts else ""

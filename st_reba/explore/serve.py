@@ -12,7 +12,7 @@ from typing import Any
 
 from ..methods import Method
 from ..optional import required
-from ..serve.run import bound, run
+from ..serve.run import LOOPBACK, bound, host_name, run
 
 DEFAULT = ("mini classical:pooling=mean", "mini echo:pooling=mean", "mini reba:pooling=mean")
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -58,19 +58,14 @@ def launch(
 
         opened = {name: open_model(base, method, **options) for name, (base, method) in named.items()}
         searched = None if index is None else Index.open(index, **options)
-        app = make_app(opened, searched)
+        app = make_app(opened, searched, LOOPBACK if host in LOOPBACK else ())
         if open_browser:
             threading.Timer(1.0, webbrowser.open, [f"http://localhost:{taken.getsockname()[1]}"]).start()
         run(app, taken)
 
 
 def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
-    """Base and method by the name that is shown, before anything is loaded.
-
-    Example:
-        >>> read_names(["mini", "mini echo:pooling=mean"])["mini echo:pooling=mean"]
-        ('mini', Method(name='echo', pooling='mean', ...
-    """
+    """Base and method by the name that is shown, before anything is loaded."""
     if not 1 <= len(names) <= MAX_MODELS:
         raise ValueError(f"{len(names)} models: the page shows 1 to {MAX_MODELS}.")
     found: dict[str, tuple[str, Method | None]] = {}
@@ -82,8 +77,8 @@ def read_names(names: Sequence[str]) -> dict[str, tuple[str, Method | None]]:
     return found
 
 
-def make_app(models: Mapping[str, Any], index: Any) -> Any:
-    """The page in each language, below ``/en`` and ``/zh``, as an ASGI application."""
+def make_app(models: Mapping[str, Any], index: Any, hosts: Sequence[str] = ()) -> Any:
+    """The page in each language, below ``/en`` and ``/zh``, as an ASGI application that answers ``hosts`` alone."""
     from .page import Page, gr
 
     fastapi: Any = import_module("fastapi")
@@ -106,6 +101,8 @@ def make_app(models: Mapping[str, Any], index: Any) -> Any:
                 message["headers"] = [*message["headers"], (b"content-security-policy", _POLICY)]
             await send(message)
 
-        await served(scope, receive, guarded)
+        name = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
+        refused = scope["type"] == "http" and hosts and host_name(name) not in hosts  # of a page elsewhere
+        await (fastapi.responses.Response(status_code=403) if refused else served)(scope, receive, guarded)
 
     return app

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -239,7 +240,7 @@ def changing(store: Store, fresh: State | None = None) -> Iterator[Writer]:
             tx.execute(f"DELETE FROM {table}")
         try:
             yield Writer(store, tx, state)
-            state.changes += 1
+            state.changes, state.stamp = state.changes + 1, uuid.uuid4().hex
             tables.write_state(tx, state)
         except BaseException:
             _sweep(store.folder, name)
@@ -255,26 +256,26 @@ def _only_new(source: Source, store: Store, counts: Counter[str], *, upsert: boo
 
     def read() -> Iterator[Document | Reject]:
         numbered = enumerate(source.read())
-        with store.reading() as tx:
-            while group := list(islice(numbered, _ASKED_TOGETHER)):
-                given = {n: (one.text, to_json(one.metadata)) for n, one in group if isinstance(one, Document)}
-                ids = [one.id for n, one in group if n in given and one.id is not None]
-                hashes = {n: content_of(*given[n]) for n, one in group if n in given and one.id is None and not upsert}
+        while group := list(islice(numbered, _ASKED_TOGETHER)):
+            given = {n: (one.text, to_json(one.metadata)) for n, one in group if isinstance(one, Document)}
+            ids = [one.id for n, one in group if n in given and one.id is not None]
+            hashes = {n: content_of(*given[n]) for n, one in group if n in given and one.id is None and not upsert}
+            with store.reading() as tx:
                 there = {one.id: (one.text, one.metadata) for one in documents_with(tx, "id", ids)}
                 unnamed = {(one.content, one.text) for one in documents_with(tx, "content", hashes.values())}
-                for number, record in group:
-                    same, reason = False, None
-                    if isinstance(record, Document):
-                        if record.id is None:
-                            same, reason = (hashes.get(number), record.text) in unnamed, _NO_ID if upsert else None
-                        elif record.id in there:
-                            same = there[record.id] == given[number]
-                            reason = None if upsert else _THERE.format(record.id)
-                        if reason is not None:
-                            record = Reject(f"record {number}", reason, record.id, beginning(record.text))
-                    counts["unchanged"] += same
-                    if not same:
-                        yield record
+            for number, record in group:
+                same, reason = False, None
+                if isinstance(record, Document):
+                    if record.id is None:
+                        same, reason = (hashes.get(number), record.text) in unnamed, _NO_ID if upsert else None
+                    elif record.id in there:
+                        same = there[record.id] == given[number]
+                        reason = None if upsert else _THERE.format(record.id)
+                    if reason is not None:
+                        record = Reject(f"record {number}", reason, record.id, beginning(record.text))
+                counts["unchanged"] += same
+                if not same:
+                    yield record
 
     return replace(source, read=read)
 

@@ -21,7 +21,9 @@ def export(snapshot: Snapshot, tx: sqlite3.Connection, out: Path, *, overwrite: 
     store, state, file = snapshot.store, snapshot.state, snapshot.file
     if out.suffix not in (".parquet", ".faiss"):
         raise ValueError(f"{out}: export writes X.parquet or X.faiss; give it such a name")
-    if out.exists() and not overwrite:
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such folder")
+    if out.exists() and (not overwrite or out.is_dir()):
         raise FileExistsError(f"{out}: already there; give another path, or overwrite=True to replace a file")
     if out.resolve().is_relative_to(store.folder):
         raise ValueError(f"{out}: in the folder of the index; give a path outside of it")

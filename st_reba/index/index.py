@@ -129,6 +129,8 @@ class Index:
         mark, metric = probe(loaded), loaded.similarity_fn_name
         if metric not in METRICS:
             raise ValueError(f"the model's similarity_fn_name is {metric!r}; an index needs {' or '.join(METRICS)}")
+        if factory == "auto" and parameters is not None:
+            raise ValueError(f"parameters={parameters!r}: name the factory that they are of")
         if factory != "auto":
             make_index(factory, mark.dimension, parameters)
         about, length = remembered(model, mark, store.folder), longest_input(loaded)
@@ -180,8 +182,8 @@ class Index:
                 operators are =, !=, <, <=, >, >=, "in" (a list), "has" (a list there contains it), "exists".
 
         Returns:
-            The results of one text or of one vector, best first; a list of such lists for several. Documents with the
-            same score are in the order they were added.
+            The results of one text or of one vector, best first; a list of such lists for several. Up to 32 documents
+            with the same score are in the order they were added.
 
         Raises:
             ValueError: k, a query or a condition cannot be used; `OtherModelError`: the model did not build the index.

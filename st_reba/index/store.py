@@ -63,6 +63,7 @@ class State:
     factory: str = "Flat"
     parameters: str | None = None
     changes: int = 0
+    stamp: str = ""  # random, of the last change: no two states are alike
     documents: int = 0
     next_key: int = 0
     next_number: int = 0  # the id of the next document that has none

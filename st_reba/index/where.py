@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from math import isfinite
+from types import NoneType
 from typing import Any
 
-_COMPARED = {"=": "=", "!=": "IS NOT", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-OPERATORS = (*_COMPARED, "in", "has", "exists")
-# The value at a path as text, or as a number; else NULL. Text that writes a number, as tables of .csv hold it, is one.
-_TEXT = "CASE t WHEN 'text' THEN v END"
-_NUMBER = (
-    "CASE WHEN t IN ('integer', 'real', 'true', 'false') THEN v WHEN t = 'text' THEN CASE WHEN json_valid(v) "
-    "THEN CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END"
-)
+from ..corpus.records import to_json
+
+OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "in", "has", "exists")
+# What a value at a path is as one of a type, or NULL. Text that writes a truth value or a number, as in a .csv, is one.
+_VALUES: dict[Any, str] = {
+    str: "CASE t WHEN 'text' THEN v END",
+    bool: "CASE WHEN t IN ('true', 'false') THEN v WHEN lower(v) = 'true' THEN 1 WHEN lower(v) = 'false' THEN 0 END",
+    (int, float): "CASE WHEN t IN ('integer', 'real', 'true', 'false') THEN v WHEN t = 'text' THEN CASE "
+    "WHEN json_valid(v) THEN CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END",
+    NoneType: "v IS NULL",
+}
+_LARGEST = int(sys.float_info.max)
+_MOST = 500  # names; SQLite nests no deeper than 1,000 conditions
 
 Where = Mapping[str, Any]
 
 
 def conditions(where: Where) -> tuple[str, list[Any]]:
     """The SQL of conditions that must all hold, and its parameters; see ``Index.search``."""
-    if not isinstance(where, Mapping):
-        raise ValueError(f'where={where!r} must be a dict, as {{"lang": "zh", "year": {{">=": 2020}}}}')
+    if not isinstance(where, Mapping) or len(where) > _MOST:
+        raise ValueError(f'where={where!r:.200} must be a dict of at most {_MOST} names, as {{"lang": "zh"}}')
     found: list[tuple[str, list[Any]]] = []
     for name, wanted in where.items():
-        if not isinstance(name, str) or '"' in name or "\\" in name:
-            raise ValueError(f"where: {name!r} is no name of a metadata value")
-        path = "'$.\"" + name.replace("'", "''") + "\"'"
+        if not isinstance(name, str) or '"' in name or "\\" in name or wanted == {}:
+            raise ValueError(f"where: {name!r} is no name of a metadata value, or has no condition")
+        path = "'$." + to_json(name).replace("'", "''") + "'"
         one = wanted if isinstance(wanted, Mapping) else {"=": wanted}
         found += [_condition(path, operator, value) for operator, value in one.items()]
     return " AND ".join(f"({sql})" for sql, _ in found) or "1", [value for _, values in found for value in values]
@@ -33,23 +41,37 @@ def conditions(where: Where) -> tuple[str, list[Any]]:
 
 def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
     kind = f"json_type(metadata, {path})"
+    at = f"(SELECT json_extract(metadata, {path}) AS v, {kind} AS t)"
     if operator == "exists":
         return f"{kind} IS {'NOT ' if value else ''}NULL", []
-    if operator == "in" and isinstance(value, (list, tuple, set, frozenset)):
-        found = [_condition(path, "=", one) for one in value]
-        return " OR ".join(sql for sql, _ in found) or "0", [one for _, values in found for one in values]
-    if operator in ("=", "!=") and value is None:
-        return f"json_extract(metadata, {path}) IS {'NOT ' if operator == '!=' else ''}NULL", []
-    if operator in ("=", "!=") and isinstance(value, bool):
-        return f"{kind} {_COMPARED[operator]} '{'true' if value else 'false'}'", []
-    if operator not in (*_COMPARED, "has") or isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    several = operator == "in" and isinstance(value, (list, tuple, set, frozenset))
+    bound = [(_sql(one), _bound(one)) for one in (value if several else [value])]
+    ordered = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    known = several or operator in ("=", "!=") or (operator in (*OPERATORS[:6], "has") and ordered)
+    if not known or None in dict(bound):
         raise ValueError(
-            f"where: {path[3:-1]} {operator} {value!r}: use one of {', '.join(OPERATORS)}, with a string or a number, "
-            "'in' with a list"
+            f"where: {path[3:-1]} {operator} {value!r:.200}: use one of {', '.join(OPERATORS)}, with a string or a "
+            "number, 'in' with a list"
         )
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        value = float(value)  # as SQLite reads such numbers
+    if several or operator in ("=", "!="):
+        lists = {
+            sql: [one for each, one in bound if each == sql and (isinstance(one, str) or isfinite(one))]
+            for sql in dict(bound)
+        }
+        found = " OR ".join(f"(SELECT {sql} FROM {at}) IN (SELECT value FROM json_each(?))" for sql in lists) or "0"
+        return f"({found}) IS {'NOT ' if operator == '!=' else ''}TRUE", [to_json(each) for each in lists.values()]
+    ((sql, one),) = bound
     if operator == "has":
-        return f"{kind} = 'array' AND EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE atom = ?)", [value]
-    at = f"(SELECT json_extract(metadata, {path}) AS v, {kind} AS t)"
-    return f"(SELECT {_TEXT if isinstance(value, str) else _NUMBER} FROM {at}) {_COMPARED[operator]} ?", [value]
+        return f"{kind} = 'array' AND EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE atom = ?)", [one]
+    return f"(SELECT {sql} FROM {at}) {operator} ?", [one]
+
+
+def _sql(value: Any) -> str | None:
+    endless = isinstance(value, float) and not isfinite(value)
+    return None if endless else next((sql for types, sql in _VALUES.items() if isinstance(value, types)), None)
+
+
+def _bound(value: Any) -> Any:
+    """A value as SQLite reads it: integers of more than 64 bits are floats there."""
+    wide = isinstance(value, int) and not -(2**63) <= value < 2**63
+    return True if value is None else float(max(-_LARGEST, min(_LARGEST, value))) if wide else value

@@ -22,8 +22,9 @@ _SDPA: Any = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
 def show_attention(model: Any) -> bool:
     """Make a model's decoder call :func:`attention`; False: it cannot, so the package observes its eager attention."""
     decoder = decoder_of(model)
-    if decoder.config._attn_implementation == ATTENTION_NAME:
-        return True
+    observed = getattr(decoder, "observed", False)  # by the package's hooks
+    if observed or decoder.config._attn_implementation == ATTENTION_NAME:
+        return not observed
     decoder.set_attn_implementation(ATTENTION_NAME)  # which only warns where an architecture ignores the interface
     if decoder.config._attn_implementation == ATTENTION_NAME:
         return True

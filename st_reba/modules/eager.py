@@ -18,8 +18,7 @@ logger = logging.getLogger(__name__)
 
 def hook_attention(decoder: Any) -> None:
     """Observe a decoder's eager attention; one layer's [B, H, T, T] is held at a time."""
-    if any(see_output in module._forward_hooks.values() for module in decoder.modules()):
-        return
+    decoder.observed = True
     decoder.config._attn_implementation = "eager"
     for module in decoder.modules():
         if re.search("attention", type(module).__name__, re.IGNORECASE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,8 @@ class PromptEnsemble(Module):
     def __init__(self, weights: Sequence[float], equal_norms: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights, self.equal_norms = [float(weight) for weight in weights], equal_norms
-        if not any(self.weights):
-            raise ValueError(f"weights={self.weights}: at least one must not be 0.")
+        if not any(self.weights) or not all(map(math.isfinite, self.weights)):
+            raise ValueError(f"weights={self.weights}: give numbers, at least one of them not 0.")
 
     def on_model_ready(self, model: Any) -> None:
         """Check that there is a weight for each template."""

@@ -26,7 +26,7 @@ TASKS = ("query", "document")
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.
 SLOTS = ("text", "reversed")
 # A fast tokenizer keeps its settings as state that other calls change, so one call runs at a time.
-_tokenizing = threading.Lock()
+_tokenizing = threading.RLock()
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Pairs of a literal and the field after it, or None.
 Template = tuple[tuple[str, str | None], ...]

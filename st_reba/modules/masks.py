@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import show_attention
-from .layout import PARTS, published, spans_of
+from .layout import PARTS, _tokenizing, published, spans_of
 from .passes import ForwardPass
 from .transformer import RepeatTransformer
 
@@ -149,11 +149,10 @@ class NoSinkTransformer(RepeatTransformer):
         super().__init__(model_name_or_path, **kwargs)
         self.layer_masks, self.second = list(layer_masks), [tuple(each) for each in second]
         self.architecture, self.m, self.implementation, self.own_input = architecture, m, implementation, own_input
-        for name in [*self.layer_masks, *(name for _, name in self.second)]:
-            if name not in MASKS:
-                raise ValueError(f"layer_masks: {name!r} is not known. Choose from {', '.join(MASKS)}.")
-        if len(self.layer_masks) != self.depth or m < 0:
-            raise ValueError(f"layer_masks={len(self.layer_masks)} names for {self.depth} layers; m={m}.")
+        if unknown := {*self.layer_masks, *(name for _, name in self.second)} - MASKS.keys():
+            raise ValueError(f"layer_masks: {min(unknown)!r} is not known. Choose from {', '.join(MASKS)}.")
+        if len(self.layer_masks) != self.depth or m < 0 or {layer for layer, _ in self.second} - {*range(self.depth)}:
+            raise ValueError(f"layer_masks={len(self.layer_masks)} names, second={second}: {self.depth} layers; m={m}.")
         self.second_runs: Any = PARTS["second"](self) if self.second else None
         self.changed = bool(self.second) or set(self.layer_masks) != {"forward"}
         if self.changed and not show_attention(self.model):
@@ -168,5 +167,6 @@ class NoSinkTransformer(RepeatTransformer):
         if not self.own_input:
             return super().preprocess(inputs, *args, **kwargs)
         self.tokenizer.padding_side = "right"  # type: ignore[union-attr]
-        features: dict[str, Any] = super(RepeatTransformer, self).preprocess(inputs, *args, **kwargs)
+        with _tokenizing:
+            features: dict[str, Any] = super(RepeatTransformer, self).preprocess(inputs, *args, **kwargs)
         return {**features, "spans": spans_of(features), "copy_ids": features["attention_mask"]}

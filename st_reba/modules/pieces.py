@@ -32,7 +32,7 @@ class Pieces:
     repeats: int
     last_only: bool
 
-    def batches(self, features: Mapping[str, Any]) -> Iterator[tuple[list[tuple[int, int, int]], dict[str, Any]]]:
+    def batches(self, features: Mapping[str, Any], config: Any) -> Iterator[tuple[list[Any], dict[str, Any]]]:
         """Batches of pieces, the longest first: (row of the text, first token, tokens) each, and their features."""
         spans, ids = features["spans"], features["input_ids"]
         pieces = [
@@ -43,6 +43,9 @@ class Pieces:
         ]
         pieces.sort(key=lambda piece: -piece[2])
         around = max(span.total - span.length for span in spans)
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if most and around + self.repeats * pieces[0][2] > most:
+            raise ValueError(f"chunk={self.chunk}: the copies and what is around them need more than {most} positions.")
         while pieces:
             number = max(1, _POSITIONS // (around + self.repeats * pieces[0][2]))
             batch, pieces = pieces[:number], pieces[number:]

@@ -25,8 +25,8 @@ class LayerReader:
     """
 
     def __init__(self, transformer: Any, first: int, last: int, join: str = "mean", final_norm: bool = True) -> None:
-        if join not in ("mean", "concat"):
-            raise ValueError(f"join={join!r} is not known. Choose from mean, concat.")
+        if join not in ("mean", "concat") or not 0 <= first <= last <= transformer.depth:
+            raise ValueError(f"join={join!r} of layers {first} to {last}: mean or concat, of 0 to {transformer.depth}.")
         self.first, self.last, self.join, self.final_norm = first, last, join, final_norm
         self.depth = transformer.depth
         # How often the dimension is larger than a layer's.

@@ -246,7 +246,7 @@ class RepeatTransformer(Transformer):
             features = {**features, "spans": spans_of(features)}
         if capture is None or capture.pieces is None:
             return self._run(features, capture)
-        pieces = [(piece, self._run(batch, capture)) for piece, batch in capture.pieces.batches(features)]
+        pieces = [(one, self._run(batch, capture)) for one, batch in capture.pieces.batches(features, self.config)]
         return {**self._run(features, None), "captured": capture, "pieces": pieces}
 
     def _hooks(self, capture: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from .joining import Joining
 from .requests import EmbeddingRequest, Refusal, SearchRequest, as_openai
+from .run import host_name
 
 logger = logging.getLogger(__name__)
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -43,11 +44,6 @@ class EmbeddingServer(Starlette):
         max_body: MiB of a request; 413 beyond.
         max_tokens: Token positions of a request, with all copies, template and prompt; 422 beyond.
         queue: Texts that may wait, over all requests; 429 beyond.
-
-    Example:
-        >>> import st_reba
-        >>> [route.path for route in EmbeddingServer(st_reba.build("mini"), "mini").routes][:2]
-        ['/health', '/metrics']
     """
 
     def __init__(
@@ -103,17 +99,17 @@ class EmbeddingServer(Starlette):
         return Route(path, answer, methods=[method])
 
     def check_caller(self, request: Request) -> None:
-        if self.hosts and request.url.hostname not in self.hosts:
+        if self.hosts and (host := host_name(request.headers.get("host", ""))) not in self.hosts:
             known = ", ".join(self.hosts)
-            raise Refusal(403, f"Host {request.url.hostname!r}: without an API key, only {known} are served.")
-        given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+            raise Refusal(403, f"Host {host!r}: without an API key, only {known} are served.")
+        given = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")  # as it came
         # Every key is compared, in constant time.
         if self.keys and not any([hmac.compare_digest(given, key) for key in self.keys]):
             raise Refusal(401, "The API key is wrong: send Authorization: Bearer KEY.", code="invalid_api_key")
 
     async def read(self, request: Request) -> bytes:
         """Receive a body within the limits of size, time and memory."""
-        if not request.headers.get("content-type", "").partition(";")[0].strip().endswith("json"):
+        if not request.headers.get("content-type", "").partition(";")[0].strip().lower().endswith("json"):
             # A web page can send other types from a reader's browser without asking this server first.
             raise Refusal(415, "Send Content-Type: application/json.")
         limit, body = self.max_body * _MIB, bytearray()

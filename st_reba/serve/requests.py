@@ -61,12 +61,7 @@ class _Body(BaseModel):
 
 
 class EmbeddingRequest(_Body):
-    """Body of ``/v1/embeddings``; the models NAME:query and NAME:document choose a prompt.
-
-    Example:
-        >>> EmbeddingRequest.parse(b'{"input": "a cat", "model": "m:query"}').task("m")
-        'query'
-    """
+    """Body of ``/v1/embeddings``; the models NAME:query and NAME:document choose a prompt."""
 
     input: Annotated[list[str], BeforeValidator(_as_list), _Many]
     model: str | None = None

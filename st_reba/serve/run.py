@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any
 from ..optional import required
 
 KEYS = "ST_REBA_API_KEY"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
@@ -51,7 +52,7 @@ def serve(
     for module in ("uvicorn", "starlette", "pydantic", "prometheus_client", "batched"):
         required(module, "serve")
     keys = [key for key in map(str.strip, os.environ.get(KEYS, "").split(",")) if key]
-    local = host in _LOOPBACK
+    local = host in LOOPBACK
     with bound(host, port) as taken:
         if not local and not keys:
             print(f"Warning: anybody who reaches {host} can use it. Set {KEYS} to ask for a key.", file=sys.stderr)
@@ -65,11 +66,16 @@ def serve(
             torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
         loaded = load(os.fspath(model), **options)
         opened = None if index is None else Index.open(index, loaded)
-        hosts = _LOOPBACK if local and not keys else ()
+        hosts = LOOPBACK if local and not keys else ()
         if name is None:
             name = Path(model).resolve().name if os.path.isdir(model) else os.fspath(model)
         app = EmbeddingServer(loaded, name, index=opened, keys=keys, hosts=hosts, **(limits or {}))
         run(app, taken, path="/v1")
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header. (Of one that is no name, Starlette gives the server's own address.)"""
+    return re.sub(r":\d*$", "", header).strip("[]").lower()
 
 
 def bound(host: str, port: int) -> socket.socket:

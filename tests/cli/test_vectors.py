@@ -45,7 +45,13 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "half", "--float16")
     assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
     there = ["--out", tmp_path / "v.npy"]
-    for options in (there, ["--word", "b"], ["--workers", 2], ["--out", tmp_path / "w", "--task", "query"]):
+    for options in (
+        there,
+        ["--word", "b"],
+        ["--workers", 2],
+        ["--out", tmp_path / "w", "--task", "query"],
+        ["--encoding", "x"],
+    ):
         with pytest.raises((ValueError, FileExistsError)):
             run("encode", model, "-", *options, input="a\n")
     with pytest.raises(FileNotFoundError, match="no such folder"):
@@ -99,6 +105,6 @@ def test_a_folder_of_texts(folder: Path, tmp_path: Path, caplog: pytest.LogCaptu
 def test_conditions() -> None:
     assert parse_where(["a>1", "a<3", "b!=c=d"]) == {"a": {">": 1, "<": 3}, "b": {"!=": "c=d"}}
     assert parse_where(["a=true", 'b = "1"']) == {"a": {"=": True}, "b": {"=": "1"}}
-    for wrong in (["lang"], ["{a"], ["=x"]):
+    for wrong in (["lang"], ["{a"], ["=x"], ["a!=1", "a!=2"]):
         with pytest.raises(ValueError):
             parse_where(wrong)

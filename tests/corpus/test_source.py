@@ -83,15 +83,20 @@ def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFi
     (tmp_path / "more").mkdir()
     (tmp_path / "a.md").write_bytes("\ufeff# 猫\r\n\r\nIt sleeps.\n".encode())
     (tmp_path / "blank.md").write_text(" \n", encoding="utf-8")
+    (tmp_path / "e\udcb0.md").write_text("Names are bytes.", encoding="utf-8")
     (tmp_path / "more" / "b.rst").write_text("Ships\n=====\n", encoding="utf-8")
     (tmp_path / "more" / "c.md").write_bytes(b"\xff")
     write(tmp_path / "d.csv", [{"body": "ship"}])
-    first, second, third, bad = read(tmp_path, text_column="body")
+    first, second, named, third, bad = read(tmp_path, text_column="body")
+    assert named.id == "e\ufffd.md"
     assert first == Document("# 猫\n\nIt sleeps.\n", "a.md", {"file": "a.md"}) and second == Document("ship")
     assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
     assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8-sig"
     assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text
-    assert read_texts(tmp_path, "body") == [first.text, "ship", third.text] and "1 records are set" in caplog.text
+    assert (
+        read_texts(tmp_path, "body") == [first.text, "ship", named.text, third.text]
+        and "1 records are set" in caplog.text
+    )
 
 
 def test_datasets_folders(tmp_path: Path) -> None:
@@ -113,6 +118,7 @@ def test_datasets_folders(tmp_path: Path) -> None:
         ([{"x": "a"}], {}, ValueError),
         ([{"text": "a"}], {"text_column": "x"}, ValueError),
         ([{"text": "a"}], {"id_column": "x"}, ValueError),
+        ([{"text": "a"}], {"id_column": "text"}, ValueError),
         (pd.DataFrame({"text": []}), {}, ValueError),
     ],
 )

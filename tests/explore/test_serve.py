@@ -13,6 +13,7 @@ from starlette import applications, responses, testclient
 
 from st_reba.explore import DEFAULT, launch, serve
 from st_reba.index import Index
+from st_reba.serve.run import LOOPBACK
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +51,7 @@ def test_what_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     launch(["mini"], port=0, index="i", open_browser=True, dtype="float16")
     found.open.assert_called_once_with("i", dtype="float16")
     page, address = {"mini": found.open_model()}, f"http://localhost:{found.port.call_args[0][0]}"
-    assert found.make_app.mock_calls == [call(page, None), call(page, found.open())]
+    assert found.make_app.mock_calls == [call(page, None, LOOPBACK), call(page, found.open(), LOOPBACK)]
     assert found.Timer.mock_calls == [call(1.0, webbrowser.open, [address]), call().start()]
     assert found.run.mock_calls == [call(found.make_app(), ANY)] * 2
 
@@ -59,7 +60,9 @@ def test_the_browser_asks_no_other_server(monkeypatch: pytest.MonkeyPatch) -> No
     fastapi = Mock(FastAPI=lambda **options: applications.Starlette(), responses=responses)
     monkeypatch.setitem(sys.modules, "st_reba.explore.page", Mock())
     monkeypatch.setitem(sys.modules, "fastapi", fastapi)
-    headers = testclient.TestClient(serve.make_app({}, None), follow_redirects=False).get("/").headers
+    client = testclient.TestClient(serve.make_app({}, None, ["testserver"]), follow_redirects=False)
+    headers = client.get("/").headers
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
     assert (headers["location"], headers["content-security-policy"]) == ("en/", serve._POLICY.decode())
 
 

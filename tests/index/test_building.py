@@ -50,6 +50,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
         (["cat"], {"factory": "PCA4,Flat"}, ValueError),
         (["cat"], {"factory": "IVF1,PQ4x4fs"}, ValueError),
         (["cat"], {"factory": "IVF1,Flat", "parameters": "efSearch=3"}, ValueError),
+        (["cat"], {"parameters": "nprobe=3"}, ValueError),
         (["cat"], {"passages": "2:2"}, ValueError),
         (["cat"], {"passages": "9"}, ValueError),  # this model's tokenizer gives no offsets
         ([Document("cat", "a"), Document("dog", "a")], {}, ValueError),

@@ -50,7 +50,12 @@ def test_refused(tmp_path: Path) -> None:
     mine.write_text("mine", encoding="utf-8")
     left = tmp_path / ".mine.parquet.0123456789ab.tmp"  # of one that was killed
     left.touch()
-    for name, error in (("mine.parquet", FileExistsError), ("a.csv", ValueError), ("index/a.parquet", ValueError)):
+    for name, error in (
+        ("mine.parquet", FileExistsError),
+        ("a.csv", ValueError),
+        ("index/a.parquet", ValueError),
+        ("no/a.faiss", OSError),
+    ):
         with pytest.raises(error):
             index.export(tmp_path / name)
     assert mine.read_text(encoding="utf-8") == "mine" and index.export(mine, overwrite=True) == 1

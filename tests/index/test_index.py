@@ -159,6 +159,18 @@ def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
             index.delete(ids)  # type: ignore[arg-type]
 
 
+def test_another_index_in_its_place(tmp_path: Path) -> None:
+    """Alike in all its numbers: as many documents, changes and pending vectors."""
+    index = build(tmp_path / "index", documents(9))
+    shutil.copytree(index.path, tmp_path / "other")
+    index.add(["gold"], **QUIET)
+    Index.open(tmp_path / "other", MODEL).add(["ship"], **QUIET)
+    assert index.search("gold", 1)[0].text == "gold"
+    index.path.rename(tmp_path / "old")
+    (tmp_path / "other").rename(index.path)
+    assert index.search("gold", 1)[0].score < 0.999 and index.get("9").text == "ship"
+
+
 def test_another_factory_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(100))
     monkeypatch.setattr(type(MODEL), "encode_document", None)

@@ -91,7 +91,8 @@ def test_keys_and_hosts(ask: Any) -> None:
     assert [one.status_code for one in answers] == [200, *[200, 401, 401] * 3]
     assert answers[2].json()["error"]["type"] == "authentication_error"
     here, elsewhere = ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"})
-    assert [one.status_code for one in ask(here, elsewhere, hosts=["127.0.0.1"])] == [200, 403]
+    strange = ("/v1/models", None, {"Host": "x@evil.example"})
+    assert [one.status_code for one in ask(here, elsewhere, strange, hosts=["127.0.0.1"])] == [200, 403, 403]
 
 
 def test_models_and_health(ask: Any) -> None:
