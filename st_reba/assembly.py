@@ -110,12 +110,12 @@ class Assembly:
             check_capture(transformer, plain)
         for task in ("query", "document"):
             # Raises where the template leaves no room. Fields may get their values with the text: any will do.
-            fields = dict.fromkeys(transformer.fields(task), "-")
+            fields: dict[str, Any] = dict.fromkeys(transformer.fields(task), "-")
             room = transformer.budget(task=task, **fields)
             copies, chunk = self.method.repeats or 2, self.method.chunk or 0
             if room is not None and copies * chunk > room:
                 raise ValueError(f"chunk={chunk}: {copies} copies do not fit. Give {room // copies} at most.")
-            if self.method.templates is not None and not model.encode("A short text.", **fields).any():
+            if self.method.templates is not None and not model.encode(["A text."], **fields).any():
                 raise ValueError(f"weights={self.method.weights}: the vectors of the templates cancel each other.")
         return model
 

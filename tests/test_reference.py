@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from architectures import TOKENIZERS
 from reference import (
     Layout,
     classical,
     echo,
     echo_word,
-    layout,
     published_last,
     published_mean,
     published_word,
     reba,
     reba_tokens,
     reba_word,
-    special_ids,
     symmetrized_max,
     very_last,
 )
@@ -113,33 +109,3 @@ def test_echo_over_the_repeats_of_three_copies() -> None:
     hidden = torch.eye(3, dtype=torch.float64)
     close(echo(hidden, three, "mean", "repeats"), [0, 1 / 2, 1 / 2])
     close(echo(hidden, three, "mean"), [0, 0, 1])
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_layout(name: str) -> None:
-    tokenizer = TOKENIZERS[name]()
-    prefix, suffix = special_ids(tokenizer)
-    assert (len(prefix), len(suffix)) == {"bos": (1, 0), "chat": (1, 0), "bos_eos": (1, 1), "cls_sep": (1, 1)}.get(
-        name, (0, 0)
-    )
-    # The name of a special token is part of the text.
-    text = f"the river 河流 {tokenizer.convert_ids_to_tokens(len(tokenizer) - 1)}"
-    content = tokenizer.backend_tokenizer.encode("the river 河流 ", add_special_tokens=False).ids
-    separator = tokenizer("again:", add_special_tokens=False)["input_ids"]
-    whole = layout(tokenizer, text, ["", None, "again:", None])
-    n = whole.n
-    assert n >= len(content) + 3 and len(tokenizer) - 1 not in whole.ids[len(prefix) : len(prefix) + n]
-    copied = whole.ids[len(prefix) : len(prefix) + n]
-    assert tokenizer.decode(copied) == text
-    assert whole.ids == prefix + copied + separator + copied + suffix
-    assert whole.copy_of == [0] * len(prefix) + [1] * n + [0] * len(separator) + [2] * n + [0] * len(suffix)
-    assert (whole.k, whole.suffix) == (2, len(suffix))
-    assert [whole.ids[t] for t in whole.positions(2)] == copied
-
-    # An odd number of free positions leaves one unused: the copies stay equal.
-    fixed = len(prefix) + len(separator) + len(suffix)
-    cut = layout(tokenizer, text, [None, "again:", None], limit=fixed + 7)
-    assert cut.n == 3 and len(cut.ids) == fixed + 6
-    assert [cut.ids[t] for t in cut.content] == copied[:3] * 2
-    with pytest.raises(ValueError, match="no room"):
-        layout(tokenizer, text, [None, "again:", None], limit=fixed + 1)

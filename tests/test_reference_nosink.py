@@ -101,22 +101,3 @@ def test_by_hand_and_by_hooks(model: PreTrainedModel, kind: str) -> None:
                 by_hand, by_hooks = run(model, ids, each), hooked(model, ids, each)
                 assert difference(by_hand[0], by_hooks[0]) <= 1e-9
                 assert difference(by_hand[1], by_hooks[1]) <= 1e-9
-
-
-@pytest.mark.parametrize("variant", ["paper", "published"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_architectures_by_hand_and_by_hooks(model: PreTrainedModel, architecture: str, variant: str) -> None:
-    """Hooked runs are put together where the other goes through the formula; maps come in another order."""
-    plans = [
-        plan(DEPTH, architecture, kind, k, k0, variant=variant)
-        for k in range(DEPTH + 1)
-        for kind, k0 in (("backward", 0), ("bidirectional", k // 2))
-    ]
-    plans.append(plan(DEPTH, architecture, "bidirectional", 2, 1, m=2, others="nosink-forward", variant=variant))
-    if architecture != "extend":
-        plans.append(Plan(("backward", None, "bidirectional"), architecture, variant=variant))
-        plans.append(Plan((None, "backward", None), architecture, variant=variant))
-    for each in plans:
-        by_hand, by_hooks = run(model, IDS, each), hooked(model, IDS, each)
-        assert difference(by_hand[0], by_hooks[0]) <= 1e-9
-        assert difference(by_hand[1].sort(dim=0)[0], by_hooks[1].sort(dim=0)[0]) <= 1e-9

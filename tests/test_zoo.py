@@ -67,11 +67,6 @@ def test_every_recipe(name: str) -> None:
     assert recipe_of(found.to_dict(), "again.yaml", name=name) == found
 
 
-def test_no_two_are_one() -> None:
-    built = [json.dumps({**recipe(name).to_dict(), "about": None}, sort_keys=True) for name in NAMES]
-    assert len(set(built)) == len(built)
-
-
 def test_scores() -> None:
     """The averages that the papers print are those of their tasks: a slip of the pen in the tables would show."""
     averages = 0
@@ -109,23 +104,6 @@ def test_status(name: str) -> None:
     with pytest.raises(ValueError) as error:
         st_reba.build(f"zoo:{name}")
     assert recipe(name).about["note"] in str(error.value)
-
-
-def test_what_unblocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, given in (
-        ("minicpm4-8b-reba", {"trust_remote_code": False}),
-        ("qwen-7b-reba", {"trust_remote_code": True}),
-        ("llama3.2-3b-nosink", {"trust_remote_code": True}),
-    ):
-        with pytest.raises(ValueError):
-            st_reba.build(f"zoo:{name}", **given)
-    made: list[Any] = []
-    monkeypatch.setattr("st_reba.assembly.Assembly", lambda *given, **_: made.append(given))
-    for name, given in (("minicpm4-8b-reba", {"trust_remote_code": True}), ("llama3.2-3b-nosink", {"k": 8})):
-        with pytest.raises(AttributeError):
-            st_reba.build(f"zoo:{name}", **given)
-    assert made[0][0] == "openbmb/MiniCPM4-8B" and made[0][2] == {"trust_remote_code": True}
-    assert made[1][:2] == ("meta-llama/Llama-3.2-3B", st_reba.Method(**recipe("llama3.2-3b-nosink").method, k=8))
 
 
 @pytest.mark.parametrize("name", ["mini-rebba", "no/such", "../zoo.yaml", "gone.yaml", ""])

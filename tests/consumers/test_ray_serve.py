@@ -1,4 +1,4 @@
-"""examples/ray_serve.py with two replicas: both answer, and one that is killed is replaced."""
+"""examples/ray_serve.py with two replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +36,12 @@ def ask(address: str, text: str) -> Any:
             time.sleep(1)
 
 
-def replicas(session: int) -> set[int]:
-    """Processes of the session whose title is a replica's."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):  # it has ended meanwhile
-            mine = entry.name.isdigit() and os.getsid(int(entry.name)) == session
-            if mine and (entry / "cmdline").read_bytes().startswith(b"ray::ServeReplica"):
-                found.add(int(entry.name))
-    return found
-
-
 def test_two_replicas(places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, str(ROOT / "examples" / "ray_serve.py"), "my_model", "--replicas", "2", "2"]
-    log = tmp_path / "log"
-    with log.open("w") as stream:
+    with (tmp_path / "log").open("w") as stream:
         started = subprocess.Popen(
             [*command, "--port", port],
             cwd=places["echo"],
@@ -64,22 +51,10 @@ def test_two_replicas(places: dict[str, Path], vectors: Any, tmp_path: Path) -> 
             start_new_session=True,
         )
 
-    def check() -> None:
+    try:
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(lambda text: ask(f"http://127.0.0.1:{port}/v1/embeddings", text), TEXTS))
         np.testing.assert_allclose(found, vectors("echo", TEXTS, "document"), atol=1e-6, rtol=0)
-
-    try:
-        check()
-        before = replicas(started.pid)
-        assert len(before) == 2, log.read_text()[-3000:]
-        killed = min(before)
-        os.kill(killed, signal.SIGKILL)
-        check()
-        limit = time.monotonic() + SECONDS
-        while len(now := replicas(started.pid)) < 2 or killed in now:
-            assert time.monotonic() < limit, f"it was not replaced: {log.read_text()[-3000:]}"
-            time.sleep(1)
     finally:
         started.terminate()
         try:
