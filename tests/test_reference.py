@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from reference import (
     Layout,
-    classical,
     echo,
-    echo_word,
     published_last,
     published_mean,
     published_word,
@@ -15,7 +13,6 @@ from reference import (
     reba_tokens,
     reba_word,
     symmetrized_max,
-    very_last,
 )
 from torch import Tensor
 
@@ -88,20 +85,6 @@ def test_published_variants() -> None:
     # Row 2 with the earlier columns, read off the symmetric matrix.
     word = [0.13, 0.23, 0.33, 0.34, 0.35, 0.36, 0.37]
     close(published_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [1]), [w / sum(word) for w in word])
-
-
-def test_echo_and_classical() -> None:
-    close(echo(HIDDEN_2, TWO_COPIES), [0, 0, 0, 0, 0, 1, 0])
-    close(echo(HIDDEN_2, TWO_COPIES, "mean"), [0, 0, 0, 0, 1 / 2, 1 / 2, 0])
-    close(echo(HIDDEN_2, TWO_COPIES, "mean", "repeats"), [0, 0, 0, 0, 1 / 2, 1 / 2, 0])
-    close(echo(HIDDEN_2, TWO_COPIES, "mean", "last_copy_and_end"), [0, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
-    close(echo_word(HIDDEN_2, TWO_COPIES, [0]), [0, 0, 0, 0, 1, 0, 0])
-    close(very_last(HIDDEN_2), [0, 0, 0, 0, 0, 0, 1])
-    one = Layout(ids=[0, 5, 6, 1], copy_of=[0, 1, 1, 0], n=2, k=1, suffix=1)
-    hidden = torch.eye(4, dtype=torch.float64)
-    close(classical(hidden, one), [0, 0, 1, 0])
-    close(classical(hidden, one, "mean"), [0, 1 / 2, 1 / 2, 0])
-    close(classical(hidden, one, "cls"), [1, 0, 0, 0])
 
 
 def test_echo_over_the_repeats_of_three_copies() -> None:

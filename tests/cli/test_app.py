@@ -72,6 +72,12 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         main(["zoo"])
 
 
+def test_flags_are_off() -> None:
+    group: Any = typer.main.get_command(app)
+    options = [(name, one) for name, command in group.commands.items() for one in command.params]
+    assert not [(name, one.name) for name, one in options if one.default is True]
+
+
 def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Mock()
     for name in ("serve.serve", "explore.launch", "cli.serve.quiet"):
