@@ -29,7 +29,7 @@ def save(
     """Save a model as ``model.save_pretrained(folder)`` does, with golden vectors and a card, whole or not at all.
 
     Args:
-        model: The model.
+        model: The model. It must not encode meanwhile: its weights get the base's number type for that time.
         folder: The folder to make; an empty one may be there.
         overwrite: Replace a saved model that is there, with all its files.
         golden: Write golden.json, which ``st-reba verify`` compares with.
