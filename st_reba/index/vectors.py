@@ -186,10 +186,13 @@ def compared(queries: Matrix, k: int, segments: Iterable[Segment]) -> tuple[Matr
     for keys, vectors in segments:
         if len(keys):
             products = queries @ vectors().T  # with a partition, several times faster than faiss.knn
-            few = min(k, len(keys))
-            kept = np.argpartition(products, -few, axis=1)[:, -few:]
-            more = np.take_along_axis(products, kept, axis=1)
-            scores, found = best(np.hstack([scores, more]), np.hstack([found, keys[kept]]), k)
+            if scores.shape[1] == k:  # few of a block's vectors can be among the best
+                some = (products >= scores[:, -1:]).any(axis=0)
+                keys, products = keys[some], products[:, some]
+            if few := min(k, len(keys)):
+                kept = np.argpartition(products, -few, axis=1)[:, -few:]
+                more = np.take_along_axis(products, kept, axis=1)
+                scores, found = best(np.hstack([scores, more]), np.hstack([found, keys[kept]]), k)
     return scores, found
 
 
