@@ -54,12 +54,11 @@ def _condition(path: str, operator: Any, value: Any) -> tuple[str, list[Any]]:
             "number, 'in' with a list"
         )
     if several or operator in ("=", "!="):
-        lists = {
-            sql: [one for each, one in bound if each == sql and (isinstance(one, str) or isfinite(one))]
-            for sql in dict(bound)
-        }
-        found = " OR ".join(f"(SELECT {sql} FROM {at}) IN (SELECT value FROM json_each(?))" for sql in lists) or "0"
-        return f"({found}) IS {'NOT ' if operator == '!=' else ''}TRUE", [to_json(each) for each in lists.values()]
+        lists = {sql: [one for each, one in bound if each == sql] for sql in dict(bound)}
+        among = {sql: "= ?" if len(each) == 1 else "IN (SELECT value FROM json_each(?))" for sql, each in lists.items()}
+        found = " OR ".join(f"(SELECT {sql} FROM {at}) {each}" for sql, each in among.items()) or "0"
+        values = [each[0] if len(each) == 1 else to_json(each) for each in lists.values()]
+        return f"({found}) IS {'NOT ' if operator == '!=' else ''}TRUE", values
     ((sql, one),) = bound
     if operator == "has":
         return f"{kind} = 'array' AND EXISTS (SELECT 1 FROM json_each(metadata, {path}) WHERE atom = ?)", [one]
@@ -72,6 +71,6 @@ def _sql(value: Any) -> str | None:
 
 
 def _bound(value: Any) -> Any:
-    """A value as SQLite reads it: integers of more than 64 bits are floats there."""
+    # As SQLite reads it: integers of more than 64 bits are floats there.
     wide = isinstance(value, int) and not -(2**63) <= value < 2**63
     return True if value is None else float(max(-_LARGEST, min(_LARGEST, value))) if wide else value
