@@ -259,8 +259,7 @@ def captions(base: Base, given: argparse.Namespace) -> None:
     right = [[all(re.search(one, text, re.I) for one in wanted) for text in texts] for wanted in QUERIES.values()]
     methods, frame = base.methods(given.data, given.skip), pd.DataFrame(dtype=float)
     if base.loading:
-        k = base.depth // 3
-        methods[f"NoSink: MASK0-BIDIR, k = {k}, mean"] = f"nosink:setting=mask0-bidir,k={k}"
+        methods[f"NoSink: MASK0-BIDIR, k = {base.depth // 3}, mean"] = f"nosink:setting=mask0-bidir,k={base.depth // 3}"
     vectors = base.vectors(list(methods.values()), [*texts, *QUERIES])
     for label, method in methods.items():
         own = vectors[method]
