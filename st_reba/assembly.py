@@ -92,7 +92,7 @@ class Assembly:
             raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
         if load_file_path(self.path, "config.json", **self.place):
             first.model = None  # as ours, it says what weights are missing, and of which type they are
-            base = self._loaded()
+            base = self._checked(self._loaded())
             first.model, first.stored_dtype = base.model.to(model.device), base.stored_dtype
         bases.check_model(first.model, self.name)
         model[0] = self._module(first, own_input=True)
@@ -120,9 +120,8 @@ class Assembly:
         return model
 
     def _transformer(self) -> RepeatTransformer:
-        base = self._loaded() if self.llm is None else self._sharing()
+        base = self._checked(self._loaded() if self.llm is None else self._sharing())
         model: Any = base.model
-        bases.check_model(model, self.name)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if (limit := self.method.max_seq_length) and limit > (positions or limit):
             raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
@@ -228,8 +227,6 @@ class Assembly:
         except OSError as error:
             known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
-        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
-            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
             for weight in base.model.parameters():
@@ -241,6 +238,12 @@ class Assembly:
             tokens, rows = max(base.tokenizer.get_vocab().values()) + 1, len(base.model.get_input_embeddings().weight)
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
+        return base
+
+    def _checked(self, base: RepeatTransformer) -> RepeatTransformer:
+        bases.check_model(base.model, self.name)
+        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
+            raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         return base
 
     def _sharing(self) -> RepeatTransformer:

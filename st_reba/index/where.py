@@ -19,7 +19,7 @@ _VALUES: dict[Any, str] = {
     "WHEN json_valid(v) THEN CASE WHEN json_type(v) IN ('integer', 'real') THEN CAST(v AS NUMERIC) END END END",
     NoneType: "v IS NULL",
 }
-_LARGEST = int(sys.float_info.max)
+_LARGEST = int(sys.float_info.max)  # as SQLite, integers of more than 64 bits are read as floats
 _MOST = 500  # names; SQLite nests no deeper than 1,000 conditions
 
 Where = Mapping[str, Any]
@@ -71,6 +71,5 @@ def _sql(value: Any) -> str | None:
 
 
 def _bound(value: Any) -> Any:
-    # As SQLite reads it: integers of more than 64 bits are floats there.
     wide = isinstance(value, int) and not -(2**63) <= value < 2**63
     return True if value is None else float(max(-_LARGEST, min(_LARGEST, value))) if wide else value

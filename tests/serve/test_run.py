@@ -57,7 +57,7 @@ def test_what_is_served_to_whom(
     for one in ("load", "Index.open", "serve.app.EmbeddingServer", "serve.run.run"):
         monkeypatch.setattr(f"st_reba.{one}", getattr(found, one.rpartition(".")[2]))
     monkeypatch.setattr(torch, "set_num_threads", found.threads)
-    given = {"keys": [key] * bool(key), "hosts": run._LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
+    given = {"keys": [key] * bool(key), "hosts": run.LOOPBACK if host == "127.0.0.1" and not key else (), "queue": 7}
     rows = (("1", Path(__file__).parent, None, "serve"), ("1", "a/b", "c", "c"), (None, "a/b", None, "a/b"))
     for number, model, name, shown in rows:
         monkeypatch.delenv("OMP_NUM_THREADS") if number is None else monkeypatch.setenv("OMP_NUM_THREADS", number)
