@@ -19,8 +19,7 @@ PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus
 DEFAULT_BATCH_TOKENS = 4096
 # Share of a batch that may be padding, and positions of it that may be in any case: a further pass costs more.
 MAX_PADDING, FREE_PADDING = 0.05, 64
-# Texts that are tokenized together only to count their positions.
-_COUNTED_TOGETHER = 64
+_COUNTED_TOGETHER = 64  # texts that are tokenized together only to count their positions
 
 
 def encode_texts(

@@ -46,8 +46,7 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Cut:
 
 
 def _bounds(places: list[tuple[int, int]], length: int, size: int, overlap: int) -> tuple[int, ...]:
-    count = len(places)
-    bounds: list[int] = []
+    count, bounds = len(places), list[int]()
     for first in [*range(0, count - size, size - overlap), count - size] if count > size else ():
         # Characters between tokens belong to the token before, so that none is lost.
         start = places[first][0] if first else 0

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 BUILDING = ".building"
 _NO_ID = "no id: upsert replaces by id; name the column of the ids, or add the texts instead"
-# Records that SQLite is asked for in one query.
-_ASKED_TOGETHER = 64
+_ASKED_TOGETHER = 64  # records that SQLite is asked for in one query
 _TWICE = "id used twice: {!r} is the number of another record too; give each its own"
 _THERE = "id in the index: {!r} is there already, with other content; replace it with upsert, or give another id"
 # Vectors beside the FAISS file, before they are folded in: so many, or this share of it, but not more than the last.

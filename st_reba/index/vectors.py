@@ -165,8 +165,7 @@ def scaled(vectors: NDArray[Any], metric: str) -> Matrix:
     # In float64, squares neither overflow nor vanish.
     lengths = np.sqrt(np.einsum("nd,nd->n", single, single, dtype=np.float64))
     lengths[~np.isfinite(lengths) | (lengths == 0)] = 1
-    found: Matrix = single / lengths[:, None].astype(np.float32)
-    return found
+    return np.asarray(single / lengths[:, None].astype(np.float32))
 
 
 def scaled_queries(vectors: NDArray[Any], dim: int, metric: str) -> Matrix:

@@ -59,8 +59,7 @@ def test_labels_columns_and_train() -> None:
     assert (len(task.items), task.dropped, task.items[1][2]) == (16, {"its label": 8}, 0)
     known = frame(text=["word 0", "new"] * 6, label=list("ab") * 6)
     task = read_task(frame(text=WORDS, label=list("ab") * 6), train=known)
-    assert task.train[:2] == ((0, "a"), (12, "b"))
-    assert len(task.texts) == 13
+    assert (task.train[:2], len(task.texts)) == (((0, "a"), (12, "b")), 13)
 
 
 def test_rankings() -> None:
