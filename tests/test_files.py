@@ -57,6 +57,8 @@ def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
     with pytest.raises(OSError) as told, sole_writer(path, "*"):
         raise OSError(errno.ENOSPC, "full")
     assert told.value.filename == str(path)
+    with pytest.raises(PermissionError, match="its own words"), sole_writer(path, "*"):
+        raise PermissionError(errno.EACCES, "its own words", "its own file")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
         make_folder(tmp_path / "file" / "below")

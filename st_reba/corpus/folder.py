@@ -24,7 +24,7 @@ import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from ..files import whole_file, whole_path, write_npy
+from ..files import sync, whole_file, whole_path, write_npy
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"
@@ -164,10 +164,10 @@ class Corpus:
         about |= {"documents": len(part.counts), "vectors": sum(part.counts)}
         about["rejects"] = [asdict(reject) for reject in part.rejects]
         schema = pyarrow.schema(zip(Row._fields, _TYPES, strict=True), {"st_reba": json.dumps(about)})
-        table = pyarrow.table(part.columns, schema)
         self.vectors_path(number).unlink(missing_ok=True)
+        sync(self.path / "vectors")  # no loss of power may leave them beside the new documents
         with whole_path(self.documents_path(number)) as temporary:
-            parquet.write_table(table, temporary, compression="zstd")
+            parquet.write_table(pyarrow.table(part.columns, schema), temporary, compression="zstd")
 
     def vectors(self, number: int) -> NDArray[Any]:
         """The vectors of a part [vectors, d], mapped from the file."""

@@ -81,11 +81,10 @@ def attend(
     **terms: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer in the traced pass; arguments as for :func:`st_reba.modules.attention.attention`."""
-    for name in ("block_indices", "sinks", "indices"):
+    for name in ("block_indices", "sinks", "indices", "position_bias"):
         if terms.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name!r} to its attention, which no graph is made for.")
-    names = ("is_causal", "scaling", "softcap", "s_aux", "position_bias")
-    is_causal, scaling, softcap, sinks, bias = (terms.get(name) for name in names)
+    is_causal, scaling, softcap, sinks = (terms.get(name) for name in ("is_causal", "scaling", "softcap", "s_aux"))
     state: Any = current_pass()
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     mask, _, looks_ahead = state.masks.of(module, attention_mask, causal)
@@ -95,7 +94,7 @@ def attend(
     scores = torch.matmul(rows, key.mT).reshape(batch, heads, length, keys)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask if bias is None else scores + bias + mask
+    scores = scores + mask
     if sinks is not None:
         sink = sinks.to(scores.dtype).reshape(1, heads, 1, 1).expand(batch, heads, length, 1)
         scores = torch.cat([scores, sink], dim=-1)

@@ -69,8 +69,7 @@ def test_rankings() -> None:
     assert (task.kind, task.queries, len(task.items)) == ("Reranking", 12, 12)
     assert task.items[0] == (0, (12, 13, 14), (0.0, 3.0, 0.0))
     assert task.dropped == {"queries without both relevant and irrelevant documents": 1}
-    assert "x" not in task.texts
-    assert "x" in read_task(table, "Retrieval").texts
+    assert "x" not in task.texts and "x" in read_task(table, "Retrieval").texts
     assert read_task(table, limit=10, seed=1).queries == 10
 
 
@@ -88,8 +87,7 @@ def test_beir_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="kind"):
         read_task(tmp_path, "STS")
     assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)
-    assert task.items[1] == (1, (12,), (2.0,))
-    assert task.texts[11:13] == ("text 0", "T text 1")
+    assert task.items[1] == (1, (12,), (2.0,)) and task.texts[11:13] == ("text 0", "T text 1")
     (tmp_path / "qrels" / "test.tsv").write_text(header + "q0\t99\t1\n", encoding="utf-8")
     with pytest.raises(ValueError):
         read_task(tmp_path)
@@ -125,6 +123,7 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
         (PAIRS, {"columns": {"text3": "sentence1"}}),
         (PAIRS, {"kind": "Classification"}),
         (PAIRS, {"train": PAIRS}),
+        (frame(query=WORDS, document=WORDS, relevance=[0, 1] * 6), {"train": PAIRS}),
         (PAIRS, {"kind": "WordSense", "labels": {}}),
         (PAIRS[:9], {}),
         (PAIRS.assign(score=1), {}),
@@ -143,7 +142,6 @@ def test_refused(table: pd.DataFrame, options: dict[str, object]) -> None:
 
 def test_a_task_stays_as_it_is_and_says_what_it_holds() -> None:
     task = read_task(PAIRS, name="mine")
-    assert read_task(task) is task
-    assert str(task) == "mine: STS, 12 items"
+    assert read_task(task) is task and str(task) == "mine: STS, 12 items"
     dropped = Task("t", "WordSense", (), ((), ()), dropped={"no word": 2})
     assert str(dropped) == "t: WordSense, 2 items, 2 dropped (no word)"

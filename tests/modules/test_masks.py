@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import reference
@@ -14,7 +15,7 @@ from pipelines import build, encoded, features_of
 from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.methods import SETTINGS
-from st_reba.modules.masks import MASKS, NoSinkTransformer
+from st_reba.modules.masks import MASKS, LayerMasks, NoSinkTransformer
 from st_reba.modules.masks import visible as see
 
 DEPTH = 3
@@ -121,6 +122,8 @@ def test_masks(name: str, m: int) -> None:
             assert torch.equal(see(name, own, m=m)[0, 0], visible(name, length, m, window))
     own = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
     real = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6]).bool()
+    added = torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)
+    assert torch.equal(LayerMasks._own(Mock(**{"state.real": real}), added, True), own)
     short, long = see(name, own, real, m)[:, 0]
     assert torch.equal(long, visible(name, 6, m)) and torch.equal(short[:4, :4], visible(name, 4, m))
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])

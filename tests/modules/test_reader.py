@@ -43,7 +43,8 @@ def test_one(base: Base, name: str, layer: int, final_norm: bool) -> None:
 def test_several(base: Base, name: str, ends: tuple[int, int], join: Any, final_norm: bool) -> None:
     path, (first, last) = base(name), (each % (DEPTH + 1) for each in ends)
     model = build(path, "echo", pooling="mean", layer=list(ends), join=join, final_norm=final_norm)
-    assert model.get_embedding_dimension() == 32 * (last - first + 1 if join == "concat" else 1)
+    width = 32 * (last - first + 1 if join == "concat" else 1)
+    assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
     for text, vector in zip(TEXTS, encoded(model), strict=True):
         placed = oracle(path, text, TWICE)[0]
         states = reference.layer_states(double(path), placed.ids, final_norm=final_norm)
