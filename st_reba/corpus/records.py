@@ -11,12 +11,10 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-# Longer than any text that a model reads whole; a record beyond it is a file that went wrong.
-MAX_CHARS = 1_000_000
+MAX_CHARS = 1_000_000  # longer than any text that a model reads whole; a record beyond it is a file that went wrong
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# SQLite's functions end a text at NUL.
-_NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")
+_NOT_IN_IDS = re.compile("[\0\ud800-\udfff]")  # SQLite's functions end a text at NUL
 _SHOWN = 80
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 """JSON on one line, letters of every script as they are."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,17 +86,12 @@ def toy_tasks_named(word: str, limit: int | None = None, seed: int = 0) -> list[
 
 def triples(structure: str, language: str, *, seed: int = 0) -> list[tuple[str, tuple[Sentence, Sentence, Sentence]]]:
     """The 120 triples (q, s+, s-) of a structure, each with its topic, four of each topic."""
-    words = _words(language)
+    words = yaml.safe_load(Path(__file__).with_name(f"toy_{language}.yaml").read_text(encoding="utf-8"))
     return [
         (f"{language}-{number:02}", _sentences(structure, words, topic, who, when))
         for number, topic in enumerate(words["topics"], 1)
         for who, when in _drawn(words, number, seed)
     ]
-
-
-@cache
-def _words(language: str) -> Any:
-    return yaml.safe_load(Path(__file__).with_name(f"toy_{language}.yaml").read_text(encoding="utf-8"))
 
 
 def _drawn(words: Mapping[str, Any], topic: int, seed: int) -> list[tuple[Any, Any]]:

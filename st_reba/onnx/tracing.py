@@ -16,10 +16,8 @@ from .attention import graph_attention
 from .graph import EmbeddingGraph
 
 OPSET = 18
-# protobuf writes no message of 2 GiB; a graph beside its weights needs room.
-LARGEST = (1 << 31) - (1 << 26)
-# What is smaller stays in the graph, where shapes are read from.
-_SMALLEST_OUTSIDE = 1024
+LARGEST = (1 << 31) - (1 << 26)  # protobuf writes no message of 2 GiB; a graph beside its weights needs room
+_SMALLEST_OUTSIDE = 1024  # what is smaller stays in the graph, where shapes are read from
 _INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
 
