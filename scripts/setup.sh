@@ -41,7 +41,7 @@ make_environment() {
     PYTHON="$folder/bin/python"
 }
 
-# Installed again only when what is wanted changes. Not compiled: what is imported will be, all would take a minute.
+# Installed again only when what is wanted changes.
 install_once() {
     local folder="$1" wanted="$2" stamp="$1/installed"
     shift 2
@@ -52,7 +52,7 @@ install_once() {
     if ! command -v nvidia-smi >/dev/null 2>&1; then
         install_cpu_torch
     fi
-    "$PYTHON" -m pip install --quiet --no-compile "$@"
+    "$PYTHON" -m pip install --quiet "$@"
     printf '%s' "$wanted" >"$stamp"
 }
 
@@ -64,7 +64,7 @@ install_cpu_torch() {
     fi
     local version
     version=$("$PYTHON" -m pip index versions torch 2>/dev/null | grep -o '[0-9][0-9.]*+cpu' | head -n 1) || true
-    if [ -n "$version" ] && "$PYTHON" -m pip install --quiet --no-compile "torch==$version"; then
+    if [ -n "$version" ] && "$PYTHON" -m pip install --quiet "torch==$version"; then
         return
     fi
     echo "The package index offers no CPU build of torch: the default build follows." >&2
