@@ -13,6 +13,10 @@ prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
+    # What .venv has is linked, not installed again: pip replaces files, and never writes into one.
+    if [ ! -f "$folder/installed" ] && [ -f .venv/installed ]; then
+        cp -alf .venv/lib/. "$folder/lib/" 2>/dev/null || true
+    fi
     install_once "$folder" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
 }
 
@@ -52,7 +56,9 @@ install_once() {
     if ! command -v nvidia-smi >/dev/null 2>&1; then
         install_cpu_torch
     fi
-    "$PYTHON" -m pip install --quiet "$@"
+    "$PYTHON" -m pip install --quiet --no-compile "$@"
+    # By all cores, where pip takes one; some packages hold files that are no Python of today.
+    "$PYTHON" -m compileall -q -j 0 "$folder/lib" >/dev/null || true
     printf '%s' "$wanted" >"$stamp"
 }
 
@@ -64,7 +70,7 @@ install_cpu_torch() {
     fi
     local version
     version=$("$PYTHON" -m pip index versions torch 2>/dev/null | grep -o '[0-9][0-9.]*+cpu' | head -n 1) || true
-    if [ -n "$version" ] && "$PYTHON" -m pip install --quiet "torch==$version"; then
+    if [ -n "$version" ] && "$PYTHON" -m pip install --quiet --no-compile "torch==$version"; then
         return
     fi
     echo "The package index offers no CPU build of torch: the default build follows." >&2
@@ -73,15 +79,7 @@ install_cpu_torch() {
 # transformers.js and what it runs on, as npm has them, without their scripts: one would fetch a build for NVIDIA's.
 prepare_node() {
     local wanted="@huggingface/transformers@^4.3"
-    if ! command -v npm >/dev/null 2>&1; then
-        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-            echo "transformers.js is run by node, which was not found. Install it; on Debian: sudo apt-get install" \
-                "nodejs npm" >&2
-            exit 2
-        fi
-        apt-get update -q >&2
-        apt-get install -q --yes --no-install-recommends nodejs npm >&2
-    fi
+    command -v npm >/dev/null 2>&1 || install_on_debian "transformers.js is run by node" nodejs npm
     if [ "$(cat .node/installed 2>/dev/null)" != "$wanted" ]; then
         echo "Setting up .node (once) ..." >&2
         npm install --silent --ignore-scripts --no-audit --no-fund --prefix .node "$wanted" >&2
@@ -91,20 +89,20 @@ prepare_node() {
 }
 
 prepare_chromium() {
-    local name
-    for name in chromium chromium-browser google-chrome; do
-        if ST_REBA_CHROMIUM=$(command -v "$name"); then
-            export ST_REBA_CHROMIUM
-            return
-        fi
-    done
+    local names="chromium chromium-browser google-chrome"
+    command -v $names >/dev/null || install_on_debian "The page, also in Chinese, is tested in Chromium" chromium \
+        fonts-noto-cjk
+    ST_REBA_CHROMIUM=$(command -v $names | head -n 1)
+    export ST_REBA_CHROMIUM
+}
+
+install_on_debian() {
+    local why="$1"
+    shift
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
-        echo "The page is tested in Chromium, which was not found. Install it, and a font with Chinese characters; on" \
-            "Debian: sudo apt-get install chromium fonts-noto-cjk" >&2
+        echo "$why, which was not found. Install it; on Debian: sudo apt-get install $*" >&2
         exit 2
     fi
     apt-get update -q >&2
-    apt-get install -q --yes --no-install-recommends chromium fonts-noto-cjk >&2
-    ST_REBA_CHROMIUM=$(command -v chromium)
-    export ST_REBA_CHROMIUM
+    apt-get install -q --yes --no-install-recommends "$@" >&2
 }

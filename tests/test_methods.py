@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny import tiny_model
@@ -48,7 +49,8 @@ def test_where_no_method_is_named(tmp_path: Path) -> None:
     for base in ("mini", tmp_path / "a.yaml"):
         assert str(method_of(st_reba.build(base))) == DEFAULT
     wanted = Method("prompteol", template="reverseol-says", read="attention")
-    assert method_of(st_reba.build("mini", template="reverseol-says", read="attention")) == wanted
+    model: Any = st_reba.build("mini", template="reverseol-says", read="attention")
+    assert method_of(model) == wanted and model[0].reading == {"of": "attention", "first": 4, "last": 6}
 
 
 REFUSED = {

@@ -56,7 +56,7 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     import st_reba.evaluation.tune as tuning
 
     calls = []
-    monkeypatch.setattr(tuning, "tune", lambda *args, **options: calls.append((args, options)) or "report")
+    monkeypatch.setattr(tuning, "tune", lambda *args, say, **given: say("-") or calls.append((args, given)) or "report")
     (tmp_path / "t.txt").write_text("one\ntwo\n", encoding="utf-8")
     out = str(tmp_path / "out")
     assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--seed", "3", "--most-cost", "1.5"]) == 0

@@ -20,7 +20,8 @@ BLOCKS = {
     for title, text in zip(TITLED[1::2], TITLED[2::2], strict=True)
     if (blocks := re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
 }
-ROUTES = pytest.mark.parametrize("route", ["plugin", "flag"])
+# By the copied code where st_reba is not there; sentence-transformers, which loads for all of them, by the plugin too.
+RUNS = [(each, "flag") for each in SECTIONS if each != "mteb"] + [("sentence-transformers and FAISS", "plugin")]
 
 
 def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dict[str, Any]:
@@ -57,8 +58,7 @@ def test_every_block_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(opened) == {"python", "sh"} and opened.count("python") == sum(map(len, BLOCKS.values()))
 
 
-@ROUTES
-@pytest.mark.parametrize("section", [each for each in SECTIONS if each != "mteb"])
+@pytest.mark.parametrize(("section", "route"), RUNS)
 def test_vectors_and_ranking(section: str, route: str, places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
     for name, each in told(section, route, places, tmp_path).items():
         for texts, how, found in each["is"]:
@@ -70,14 +70,12 @@ def test_vectors_and_ranking(section: str, route: str, places: dict[str, Path], 
         assert each["shown"] == each["found"][0][:3]
 
 
-@ROUTES
-def test_mteb(route: str, places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
+def test_mteb(places: dict[str, Path], vectors: Any, tmp_path: Path) -> None:
     """Pairs are encoded without a prompt, questions and texts with theirs."""
     from scipy.stats import spearmanr
 
-    found = told("mteb", route, places, tmp_path)
     first, second, scores = zip(*GIVEN["pairs"], strict=True)
-    for name, each in found.items():
+    for name, each in told("mteb", "flag", places, tmp_path).items():
         cosines = (vectors(name, list(first), "plain") * vectors(name, list(second), "plain")).sum(axis=1)
         assert each["OwnPairs"] == pytest.approx(spearmanr(scores, cosines).statistic, abs=1e-6)
         rows = nearest(vectors(name, QUESTIONS, "query"), vectors(name, TEXTS, "document"))
