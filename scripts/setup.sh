@@ -13,8 +13,8 @@ prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
-    # What .venv has is linked, not installed again: pip replaces files, and never writes into one.
-    if [ ! -f "$folder/installed" ] && [ -f .venv/installed ]; then
+    # What .venv has is linked, not installed again (but for what is newest): pip replaces files, and never writes into one.
+    if [ "$folder" != .venv-newest ] && [ ! -f "$folder/installed" ] && [ -f .venv/installed ]; then
         cp -alf .venv/lib/. "$folder/lib/" 2>/dev/null || true
     fi
     install_once "$folder" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
