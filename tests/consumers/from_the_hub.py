@@ -15,7 +15,7 @@ from given import answering, assert_carried
 
 
 def publish(job: dict[str, Any]) -> dict[str, Any]:
-    """Build, encode, save, export and push; vectors are those of the model that was never saved."""
+    """Build, encode, save and push, mini's export too; vectors are those of the model that was never saved."""
     import st_reba
     from st_reba.hub import push, save
     from st_reba.onnx import export
@@ -26,9 +26,10 @@ def publish(job: dict[str, Any]) -> dict[str, Any]:
         vectors = model.encode(job["texts"])
         place = Path(job["folder"]) / name
         save(model, place / "torch")
-        export(model, place / "onnx")
-        commits = [push(place / kind, f"org/{name}{end}").commit for kind, end in (("torch", ""), ("onnx", "-onnx"))]
-        result[name] = {"vectors": vectors, "commits": commits}
+        result[name] = {"vectors": vectors, "commit": push(place / "torch", f"org/{name}").commit}
+        if name == "mini":
+            export(model, place / "onnx")
+            result["mini-onnx"] = {"vectors": vectors, "commit": push(place / "onnx", "org/mini-onnx").commit}
     return result
 
 
@@ -60,16 +61,13 @@ def graph(job: dict[str, Any]) -> dict[str, Any]:
         sys.modules[package] = None  # type: ignore[assignment]
     from huggingface_hub import hf_hub_download
 
-    result = {}
-    for name in job["models"]:
-        card = Path(hf_hub_download(f"org/{name}-onnx", "README.md")).read_text(encoding="utf-8")
-        (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-        block, count = re.subn(r"^texts = .*$", f"texts = {job['texts']!r}", block, flags=re.MULTILINE)
-        assert count == 1 and f'snapshot_download("org/{name}-onnx"' in block, card
-        names: dict[str, Any] = {}
-        exec(compile(block, "README.md", "exec"), names)
-        result[name] = names["vectors"]
-    return result
+    card = Path(hf_hub_download("org/mini-onnx", "README.md")).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    block, count = re.subn(r"^texts = .*$", f"texts = {job['texts']!r}", block, flags=re.MULTILINE)
+    assert count == 1 and 'snapshot_download("org/mini-onnx"' in block, card
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    return {"mini-onnx": names["vectors"]}
 
 
 def _load(name: str, **options: Any) -> Any:
