@@ -98,6 +98,10 @@ def test_an_encoder(tmp_path: Any) -> None:
     build(str(tmp_path), "classical", pooling="mean")
     with pytest.raises(ValueError, match="looks both ways"):
         build(str(tmp_path), "reba")
+    for module in (model := build("mini", "reba")).modules():
+        module.is_causal = False
+    with pytest.raises(ValueError, match="looks both ways"):
+        model.encode("Cats sleep.")
 
 
 def test_a_base_that_is_not_told_of_padding(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

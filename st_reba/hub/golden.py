@@ -176,12 +176,11 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
 @contextmanager
 def plain() -> Iterator[None]:
     """Compute as the code in a repository does, without fused attention."""
-    fused = PARTS.pop("fused", None)
+    fused = PARTS.pop("fused")
     try:
         yield
     finally:
-        if fused is not None:
-            PARTS["fused"] = fused
+        PARTS["fused"] = fused
 
 
 def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:

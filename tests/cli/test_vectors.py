@@ -80,9 +80,9 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     assert json.loads(run("verify", index, "--json"))["documents"] == 3
     assert "1 deleted" in run("prune", index, "a", "--compact")
     assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
-    both = ["index", tmp_path / "more.jsonl", index, "--add", "--upsert"]
-    refused = (both, ["index", "x", index], ["prune", index], ["search", index, "a", "--where", "x"], ["search", index])
-    for arguments in refused:
+    more = ["index", tmp_path / "more.jsonl", index, "--add"]
+    refused = ([*more, "--upsert"], [*more, "--overwrite"], ["index", "x", index], ["prune", index], ["search", index])
+    for arguments in (*refused, ["search", index, "a", "--where", "x"]):
         with pytest.raises((ValueError, FileNotFoundError)):
             run(*arguments)
 

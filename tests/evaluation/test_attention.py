@@ -30,8 +30,8 @@ def test_maps_equal_transformers_own() -> None:
         assert np.abs(layer.matrix - each[0].mean(dim=0).numpy()).max() < 1e-5
         assert layer.matrix.sum(axis=1) == pytest.approx(np.ones(len(maps.tokens)), abs=1e-5)
     assert len(maps.tokens) == features["input_ids"].shape[1] and maps.tokens[-5:-3] == ("␣", "<0xF0>")
-    others = Mock(**{"decode.return_value": "", "convert_ids_to_tokens.side_effect": [["ðŁ"], ["▁"], [""]]})
-    assert [attention._shown(others, 7) for _ in range(3)] == ["#7", "␣", "#7"]
+    told = {"decode.side_effect": ["", "", "", "\n"], "convert_ids_to_tokens.side_effect": [["ðŁ"], ["▁"], [""]]}
+    assert [attention._shown(others, 7) for others in [Mock(**told)] * 4] == ["#7", "␣", "#7", "\\n"]
 
 
 def test_maps_of_masks_and_of_second_runs() -> None:

@@ -70,10 +70,10 @@ def test_instructions_are_the_prompts_while_mteb_runs(monkeypatch: pytest.Monkey
     task: Any = SimpleNamespace(metadata=SimpleNamespace(name="SciFact", type="Retrieval", main_score="ndcg"))
     scores = {"test": [{"ndcg": 0.25, "map": 0.5}], "dev": [{"ndcg": 0.75, "map": float("nan"), "subset": "en"}]}
     answer: Any = SimpleNamespace(task_results=[SimpleNamespace(scores=scores)], exceptions=None)
-    mteb: Any = SimpleNamespace(get_task={}.pop, get_benchmark={}.pop)
+    mteb: Any = SimpleNamespace(get_task={}.pop, get_benchmark={"Mine": SimpleNamespace(tasks=[task])}.pop)
     mteb.evaluate = lambda model, *given, **options: seen.append(model.prompts) or answer
     monkeypatch.setitem(sys.modules, "mteb", mteb)
-    (result,) = evaluate(model, task, prompts={"SciFact": "Find."})
+    (result,) = evaluate(model, "Mine", prompts={"SciFact": "Find."})
     assert (result.task, result.kind, result.metric, result.score) == ("SciFact", "Retrieval", "ndcg", 0.5)
     evaluate(model, task, prompts={"STSB": "Find."})
     told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
