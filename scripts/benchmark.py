@@ -27,7 +27,6 @@ CASES: dict[str, tuple[str, str]] = {
     "echo": ("classical", "build('echo', pooling='mean')"),
     "reba-last": ("echo", "build('reba', pooling='last')"),
     "reba-mean": ("echo", "build('reba', pooling='mean')"),
-    "reba-mean, plain": ("echo", "plain(build('reba', pooling='mean'))"),
     "nosink": ("classical", "build('nosink', setting='mask0-bidir', k=4)"),
     "inter": ("classical", "build('nosink', setting='inter-bidir', k=4)"),
 }
@@ -44,12 +43,6 @@ def worker(base: str, case: str, texts: list[str]) -> None:
 
         return st_reba.build(base, method, device="cpu", dtype="float32", normalize=False, **options)
 
-    def plain(model: SentenceTransformer) -> SentenceTransformer:
-        from st_reba.modules.layout import PARTS
-
-        PARTS.pop("fused")
-        return model
-
     if case == "stock":
         transformer = Transformer(
             base,
@@ -61,7 +54,7 @@ def worker(base: str, case: str, texts: list[str]) -> None:
         transformer.tokenizer.pad_token = transformer.tokenizer.pad_token or transformer.tokenizer.eos_token
         model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
     else:
-        model = eval(CASES[case][1], {"build": build, "plain": plain})
+        model = eval(CASES[case][1], {"build": build})
     model.encode(texts[:32], batch_size=32)
     print("ready", flush=True)
     for _ in sys.stdin:

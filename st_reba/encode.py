@@ -53,6 +53,8 @@ def encode_texts(
         >>> encode_texts(st_reba.build("mini"), ["你好", "", "Hello"], batch_tokens=512).shape
         (3, 192)
     """
+    if isinstance(texts, str):
+        raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     if task not in (None, "query", "document"):
         raise ValueError(f"task={task!r} is not known: choose 'query' or 'document', or None.")
     if refused := {"output_value", "precision", "pool"} & options.keys():

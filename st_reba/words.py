@@ -109,6 +109,9 @@ def encode_tokens(
         [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of
         the special token that stands for it.
 
+    Raises:
+        ValueError: ``texts`` is one text, or the model makes several rows of a text.
+
     Source:
         ReBA, section 3.3.
 
@@ -117,6 +120,8 @@ def encode_tokens(
         >>> [each.shape for each in st_reba.encode_tokens(st_reba.build("mini", "reba"), ["你好", "Hello, world"])]
         [(2, 192), (5, 192)]
     """
+    if isinstance(texts, str):
+        raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
     layout = {"prompt": prompt, "task": task, **fields}
     options = (layout, batch_tokens, show_progress_bar, normalize)
     found = {text: each for text, each, _ in _token_vectors(model, list(dict.fromkeys(texts)), *options)}

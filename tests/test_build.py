@@ -40,7 +40,8 @@ def test_a_model_says_what_it_is(base: Base, name: str, tmp_path: Path) -> None:
 
 def test_modules_by_hand(base: Base) -> None:
     modules = [RepeatTransformer(base("llama"), repeats=3), ReBAPooling(32, "mean"), Normalize()]
-    assert RepeatTransformer(base("llama")).repeats == 2
+    plain = RepeatTransformer(base("llama"))
+    assert plain.repeats == 2 and not plain.compute_matched
     by_hand = SentenceTransformer(modules=modules, device="cpu")
     built = build(base("llama"), repeats=3, pooling="mean", normalize=True)
     assert torch.equal(encoded(by_hand), encoded(built)) and method_of(by_hand) is None

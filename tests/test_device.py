@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from st_reba.modules.layers import layers_of
-from st_reba.modules.layout import PARTS
 
 TEXTS = ["你好，世界", "Hello, world, how are you today? 1 2 3 4 5 6 7", "x"]
 CASES = [("llama", name) for name in PIPELINES]
@@ -57,7 +56,6 @@ def test_a_pass(base: Base, of: str, name: str, dtype: str, monkeypatch: pytest.
     # And transformers' own attention reads the padding of the pass behind that of the pieces.
     own = len(reading.read) - expected if "chunk" in name else 0
     assert own in (0, 1) and reading.read == ["is_nonzero"] * (expected + own), "the host waited inside the pass"
-    monkeypatch.delitem(PARTS, "fused")  # of CPUs
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda flag: True)
     model.to("meta")
     moved = {key: each.to("meta") if isinstance(each, Tensor) else each for key, each in features.items()}

@@ -136,6 +136,8 @@ def test_fields_in_token_batches(path: str) -> None:
         encode_texts(model, TEXTS, task="query")
     with pytest.raises(ValueError, match="passage"):
         encode_texts(model, TEXTS, task="passage", instruction="Find it.")
+    with pytest.raises(ValueError, match="one text"):
+        encode_texts(model, TEXTS[0], instruction="Find it.")
 
 
 def test_half_precision(path: str) -> None:

@@ -18,7 +18,7 @@ from st_reba.settings import masks_of
 
 SOME = [
     Method(),
-    Method("reba", pooling="mean", repeats=3, chunk=64),
+    Method("reba", pooling="mean", repeats=1, chunk=1, max_seq_length=1),
     Method("echo", template='Say, "{text}": {text}', pooled="repeats", max_seq_length=64),
     Method("echo", template='"a" \' , =[ b {text} {text}', instruction="true"),
     Method("echo", template={"query": "q {text}", "document": "d {text}"}),

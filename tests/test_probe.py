@@ -14,7 +14,7 @@ import torch
 from tiny import tiny_model
 
 import st_reba
-from st_reba.probe import Probe, check, located, probe, remembered, version_of, worst
+from st_reba.probe import Probe, check, load, located, probe, remembered, version_of, worst
 
 MODEL = tiny_model()
 
@@ -107,4 +107,5 @@ def test_where_a_model_is(tmp_path: Path) -> None:
         located(stored, tmp_path / "elsewhere" / "index")
     with pytest.raises(ValueError, match="not known"):
         located(probe(MODEL), tmp_path)
+    assert load(mark.source, {"dtype": "bfloat16"}).dtype == torch.bfloat16
     assert located(replace(mark, source="me/it", revision="abc"), tmp_path) == ("me/it", {"revision": "abc"})

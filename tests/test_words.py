@@ -192,6 +192,8 @@ def test_bad_items(base: Base, bad: Any) -> None:
 def test_no_token() -> None:
     """A tokenizer may drop what a span holds, as a mark that a normalizer joins to its letter."""
     model, text = st_reba.build("mini", "reba"), "cafe\u0301"
+    with pytest.raises(ValueError, match="one text"):
+        encode_tokens(model, text)
     with pytest.raises(ValueError, match="^Item 1"):
         encode_words(model, [GOOD, (text, (4, 5))])
     np.testing.assert_array_equal(*encode_words(model, [(text, (0, 5)), (text, (0, 4))]))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from os import PathLike
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from ..modules.layout import PARTS, empty_text_token
+from ..modules.layout import empty_text_token
 from ..modules.version import __version__
 from ..probe import worst
 
@@ -137,8 +136,7 @@ def write_golden(model: SentenceTransformer, folder: str | PathLike[str]) -> Non
         empty_text_token(model.tokenizer)
     except ValueError:  # no token stands for an empty text
         texts.remove("")
-    with plain():
-        vectors = encoded(model, texts, fields)
+    vectors = encoded(model, texts, fields)
     header = {"tolerance": tolerance_of(model), "fields": fields, "made": environment(model)}
     write_file(folder, header, texts, vectors.tolist())
 
@@ -171,16 +169,6 @@ def open_fields(first: Any, task: str | None = None) -> list[str]:
     """Fields of a task's templates that have no value of their own."""
     names = sorted(first.fields(task)) if hasattr(first, "fields") else []
     return [name for name in names if not (name == "instruction" and first.instruction)]
-
-
-@contextmanager
-def plain() -> Iterator[None]:
-    """Compute as the code in a repository does, without fused attention."""
-    fused = PARTS.pop("fused")
-    try:
-        yield
-    finally:
-        PARTS["fused"] = fused
 
 
 def encoded(model: SentenceTransformer, texts: Sequence[str], fields: Mapping[str, str]) -> Any:

@@ -27,10 +27,6 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, backward: Any = None
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer, [B, T, H, D'], and the columns [B, R, T] that a BackwardAttention takes of it."""
-    # The installed package has a faster kernel, which gives None where it cannot be used.
-    fused = PARTS["fused"](query, key, value, terms, backward) if "fused" in PARTS else None
-    if fused is not None:
-        return fused  # type: ignore[no-any-return]
     columns: list[Tensor] = []
     observe = None if backward is None else lambda block, start: columns.append(backward.columns(block))
     output = blocked_attention(query, key, value, terms, observe)
@@ -64,10 +60,11 @@ def blocked_attention(
             scores = scores + terms.bias[:, :, start:stop, :seen]
         if terms.mask is not None:
             mask = terms.mask[:, :, start:stop, :seen]
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+            scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         elif terms.causal:
-            later = torch.ones(stop - start, seen, dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(later.triu(seen - stop + start + 1), -torch.inf)
+            # Only among a block's own positions is there a later one.
+            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=scores.device).triu(1)
+            scores[..., start - stop :].masked_fill_(later, -torch.inf)
         if terms.sinks is not None:
             sink = terms.sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
             scores = torch.cat([scores, sink], dim=-1)

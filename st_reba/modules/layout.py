@@ -20,7 +20,7 @@ class Parts(dict[str, Any]):
         raise ValueError(f"This copy of st_reba's code lacks {name!r}, which the model needs: pip install st-reba.")
 
 
-# Of the package: "fused", "training", "eager", "chosen_keys", "code" and "stored_as".
+# Of the package: "training", "eager", "chosen_keys", "code" and "stored_as".
 PARTS = Parts()
 TASKS = ("query", "document")
 # Fields of a template that stand for the text: as it is, or its words (in Chinese its characters) in reverse order.

@@ -65,8 +65,8 @@ def test_what_is_none_of_instructions_is_refused(source: Any) -> None:
 
 
 def test_instructions_are_the_prompts_while_mteb_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = st_reba.build("mini", "classical", prompts={"query": "q"})
-    before, seen = dict(model.prompts), list[Any]()
+    model: Any = st_reba.build("mini", "classical", prompts={"query": "q"})
+    before, seen, model[0].model.config._name_or_path = dict(model.prompts), list[Any](), "me/it"
     task: Any = SimpleNamespace(metadata=SimpleNamespace(name="SciFact", type="Retrieval", main_score="ndcg"))
     scores = {"test": [{"ndcg": 0.25, "map": 0.5}], "dev": [{"ndcg": 0.75, "map": float("nan"), "subset": "en"}]}
     answer: Any = SimpleNamespace(task_results=[SimpleNamespace(scores=scores)], exceptions=None)
@@ -74,7 +74,13 @@ def test_instructions_are_the_prompts_while_mteb_runs(monkeypatch: pytest.Monkey
     mteb.evaluate = lambda model, *given, **options: seen.append(model.prompts) or answer
     monkeypatch.setitem(sys.modules, "mteb", mteb)
     (result,) = evaluate(model, "Mine", prompts={"SciFact": "Find."})
-    assert (result.task, result.kind, result.metric, result.score) == ("SciFact", "Retrieval", "ndcg", 0.5)
+    assert (result.model, result.task, result.kind, result.metric, result.score) == (
+        "me/it",
+        "SciFact",
+        "Retrieval",
+        "ndcg",
+        0.5,
+    )
     evaluate(model, task, prompts={"STSB": "Find."})
     told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
     assert result.scores == {"ndcg": 0.5} and seen == [{**before, **told}, before] and model.prompts == before

@@ -83,7 +83,7 @@ def test_masks_of_inner_layers_share_the_pass_of_all_layers() -> None:
     [
         (SHARED[:7], 1),
         (["classical", "nosink:setting=baseline", "classical:max_seq_length=32"], 2),
-        (["echo", "echo:repeats=3", "echo:compute_matched=true", "echo:template=echo"], 4),
+        (["echo", "echo:repeats=3", "echo:repeats=4", "echo:compute_matched=true", "echo:template=echo"], 5),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=2"], 2),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=3,m=2"], 2),
         (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),

@@ -104,6 +104,8 @@ def test_conll(tmp_path: Path) -> None:
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
     with pytest.raises(ValueError):
         read_task(tmp_path / "a.txt", "NER")
+    (tmp_path / "b.txt").write_text("U.N. B-ORG\nofficial O\n\n" * 10, encoding="utf-8")
+    assert read_task(tmp_path / "b.txt", "NER", train=tmp_path / "a.txt", limit=10).items == task.items
     (tmp_path / "b.txt").write_text("a b\nc d\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no column"):
         read_task(tmp_path / "b.txt", "NER", train=tmp_path / "a.txt")

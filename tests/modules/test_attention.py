@@ -1,4 +1,4 @@
-"""Attention in blocks and by the fused kernel: one result, its gradient, and memory that no head adds to."""
+"""Attention in blocks: its result, its gradient, and memory that no head adds to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 from marks import Base, slow_but
-from oracle import assert_close
 from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from st_reba.modules import fused
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, blocked_attention
-from st_reba.modules.capture import BackwardAttention, Capture
-from st_reba.modules.layout import PARTS, Span
+from st_reba.modules.capture import BackwardAttention
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
@@ -69,7 +66,7 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks(name: str) -> None:
     """Grouped heads, several blocks: output, probabilities and gradients."""
-    given = [each.requires_grad_() for each in tensors()]
+    given = [each.requires_grad_() for each in tensors(width=5)]
     output, wanted = by_hand(*given, scores(name))
     blocks: list[Tensor] = []
     found = blocked_attention(*given, scores(name), lambda block, start: blocks.append(block))
@@ -80,49 +77,6 @@ def test_blocks(name: str) -> None:
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
         torch.testing.assert_close(got, one)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", ["last", "copy"])
-@pytest.mark.parametrize(("name", "width"), [("causal", 8), ("window", 12), ("padding", 5), ("sinks", 8)])
-def test_the_kernel(name: str, width: int, rows: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_BLOCK", 1)
-    given, how = tensors(dtype, width), scores(name)
-    real = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9 if name == "padding" else LENGTH]])).bool()
-    spans = [Span(1, 12, LENGTH), Span(2, 3, int(real[1].sum()))]
-    runs = [Capture(rows).run(span) for span in spans]
-    captured = [BackwardAttention(runs, real) for _ in range(2)]
-    found = fused.fused_attention(*given, how, captured[0])
-    assert found is not None
-    captured[0].add(found[1])  # type: ignore[arg-type]
-    output, probabilities = by_hand(*(each.double() for each in given), how)
-    captured[1].add(captured[1].columns(probabilities))
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    both = real[:, :, None, None]
-    torch.testing.assert_close(found[0].double() * both, output * both, rtol=0, atol=tolerance)
-    torch.testing.assert_close(captured[0].rows().double(), captured[1].rows(), rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", ["soft cap", "bias"])
-def test_what_the_kernel_leaves_to_blocks(name: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    assert fused.fused_attention(*tensors(torch.float32), scores(name)) is None
-    assert fused.fused_attention(*(each.requires_grad_() for each in tensors()), scores("causal")) is None
-    right = fused._flash
-    monkeypatch.setattr(fused, "_works", fused._works.__wrapped__)
-    for wrong in ((1.001, 1.0), (1.0, 1.001)):
-        monkeypatch.setattr(fused, "_flash", lambda *given, by=wrong: [right(*given)[n] * by[n] for n in (0, 1)])
-        assert fused.fused_attention(*tensors(torch.float32), scores("causal")) is None
-    assert caplog.text.count("(torch.float32) cannot be used: Tensor-likes are not close") == 2
-
-
-@pytest.mark.parametrize("of", ["gpt2", "gemma3_text", "gpt_oss"])
-@pytest.mark.parametrize("name", ["reba last", "reba mean", "reba mask0", "chunk mean", "mask0"])
-def test_models_by_both(base: Base, of: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a repository's own code computes, without the kernel, is what the package does."""
-    model = made(base(of), name)
-    wanted = encoded(model)
-    monkeypatch.delitem(PARTS, "fused")
-    assert_close(encoded(model), wanted.double())
 
 
 @pytest.mark.parametrize(
@@ -167,12 +121,8 @@ class Largest(TorchDispatchMode):
 HEAVY = ("reba last", "reba mean", "reba mask0", "authors mean", "mask0", "inter")
 
 
-@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", slow_but(HEAVY, "reba mean", "mask0"))
-def test_no_matrix_of_all_heads(base: Base, name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_BLOCK", 1 << 12)
-    if plain:
-        monkeypatch.delitem(PARTS, "fused")
+def test_no_matrix_of_all_heads(base: Base, name: str) -> None:
     model: Any = made(base("llama"), name)
     model[0].tokenizer.model_max_length = 2000
     model[0].config.max_position_embeddings = 2000
@@ -187,9 +137,8 @@ def test_no_matrix_of_all_heads(base: Base, name: str, plain: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_gradients(base: Base, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Along one direction, against differences; of gpt2 in blocks, which compute in float64 throughout."""
-    monkeypatch.delitem(PARTS, "fused")
+def test_gradients(base: Base, name: str) -> None:
+    """Along one direction, against differences; of gpt2, which computes in float64 throughout."""
     model = made(base("gpt2"), name, dtype="float64")
     features = features_of(model, TEXTS)
     found = gradients(model, features)

@@ -14,8 +14,6 @@ from pipelines import build, encoded, features_of
 from torch import Tensor
 from transformers import AutoModel
 
-from st_reba.modules.layout import PARTS
-
 TWICE = (None, None)
 # Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
 FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")
@@ -44,15 +42,10 @@ def test_families(base: Base, name: str, pooling: Any) -> None:
     assert_all(encoded(build(path, "echo", pooling=pooling)), echo)
 
 
-@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_inputs_of_less_than_four_tokens(
-    base: Base, name: str, options: dict[str, Any], plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of a batch: two copies of one token, beside longer texts; by the fused kernel and without it."""
-    if plain:
-        monkeypatch.delitem(PARTS, "fused")
+def test_inputs_of_less_than_four_tokens(base: Base, name: str, options: dict[str, Any]) -> None:
+    """Half of a batch: two copies of one token, beside longer texts."""
     path, texts = base(name, "plain"), ["a", TEXTS[2], "b", TEXTS[1]]
     for pooling in POOLINGS:
         for text, got in zip(texts, encoded(build(path, pooling=pooling, **options), texts), strict=True):

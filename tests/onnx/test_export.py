@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 import st_reba
 import st_reba.onnx
 from st_reba.hub import verify
+from st_reba.hub.golden import TEXTS as TWENTY
 from st_reba.onnx import runtime, tracing
 from st_reba.onnx.folder import write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
@@ -68,7 +69,7 @@ def test_vectors(exported: Any) -> None:
     wanted, runner = model.encode(TEXTS), Runner(folder)
     assert report["distance"] < 1e-5 and report["dimension"] == 16
     found = [runner.encode(TEXTS), runner.encode(TEXTS, 5), runner.encode(TEXTS, 5, "left")]
-    assert max(worst(wanted, each) for each in found) < 1e-5
+    assert max(worst(wanted, each) for each in found) < 1e-5 and runner.tokenizer.padding["direction"] == "left"
     assert len(runner.tokenizer.encode(LONG).ids) == report["max_seq_length"]
 
 
@@ -93,7 +94,7 @@ def test_stock_operators_and_files(exported: Any) -> None:
     types = [each["type"].rsplit(".", 1)[1] for each in json.loads((folder / "modules.json").read_text())]
     assert types == ["Transformer", "Pooling"]
     config: Any = AutoConfig.from_pretrained(str(folder))
-    assert config.max_position_embeddings == max(256 // 3, report["max_seq_length"])
+    assert config.max_position_embeddings == 256 // 3 > report["max_seq_length"]
     assert config.vocab_size == 512 and "_name_or_path" not in (folder / "config.json").read_text(encoding="utf-8")
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "- onnx\n" in card and f"{report['int8']['alone']['min']}" in card and "{{" not in card
@@ -141,6 +142,7 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not verify(folder).ok
     monkeypatch.setitem(LEAST, "min", 0.98)
     golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+    assert [each["text"] for each in golden["texts"]] == list(TWENTY)
     golden["texts"][3]["vector"][0] += 0.01
     assert not runtime.verify_graph(str(folder), golden, hub={}).ok
     with pytest.raises(ValueError):
