@@ -30,7 +30,8 @@ def attend(
     columns: list[Tensor] = []
     observe = None if backward is None else lambda block, start: columns.append(backward.columns(block))
     output = blocked_attention(query, key, value, terms, observe)
-    return output, torch.cat(columns, dim=2) if columns else None
+    # They are joined as they lie in memory, [B, T, R].
+    return output, torch.cat([each.mT for each in columns], dim=1).mT if columns else None
 
 
 def blocked_attention(
@@ -44,7 +45,7 @@ def blocked_attention(
     groups, keys = key.shape[1:3]
     key, value = key.contiguous(), value.contiguous()  # else every block copies them
     precision = torch.promote_types(query.dtype, torch.float32)
-    numbers = 1 << (20 if query.device.type == "cpu" else 24)  # in a block of probabilities
+    numbers = 1 << (18 if query.device.type == "cpu" else 24)  # in a block of probabilities
     size = max(16, numbers // (batch * heads * keys))
     blocks = []
     for start in range(0, length, size):

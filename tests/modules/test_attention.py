@@ -22,7 +22,7 @@ from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
-LENGTH = 400  # positions: two blocks
+LENGTH = 200  # positions: two blocks
 
 
 def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
