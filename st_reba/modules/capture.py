@@ -92,7 +92,7 @@ class BackwardAttention:
         """A[q, i] at the anchors i, the maximum over heads, [B, R, Q], of the probabilities [B, H, Q, K] of a block."""
         keys = probabilities.shape[3]  # a causal block has no keys after its last query, and 0 is what they get
         first, stop = self.firsts[0], self.firsts[0] + self.anchors.shape[1]
-        if stop <= keys and set(self.firsts) == {first}:  # the texts begin together: their anchors are a slice
+        if set(self.firsts) == {first} and stop <= keys:  # the texts begin together: their anchors are a slice
             return probabilities[..., first:stop].amax(dim=1).mT
         index = self.anchors.clamp(max=keys - 1)[:, None]  # [B, 1, R]
         if index.shape[2] == 1:

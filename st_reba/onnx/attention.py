@@ -64,6 +64,7 @@ class GraphCapture(BackwardAttention):
         offset = torch.arange(rows, device=real.device)
         self.anchors, self.valid = (first + offset).clamp(max=end - 1), offset < count
         self.layers, self.maxima, self._rows = 0, [], None
+        self.firsts = [0, 1]  # in a graph, texts begin anywhere
 
     def see(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""

@@ -154,7 +154,7 @@ def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
     index.add(["cat"], **QUIET)
     assert index.search("cat")[0].text == "cat"
     index.verify()
-    for ids in ("d1", [1]):
+    for ids in ("d1", ["d1", 1]):
         with pytest.raises(TypeError):
             index.delete(ids)  # type: ignore[arg-type]
 
