@@ -115,7 +115,7 @@ def main() -> None:
     here = Path(__file__).resolve().parent.parent
     running = {(name, ""): Case(name, here, arguments) for name in arguments.only}
     if arguments.beside:
-        old = [name for name in arguments.only if name != "stock" and "plain" not in name]
+        old = [name for name in arguments.only if name != "stock"]
         running |= {(name, "before"): Case(name, arguments.beside, arguments) for name in old}
     for _ in range(arguments.rounds):
         for case in running.values():
