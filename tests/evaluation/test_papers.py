@@ -74,13 +74,8 @@ def test_instructions_are_the_prompts_while_mteb_runs(monkeypatch: pytest.Monkey
     mteb.evaluate = lambda model, *given, **options: seen.append(model.prompts) or answer
     monkeypatch.setitem(sys.modules, "mteb", mteb)
     (result,) = evaluate(model, "Mine", prompts={"SciFact": "Find."})
-    assert (result.model, result.task, result.kind, result.metric, result.score) == (
-        "me/it",
-        "SciFact",
-        "Retrieval",
-        "ndcg",
-        0.5,
-    )
+    wanted = ("me/it", "SciFact", "Retrieval", "ndcg", 0.5)
+    assert (result.model, result.task, result.kind, result.metric, result.score) == wanted
     evaluate(model, task, prompts={"STSB": "Find."})
     told = {"SciFact": "Find.", "SciFact-query": "Find.", "SciFact-document": ""}
     assert result.scores == {"ndcg": 0.5} and seen == [{**before, **told}, before] and model.prompts == before
