@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..encode import saved_prompt
 from ..modules.attention import show_attention
-from ..modules.blocks import ScoreTerms, blocked_attention
+from ..modules.blocks import ScoreTerms, attend
 
 # Maps of all layers are held at once: 16 MiB each at this length.
 MAX_TOKENS = 2048
@@ -118,11 +118,11 @@ class _Recorder:
         module, mask = (None, "forward") if masks is None or masks.last is None else masks.last
         kept = torch.zeros(query.shape[2], key.shape[2])
 
-        def see(probabilities: Tensor, start: int) -> None:
+        def see(probabilities: Tensor, _: slice, start: int) -> None:
             block = probabilities[0].mean(dim=0, dtype=torch.float32).cpu()
             kept[start : start + block.shape[0], : block.shape[1]] = block
 
-        output = blocked_attention(query, key, value, terms, see)
+        output = attend(query, key, value, terms, see)
         self.layers.append((getattr(module, "layer_idx", len(self.layers)), mask, kept))
         return output
 

@@ -79,7 +79,7 @@ def attention(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     terms = PARTS["terms"](mask, causal, scaling, softcap, s_aux, position_bias, dropout)
     if backward is None:
-        return PARTS["blocks"](query, key, value, terms)[0], None
+        return PARTS["blocks"](query, key, value, terms), None
     if looks_ahead and masks is None:
         raise ValueError(f"{type(module).__name__} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
     if query.shape[2] != key.shape[2]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .layout import PARTS
+
+BLOCK = 1 << 20  # probabilities that stay in a processor's cache; a GPU takes 16 times as many at once
 
 
 class ScoreTerms(NamedTuple):
@@ -22,60 +23,67 @@ class ScoreTerms(NamedTuple):
     bias: Tensor | None = None  # [B or 1, H, T, S], added
     dropout: float = 0.0
 
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, backward: Any = None
-) -> tuple[Tensor, Tensor | None]:
-    """Attention of one layer, [B, T, H, D'], and the columns [B, R, T] that a BackwardAttention takes of it."""
-    columns: list[Tensor] = []
-    observe = None if backward is None else lambda block, start: columns.append(backward.columns(block))
-    output = blocked_attention(query, key, value, terms, observe)
-    # They are joined as they lie in memory, [B, T, R].
-    return output, torch.cat([each.mT for each in columns], dim=1).mT if columns else None
+    def of(self, texts: slice, queries: slice, keys: int) -> ScoreTerms:
+        """The terms of a block: some texts, some of their queries, the first keys."""
+        mask, bias = (
+            each if each is None else (each if len(each) == 1 else each[texts])[:, :, queries, :keys]
+            for each in (self.mask, self.bias)
+        )
+        return self._replace(mask=mask, bias=bias)
 
 
-def blocked_attention(
-    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe: Callable[[Tensor, int], object] | None = None
-) -> Tensor:
-    """Attention [B, T, H, D']; ``observe`` gets each block's probabilities [B, H, Q, K] and the first of its queries.
+def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe: Any = None) -> Tensor:
+    """Attention of one layer, [B, T, H, D'].
 
-    No block holds more than some million probabilities, whatever the length.
+    ``observe`` gets the probabilities [b, H, Q, S] of each block, whose texts they are, and the first of its queries.
+    With gradients, which keep all probabilities anyway, a layer is one block.
     """
-    batch, heads, length, width = query.shape
+    batch, heads, length, _ = query.shape
     groups, keys = key.shape[1:3]
-    key, value = key.contiguous(), value.contiguous()  # else every block copies them
-    precision = torch.promote_types(query.dtype, torch.float32)
-    numbers = 1 << (18 if query.device.type == "cpu" else 24)  # in a block of probabilities
-    size = max(16, numbers // (batch * heads * keys))
-    blocks = []
-    for start in range(0, length, size):
-        stop = min(start + size, length)
-        # A causal block needs no keys after its last query.
-        seen = keys - length + stop if terms.causal else keys
-        # The heads of a group share its key.
-        scaled = (query[:, :, start:stop] * terms.scaling).reshape(batch, groups, -1, width)
-        scores = (scaled @ key[:, :, :seen].mT).view(batch, heads, stop - start, seen).to(precision)
-        if terms.softcap is not None:
-            scores = torch.tanh(scores / terms.softcap) * terms.softcap
-        if terms.bias is not None:
-            scores = scores + terms.bias[:, :, start:stop, :seen]
-        if terms.mask is not None:
-            mask = terms.mask[:, :, start:stop, :seen]
-            scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        elif terms.causal:
-            # Only among a block's own positions is there a later one.
-            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=scores.device).triu(1)
-            scores[..., start - stop :].masked_fill_(later, -torch.inf)
-        if terms.sinks is not None:
-            sink = terms.sinks.to(precision)[None, :, None, None].expand(batch, -1, stop - start, 1)
-            scores = torch.cat([scores, sink], dim=-1)
-        probabilities = scores.softmax(dim=-1)[..., :seen]
-        if observe is not None:
-            observe(probabilities, start)
-        weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
-        mixed = weights.reshape(batch, groups, -1, seen) @ value[:, :, :seen]
-        blocks.append(mixed.view(batch, heads, stop - start, -1).transpose(1, 2))
-    return torch.cat(blocks, dim=1)
+    texts, queries = batch, length
+    if not torch.is_grad_enabled():
+        most = BLOCK * (1 if query.device.type == "cpu" else 16) // (heads * keys)  # queries of a block
+        texts = min(batch, max(1, most // 32))  # few where they are long, so that a block has 32 queries
+        queries = max(16, most // texts)
+    output = value.new_empty(batch, length, heads, value.shape[3])
+    for first in range(0, batch, texts):
+        some = slice(first, first + texts)
+        own_key, own_value = key[some].contiguous(), value[some].contiguous()  # else every block copies them
+        for start in range(0, length, queries):
+            stop = min(start + queries, length)
+            seen = keys - length + stop if terms.causal else keys  # a causal block needs no key after its last query
+            mine = terms.of(some, slice(start, stop), seen)
+            probabilities = _probabilities(query[some, :, start:stop], own_key[:, :, :seen], mine)
+            if observe is not None:
+                observe(probabilities, some, start)
+            weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
+            mixed = weights.reshape(len(weights), groups, -1, seen) @ own_value[:, :, :seen]
+            output[some, start:stop] = mixed.view(len(weights), heads, stop - start, -1).transpose(1, 2)
+    return output
+
+
+def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms) -> Tensor:
+    """Attention [B, H, Q, K] of a block, in float32 or better; where it is causal, its queries are the last keys."""
+    batch, heads, queries, width = query.shape
+    groups, keys = key.shape[1:3]
+    # The heads of a group share its key.
+    rows = (query * terms.scaling).reshape(batch, groups, -1, width)
+    scores = (rows @ key.mT).view(batch, heads, queries, keys).to(torch.promote_types(query.dtype, torch.float32))
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
+    if terms.bias is not None:
+        scores = scores + terms.bias
+    if terms.mask is not None:
+        hidden = terms.mask.dtype == torch.bool
+        scores = scores.masked_fill_(~terms.mask, -torch.inf) if hidden else scores + terms.mask
+    elif terms.causal:
+        # Only among a block's own positions is there a later one.
+        later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu(1)
+        scores[..., keys - queries :].masked_fill_(later, -torch.inf)
+    if terms.sinks is not None:
+        sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, queries, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    return scores.softmax(dim=-1)[..., :keys]
 
 
 PARTS |= {"terms": ScoreTerms, "blocks": attend}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .blocks import ScoreTerms, blocked_attention
+from .blocks import ScoreTerms, attend
 from .capture import BackwardAttention
 from .layout import PARTS
 
@@ -27,13 +27,14 @@ def attend_both_ways(
         own = {name: getattr(terms, name) for name in ("mask", "bias")}
         own = {name: each if each is None or each.shape[1] == 1 else each[:, some] for name, each in own.items()}
         mine = terms._replace(**own, sinks=None if terms.sinks is None else terms.sinks[some])
-        blocks: list[Tensor] = []
+        precision = torch.promote_types(query.dtype, torch.float32)
+        whole = torch.zeros(batch, len(query[0, some]), length, length, dtype=precision, device=query.device)
 
-        def keep(block: Tensor, start: int, kept: list[Tensor] = blocks) -> None:
-            kept.append(nn.functional.pad(block, (0, length - block.shape[3])))
+        def keep(block: Tensor, texts: slice, start: int, whole: Tensor = whole) -> None:
+            whole[texts, :, start : start + block.shape[2], : block.shape[3]] = block
 
-        outputs.append(blocked_attention(query[:, some], key[:, group], value[:, group], mine, keep))
-        backward.add(sums(backward, torch.cat(blocks, dim=2)), first=head == 0)
+        outputs.append(attend(query[:, some], key[:, group], value[:, group], mine, keep))
+        backward.add(sums(backward, whole))
     return torch.cat(outputs, dim=2)
 
 

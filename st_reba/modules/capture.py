@@ -81,35 +81,39 @@ class BackwardAttention:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, looks_ahead: bool) -> Tensor:
         """Attention of one layer, [B, T, H, D'], which raises the maxima."""
+        self.layers += 1
         if looks_ahead or self.both:
             return PARTS["both_ways"](self, query, key, value, terms)  # type: ignore[no-any-return]
-        output, columns = attend(query, key, value, terms, self)
-        assert columns is not None
-        self.add(columns)
-        return output
+        return attend(query, key, value, terms, self.see)
 
-    def columns(self, probabilities: Tensor) -> Tensor:
-        """A[q, i] at the anchors i, the maximum over heads, [B, R, Q], of the probabilities [B, H, Q, K] of a block."""
-        keys = probabilities.shape[3]  # a causal block has no keys after its last query, and 0 is what they get
-        first, stop = self.firsts[0], self.firsts[0] + self.anchors.shape[1]
-        if set(self.firsts) == {first} and stop <= keys:  # the texts begin together: their anchors are a slice
-            return probabilities[..., first:stop].amax(dim=1).mT
-        index = self.anchors.clamp(max=keys - 1)[:, None]  # [B, 1, R]
+    def see(self, probabilities: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+        """Raise the maxima by the columns of a block [b, H, Q, K] of a causal layer, from query ``start`` on."""
+        self.add(self.columns(probabilities, texts), texts, start)
+
+    def columns(self, probabilities: Tensor, texts: slice = slice(None)) -> Tensor:
+        """A[q, i] at the anchors i, the maximum over heads, [b, r, Q]: r < R where a block has no more of the keys."""
+        first, keys, anchors = self.firsts[0], probabilities.shape[3], self.anchors[texts]
+        if set(self.firsts) == {first}:  # the texts begin together: their anchors are a slice
+            return probabilities[..., first : first + anchors.shape[1]].amax(dim=1).mT
+        index = anchors.clamp(max=keys - 1)[:, None]  # [b, 1, R]
         if index.shape[2] == 1:
             largest = probabilities.gather(3, index[:, None].expand(*probabilities.shape[:3], -1)).amax(dim=1)
         else:
             largest = probabilities.amax(dim=1).gather(2, index.expand(-1, probabilities.shape[2], -1))
-        return largest.masked_fill(self.anchors[:, None] >= keys, 0.0).mT
+        return largest.masked_fill(anchors[:, None] >= keys, 0.0).mT
 
-    def add(self, layer: Tensor, *, first: bool = True) -> None:
-        """Raise the maxima by those of a layer, or of some of its heads, [B, R, T]; ``first``: count a new layer."""
+    def add(self, layer: Tensor, texts: slice = slice(None), start: int = 0) -> None:
+        """Raise the maxima by those of some heads of a layer, [b, r, Q], from position ``start`` on."""
         if self._rows is not None:
             return  # gradient checkpointing runs a layer once more
-        self.layers += first
-        if layer.requires_grad or not self.maxima:
+        if layer.requires_grad:
             self.maxima.append(layer)
-        else:
-            torch.maximum(self.maxima[0], layer, out=self.maxima[0])
+            return
+        if not self.maxima:
+            batch, length = self.real.shape
+            self.maxima.append(layer.new_zeros(batch, length, self.anchors.shape[1]).mT)
+        largest = self.maxima[0][texts, : layer.shape[1], start : start + layer.shape[2]]
+        torch.maximum(largest, layer, out=largest)
 
     def rows(self) -> Tensor:
         """[B, R, T], zero at padding, after a text's own rows, and before the anchor unless ``both``."""

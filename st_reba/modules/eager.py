@@ -39,11 +39,12 @@ def see_output(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> An
     for value in output:
         if isinstance(value, Tensor) and value.ndim == 4 and value.shape == (batch, value.shape[1], length, length):
             backward = state.backward
+            backward.layers += 1
             if backward.both:
                 for head in range(value.shape[1]):
-                    backward.add(sums(backward, value[:, head : head + 1]), first=head == 0)
+                    backward.add(sums(backward, value[:, head : head + 1]))
             else:
-                backward.add(backward.columns(value))
+                backward.see(value)
             kept.append(None)
         else:
             kept.append(value)

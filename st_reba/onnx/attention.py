@@ -66,7 +66,7 @@ class GraphCapture(BackwardAttention):
         self.layers, self.maxima, self._rows = 0, [], None
         self.firsts = [0, 1]  # in a graph, texts begin anywhere
 
-    def see(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
+    def take(self, probabilities: Tensor, *, looks_ahead: bool) -> None:
         """Raise the maxima by one layer's probabilities [B, H, T, T]."""
         layer = sums(self, probabilities) if looks_ahead or self.both else self.columns(probabilities)
         self.layers += 1
@@ -101,7 +101,7 @@ def attend(
         scores = torch.cat([scores, sink], dim=-1)
     probabilities = scores.softmax(dim=-1)[..., :keys]
     if state.backward is not None:
-        state.backward.see(probabilities, looks_ahead=looks_ahead)
+        state.backward.take(probabilities, looks_ahead=looks_ahead)
     mixed = torch.matmul(probabilities.reshape(batch, groups, -1, keys), value)
     return mixed.reshape(batch, heads, length, -1).transpose(1, 2), None
 

@@ -14,15 +14,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from st_reba.modules import blocks
 from st_reba.modules.attention import attention
-from st_reba.modules.blocks import ScoreTerms, blocked_attention
+from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
-LENGTH = 200  # positions: two blocks
+LENGTH = 200  # positions
 
 
 def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
@@ -64,16 +65,22 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks(name: str) -> None:
-    """Grouped heads, several blocks: output, probabilities and gradients."""
+def test_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped heads: output, probabilities and gradients; without gradients, of a text and 32 queries at a time."""
+    monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
     given = [each.requires_grad_() for each in tensors(width=5)]
     output, wanted = by_hand(*given, scores(name))
-    blocks: list[Tensor] = []
-    found = blocked_attention(*given, scores(name), lambda block, start: blocks.append(block))
-    assert len(blocks) == 2
+    starts = []
+
+    def see(block: Tensor, texts: slice, start: int) -> None:
+        starts.append((texts.start, start))
+        torch.testing.assert_close(block, wanted[texts, :, start : start + block.shape[2], : block.shape[3]])
+
+    found = attend(*given, scores(name), see)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*given, scores(name), see), output)
+    assert starts == [(0, 0), *((text, start) for text in (0, 1) for start in range(0, LENGTH, 32))]
     torch.testing.assert_close(found, output)
-    for block, start in zip(blocks, (0, len(blocks[0][0, 0])), strict=True):
-        torch.testing.assert_close(block, wanted[:, :, start : start + block.shape[2], : block.shape[3]])
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
         torch.testing.assert_close(got, one)

@@ -14,6 +14,8 @@ from pipelines import build, encoded, features_of
 from torch import Tensor
 from transformers import AutoModel
 
+from st_reba.modules import blocks
+
 TWICE = (None, None)
 # Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
 FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")
@@ -67,7 +69,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str | None, ...], dict[str, bool]
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("of", "tokenizer"), [("gpt2", "plain"), ("llama", "bos_eos"), ("gemma2", "cls_sep")])
-def test_reba(base: Base, of: str, tokenizer: str, name: str) -> None:
+def test_reba(base: Base, of: str, tokenizer: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 13)  # of a few texts, and some of their queries
     path, (options, pieces, as_called) = base(of, tokenizer), OPTIONS[name]
     last, mean = (build(path, pooling=pooling, **options) for pooling in POOLINGS)
     tokens = mean.encode(list(TEXTS), output_value="token_embeddings", batch_size=9)
@@ -81,8 +84,9 @@ def test_reba(base: Base, of: str, tokenizer: str, name: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
 @pytest.mark.parametrize("of", ["gpt2", "gpt_oss", "bloom"])
-def test_authors(base: Base, of: str, tokenizer: str) -> None:
+def test_authors(base: Base, of: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Special tokens count, and rows look both ways."""
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 13)
     path = base(of, tokenizer)
     for pooling, wanted in (("last", reference.published_last), ("mean", reference.published_mean)):
         got = encoded(build(path, implementation="authors", pooling=pooling))
