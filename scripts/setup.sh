@@ -9,14 +9,13 @@
 #   prepare_chromium        sets ST_REBA_CHROMIUM to a browser
 #   prepare_node            sets ST_REBA_NODE to a folder with transformers.js
 
+# So that each module is compiled once, not at every start.
+unset PYTHONDONTWRITEBYTECODE
+
 prepare_environment() {
     local folder="$1" extra="$2"
     shift 2
     make_environment "$folder"
-    # What .venv has is linked, not installed again (but for what is newest): pip replaces files, and never writes into one.
-    if [ "$folder" != .venv-newest ] && [ ! -f "$folder/installed" ] && [ -f .venv/installed ]; then
-        cp -alf .venv/lib/. "$folder/lib/" 2>/dev/null || true
-    fi
     install_once "$folder" "$extra $* $(cat setup.cfg)" --editable ".[$extra]" "$@"
 }
 
@@ -52,13 +51,14 @@ install_once() {
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
-    echo "Setting up $folder (once; a few minutes) ..." >&2
+    echo "Setting up $folder (once; a minute or two) ..." >&2
     if ! command -v nvidia-smi >/dev/null 2>&1; then
         install_cpu_torch
     fi
-    "$PYTHON" -m pip install --quiet --no-compile "$@"
-    # By all cores, where pip takes one; some packages hold files that are no Python of today.
-    "$PYTHON" -m compileall -q -j 0 "$folder/lib" >/dev/null || true
+    # uv takes seconds where pip takes a minute, but knows nothing of pip's settings, such as an index of one's own.
+    if ! { "$PYTHON" -m pip install --quiet uv && "$PYTHON" -m uv pip install --quiet "$@"; } 2>/dev/null; then
+        "$PYTHON" -m pip install --quiet --no-compile "$@"
+    fi
     printf '%s' "$wanted" >"$stamp"
 }
 
