@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from st_reba.bases import EMBEDDED
-
 # Nothing here imports torch: the process that only hands out tests needs seconds less.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -50,7 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     made: dict[tuple[str, str], str] = {}
 
     def get(name: str, tokenizer: str = "bos") -> str:
-        if name in EMBEDDED:
+        if name == "mini":
             return name
         if name == "stories260K":
             if not STORIES.is_dir():

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from architectures import TOKENIZERS, save
+from marks import slow_but
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
@@ -38,12 +39,14 @@ def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> Senten
 # Loaded models.
 
 
+LOADED = [
+    *(("llama", name) for name in ("echo last", "reba mean", "mask0", "inter", "layer", "layers")),
+    *(("gpt2", "reba mean"), ("gpt2", "inter"), ("gemma2", "mask0"), ("gemma2", "layers")),
+]
+
+
 @pytest.mark.parametrize(
-    ("of", "name"),
-    [
-        *(("llama", name) for name in ("echo last", "reba mean", "mask0", "inter", "layer", "layers")),
-        *(("gpt2", "reba mean"), ("gpt2", "inter"), ("gemma2", "mask0"), ("gemma2", "layers")),
-    ],
+    ("of", "name"), slow_but(LOADED, ("llama", "mask0"), ("llama", "layer"), "gpt2", ("gemma2", "layers"), rows=True)
 )
 def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     """It shares its weights, gives the same vectors as from disk, and goes on generating as before."""

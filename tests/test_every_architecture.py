@@ -17,7 +17,7 @@ from sweep import METHODS, REFUSALS, TOLERANCE, encoder_error, sweep
 REASONS = {*(f"refused: {reason}" for reason in REFUSALS.values()), "exact"}
 RECORDED = sweep_record.release() == transformers.__version__
 # Of each kind one: position biases, layers of two kinds, windows, states without attention, indexers.
-QUICK = ("llama", "gpt2", "mamba", "bloom", "doge", "falcon_h1", "gemma2", "gpt_neo", "zamba", "glm_moe_dsa")
+QUICK = ("llama", "gpt2", "mamba", "bloom", "falcon_h1", "gemma2", "glm_moe_dsa")
 # Types that are encoders, or can be.
 ENCODERS = (
     *("bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie"),

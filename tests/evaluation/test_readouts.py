@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import slow_but
 
 import st_reba
 from st_reba import Method
@@ -53,7 +54,7 @@ def _methods(names: list[str]) -> list[Method]:
     return [Method.parse(name) for name in names]
 
 
-@pytest.mark.parametrize("name", ["mini", "llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", slow_but(["mini", "llama", "gpt2", "gemma2"], "llama", "gemma2"))
 def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: str) -> None:
     methods, model = _methods(SHARED + (ALONE if name == "mini" else [])), opened(base(name))
     depth: Any = model[0].depth

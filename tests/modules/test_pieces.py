@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from marks import Base
+from marks import Base, slow_but
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded, features_of
 from reference import hidden_and_attention, symmetrized_max
@@ -31,7 +31,10 @@ def run_of(path: str) -> Run:
 @pytest.mark.parametrize(
     "options", [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}], ids=str
 )
-@pytest.mark.parametrize(("name", "chunk"), [("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)])
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    slow_but([("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)], "gpt2", "llama", rows=True),
+)
 def test_pieces(base: Base, name: str, chunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     path, run = base(name, "bos_eos"), run_of(base(name, "bos_eos"))
     monkeypatch.setattr(pieces, "_POSITIONS", 64)  # several passes

@@ -8,7 +8,7 @@ import families
 import pytest
 import reference
 import torch
-from marks import Base
+from marks import Base, slow_but
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
@@ -21,7 +21,7 @@ DEPTH, TWICE = 3, (None, None)
 
 @pytest.mark.parametrize("final_norm", [True, False])
 @pytest.mark.parametrize("layer", [0, 1, -2, -1])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "gemma2", "gpt_oss"], "gpt2", "gemma2"))
 def test_one(base: Base, name: str, layer: int, final_norm: bool) -> None:
     """A model that reads layer k has k layers: Echo's states, and ReBA's attention of these alone."""
     path, number = base(name), layer % (DEPTH + 1)
