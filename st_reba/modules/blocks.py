@@ -44,7 +44,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe
     if not torch.is_grad_enabled():
         most = BLOCK * (1 if query.device.type == "cpu" else 16) // (heads * keys)  # queries of a block
         texts = min(batch, max(1, most // 32))  # few where they are long, so that a block has 32 queries
-        queries = max(16, most // texts)
+        queries = min(length, max(16, most // texts))
+    later = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first in range(0, batch, texts):
         some = slice(first, first + texts)
@@ -53,7 +54,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe
             stop = min(start + queries, length)
             seen = keys - length + stop if terms.causal else keys  # a causal block needs no key after its last query
             mine = terms.of(some, slice(start, stop), seen)
-            probabilities = _probabilities(query[some, :, start:stop], own_key[:, :, :seen], mine)
+            probabilities = _probabilities(query[some, :, start:stop], own_key[:, :, :seen], mine, later)
             if observe is not None:
                 observe(probabilities, some, start)
             weights = nn.functional.dropout(probabilities.to(value.dtype), terms.dropout, training=terms.dropout > 0)
@@ -62,7 +63,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe
     return output
 
 
-def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms) -> Tensor:
+def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms, later: Tensor) -> Tensor:
     """Attention [B, H, Q, K] of a block, in float32 or better; where it is causal, its queries are the last keys."""
     batch, heads, queries, width = query.shape
     groups, keys = key.shape[1:3]
@@ -78,8 +79,7 @@ def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms) -> Tensor:
         scores = scores.masked_fill_(~terms.mask, -torch.inf) if hidden else scores + terms.mask
     elif terms.causal:
         # Only among a block's own positions is there a later one.
-        later = torch.ones(queries, queries, dtype=torch.bool, device=scores.device).triu(1)
-        scores[..., keys - queries :].masked_fill_(later, -torch.inf)
+        scores[..., keys - queries :].masked_fill_(later[:queries, :queries], -torch.inf)
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, queries, 1)
         scores = torch.cat([scores, sink], dim=-1)

@@ -118,12 +118,13 @@ class BackwardAttention:
     def rows(self) -> Tensor:
         """[B, R, T], zero at padding, after a text's own rows, and before the anchor unless ``both``."""
         if self._rows is None:
-            kept = self.valid[:, :, None] & self.real[:, None]
+            anchors, position = self.anchors[:, None], torch.arange(self.real.shape[1], device=self.real.device)
+            hidden = ~(self.valid[:, None] & self.real[:, :, None])  # [B, T, R], as the maxima lie in memory
             if not self.both:
-                position = torch.arange(self.real.shape[1], device=self.real.device)
-                kept = kept & (position >= self.anchors[:, :, None])
-            largest = reduce(torch.maximum, self.maxima)
-            self._rows = (largest * torch.where(self.diagonal(), 1.0, 0.5)).masked_fill(~kept, 0.0)
+                hidden = hidden | (position[:, None] < anchors)
+            largest = reduce(torch.maximum, self.maxima).mT
+            rows = (largest * 0.5).scatter_(1, anchors, largest.gather(1, anchors))
+            self._rows = rows.masked_fill_(hidden, 0.0).mT
             self.maxima = []
         return self._rows
 
