@@ -56,7 +56,8 @@ install_once() {
         install_cpu_torch
     fi
     # uv takes seconds where pip takes a minute, but knows nothing of pip's settings, such as an index of one's own.
-    if ! { "$PYTHON" -m pip install --quiet uv && "$PYTHON" -m uv pip install --quiet "$@"; } 2>/dev/null; then
+    if ! { "$PYTHON" -m pip install --quiet uv &&
+        "$PYTHON" -m uv pip install --quiet --python "$PYTHON" "$@"; } 2>/dev/null; then
         "$PYTHON" -m pip install --quiet --no-compile "$@"
     fi
     printf '%s' "$wanted" >"$stamp"
