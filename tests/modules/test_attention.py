@@ -86,6 +86,14 @@ def test_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, one)
 
 
+def test_keys_before_the_queries_numbers_and_dropout() -> None:
+    (query, key, value), how = tensors(), ScoreTerms(causal=True)
+    torch.testing.assert_close(attend(query[:, :, 2:], key, value, how), attend(query, key, value, how)[:, 2:])
+    blocks: list[Tensor] = []
+    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: blocks.append(block))
+    assert blocks[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
+
+
 @pytest.mark.parametrize(
     ("says", "index", "keys", "options"),
     [
