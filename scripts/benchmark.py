@@ -2,9 +2,11 @@
 """Time encoding by method in one run, beside sentence-transformers' own modules and another version of st_reba.
 
     scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
+    scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size 256
 
 MODEL is a base's folder; TEXTS has a text a line, and the first 1,000 are encoded in batches of 32. Every case is a
-process of its own; in each round all encode once, in turn. Printed are medians of the rounds and of their ratios.
+process of its own; in each round all encode once, in turn. Printed are medians of the rounds and of their ratios, and
+the most memory that a process held (on a GPU: of the card, for tensors).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ CASES: dict[str, tuple[str, str]] = {
 }
 
 
-def worker(base: str, case: str, texts: list[str]) -> None:
+def worker(given: argparse.Namespace, texts: list[str]) -> None:
     """Build a case, and encode once for every line on standard input."""
     import torch
     from sentence_transformers import SentenceTransformer
@@ -41,51 +43,54 @@ def worker(base: str, case: str, texts: list[str]) -> None:
     def build(method: str, **options: Any) -> SentenceTransformer:
         import st_reba
 
-        return st_reba.build(base, method, device="cpu", dtype="float32", normalize=False, **options)
+        return st_reba.build(given.model, method, device=given.device, dtype=given.dtype, normalize=False, **options)
 
-    if case == "stock":
+    size = given.batch_size
+    if given.case == "stock":
         transformer = Transformer(
-            base,
-            model_kwargs={"dtype": torch.float32},
+            given.model,
+            model_kwargs={"dtype": getattr(torch, given.dtype)},
             modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
             module_output_name="token_embeddings",
         )
         transformer.tokenizer.padding_side = "right"
         transformer.tokenizer.pad_token = transformer.tokenizer.pad_token or transformer.tokenizer.eos_token
-        model = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
+        pooling = Pooling(transformer.get_embedding_dimension())
+        model = SentenceTransformer(modules=[transformer, pooling], device=given.device)
     else:
-        model = eval(CASES[case][1], {"build": build})
-    model.encode(texts[:32], batch_size=32)
+        model = eval(CASES[given.case][1], {"build": build})
+    model.encode(texts[:size], batch_size=size)
     print("ready", flush=True)
     for _ in sys.stdin:
         began = time.perf_counter()
-        model.encode(texts, batch_size=32)
+        model.encode(texts, batch_size=size)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak = torch.cuda.max_memory_allocated() / 2**30 if given.device == "cuda" else peak
         print(f"took {time.perf_counter() - began} {peak}", flush=True)
 
 
 class Case:
     """A process that encodes when it is asked."""
 
-    def __init__(self, name: str, checkout: Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, checkout: Path, given: argparse.Namespace) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-W", "ignore", __file__, arguments.model, arguments.texts, "--case", name]
-        command += ["--words", str(arguments.words), "--count", str(arguments.count)] if arguments.words else []
+        command = [sys.executable, "-W", "ignore", __file__, given.model, given.texts, "--case", name]
+        for option in ("words", "count", "device", "dtype", "batch_size"):
+            command += [f"--{option.replace('_', '-')}={value}"] if (value := getattr(given, option)) else []
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
         self.seconds: list[float] = []
         self.peak = 0.0
-        self._wait("ready")
 
     def encode(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        seconds, peak = self._wait("took").split()
+        seconds, peak = self.wait("took").split()
         self.seconds.append(float(seconds))
         self.peak = float(peak)
 
-    def _wait(self, word: str) -> str:
+    def wait(self, word: str) -> str:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(word):
@@ -102,6 +107,9 @@ def main() -> None:
     options.add_argument("--count", type=int, default=64, help="how many of these")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
+    options.add_argument("--batch-size", type=int, default=32)
     options.add_argument("--case", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     lines = map(str.strip, Path(arguments.texts).read_text(encoding="utf-8").splitlines())
@@ -110,13 +118,14 @@ def main() -> None:
         words = " ".join(texts * 40).split()
         texts = [" ".join(words[n * arguments.words :][: arguments.words]) for n in range(arguments.count)]
     if arguments.case:
-        worker(arguments.model, arguments.case, texts)
-        return
+        return worker(arguments, texts)
     here = Path(__file__).resolve().parent.parent
     running = {(name, ""): Case(name, here, arguments) for name in arguments.only}
     if arguments.beside:
         old = [name for name in arguments.only if name != "stock"]
         running |= {(name, "before"): Case(name, arguments.beside, arguments) for name in old}
+    for case in running.values():
+        case.wait("ready")
     for _ in range(arguments.rounds):
         for case in running.values():
             case.encode()

@@ -5,8 +5,7 @@ out the ready vectors, so all that ``Index.build`` and ``add`` do besides is in 
 processes of its own: one builds, some open, one searches, one changes; the files are in the system's memory, imports
 are not counted. A change is on the disk when its time ends. All are exact.
 
-    git archive COMMIT st_reba | tar -x -C OLD        # an older state of st_reba, to compare with
-    python scripts/benchmark_index.py --sizes 100000 1000000 --old OLD --json results.json
+    python scripts/benchmark_index.py --sizes 100000 1000000 --json results.json
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT, BEFORE = Path(__file__).resolve().parent.parent, "st_reba before"
+ROOT = Path(__file__).resolve().parent.parent
 DIM, K, QUERIES, REPEATS, BLOCK = 384, 10, 100, 20, 5000
 LANGS = ("en", "zh", "de", "fr", "es")
 WORDS = ("harbour", "河边", "letter", "面包", "evening", "孩子", "paper", "车站", "winter", "市场", "window")
@@ -54,7 +53,7 @@ class Tool:
         self.folder, self.vectors, self.module = folder, vectors, import_module(module)
 
 
-class StReba(Tool):  # this state or an older one
+class StReba(Tool):
     def __init__(self, folder: Path, vectors: Any, module: str) -> None:
         super().__init__(folder, vectors, module)
         import_module("st_reba").build("mini")  # else some modules are imported when an index is opened
@@ -160,8 +159,8 @@ class LanceDB(Tool):  # without a vector index, so exact
         self.table.delete(f"id = '{number}'")
 
 
-TOOLS: dict[str, tuple[type[Any], str]] = {"st_reba": (StReba, "st_reba.index"), BEFORE: (StReba, "st_reba.index")}
-TOOLS |= {"FAISS + list": (Faiss, "faiss"), "LanceDB": (LanceDB, "lancedb")}
+TOOLS: dict[str, tuple[type[Any], str]] = {"st_reba": (StReba, "st_reba.index"), "LanceDB": (LanceDB, "lancedb")}
+TOOLS["FAISS + list"] = (Faiss, "faiss")
 
 
 def timed(work: Callable[..., object], *values: Any, **options: Any) -> float:
@@ -189,7 +188,7 @@ def work(phase: str, name: str, size: int, folder: Path) -> dict[str, Any]:
             best = str(mine[int((vectors[mine] @ one[0]).argmax())])
             assert tool.search(one, **where)[0][0] == best, f"{name} does not find {best}"
         return result
-    repeats = 5 if size > 200_000 and name in (BEFORE, "FAISS + list") else repeats  # seconds for each change
+    repeats = 5 if size > 200_000 and name == "FAISS + list" else repeats  # seconds for each change
     result = {"add": [], "after_add": [], "delete": []}
     for number in range(len(vectors) - repeats - 1, len(vectors)):  # the first of each also loads code
         result["add"].append(timed(tool.add, number))
@@ -199,10 +198,10 @@ def work(phase: str, name: str, size: int, folder: Path) -> dict[str, Any]:
     return {row: values[1:] for row, values in result.items()}
 
 
-def measure(name: str, size: int, scratch: Path, old: Path | None) -> dict[str, Any]:
+def measure(name: str, size: int, scratch: Path) -> dict[str, Any]:
     """All phases of one tool at one size."""
     folder, result = Path(tempfile.mkdtemp(dir=scratch)), dict[str, Any](tool=name, size=size, open=[])
-    environment = os.environ | {"PYTHONPATH": str(old if name == BEFORE else ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment |= {"LANCE_LOG": "error", "HF_HUB_OFFLINE": "1"}
     for phase in ("build", "open", "open", "open", "search", "change"):
         command = [sys.executable, __file__, "--worker", phase, name, str(size), str(folder)]
@@ -229,12 +228,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000], help="numbers of documents")
     parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="which (default: all)")
-    parser.add_argument("--old", type=Path, metavar="FOLDER", help="where an older state of the package st_reba is")
     parser.add_argument("--json", type=Path, default=os.devnull, metavar="FILE", help="write every figure here")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    absent = {n for n in options.tools if not util.find_spec(TOOLS[n][1]) or (n == BEFORE and not options.old)}
-    print(f"Left out, as not installed or (--old) not given: {', '.join(absent) or 'none'}", file=sys.stderr)
+    absent = {name for name in options.tools if not util.find_spec(TOOLS[name][1])}
+    print(f"Left out, as not installed: {', '.join(absent) or 'none'}", file=sys.stderr)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         random, count = np.random.default_rng(0), max(options.sizes) + REPEATS + 1
@@ -244,7 +242,7 @@ def main() -> None:
                 block = random.standard_normal((min(BLOCK, rows - start), DIM), np.float32)
                 array[start : start + BLOCK] = block / np.linalg.norm(block, axis=1, keepdims=True)
         for size in options.sizes:
-            results += [measure(name, size, Path(scratch), options.old) for name in options.tools if name not in absent]
+            results += [measure(name, size, Path(scratch)) for name in options.tools if name not in absent]
             options.json.write_text(json.dumps(results, indent=2), encoding="utf-8")
     print(" | ".join(["|", *(f"{one['tool']}, {one['size']:,}" for one in results)]) + " |")
     print("|---" + "|---:" * len(results) + "|")

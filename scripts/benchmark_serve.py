@@ -1,11 +1,11 @@
 """``st-reba serve`` beside LitServe with the same model and ``encode`` itself, in turns, on the loopback.
 
-    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON] [--beside CHECKOUT=MODEL]
+    python scripts/benchmark_serve.py MODEL [--rival litserve=PYTHON]
 
-CHECKOUT is another state of this package, with a model that it saved. PYTHON is that of an environment with LitServe
-and this package. 1, 8 and 32 clients send short and long texts, three in ten requests a list of two to six. Of each:
-texts a second, also of the server's processor time, the median and the 99th percentile of an answer's time, and the
-largest difference from ``encode``. All run in turns; the figures are medians over the rounds.
+PYTHON is that of an environment with LitServe and this package. 1, 8 and 32 clients send short and long texts, three in
+ten requests a list of two to six. Of each: texts a second, also of the server's processor time, the median and the 99th
+percentile of an answer's time, and the largest difference from ``encode``. All run in turns; the figures are medians
+over the rounds.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def ask(connection: http.client.HTTPConnection, given: list[str]) -> list[list[f
 
 
 @contextmanager
-def server(command: list[str], model: str, root: Path = ROOT) -> Iterator[tuple[int, int]]:
+def server(command: list[str], model: str) -> Iterator[tuple[int, int]]:
     """Port and process of a server that answers, in a session of its own, so that its processor time can be told."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [{"PORT": str(port), "MODEL": model}.get(part, part) for part in command]
-    settings = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     settings["HF_HUB_OFFLINE"] = settings["DO_NOT_TRACK"] = "1"
     process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -127,7 +127,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--beside", metavar="CHECKOUT=MODEL")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4, help="of each turn")
     options = parser.parse_args()
@@ -146,9 +145,6 @@ def main() -> None:
     alone: list[tuple[float, float]] = []
     with ExitStack() as stack:
         running = {name: stack.enter_context(server(command, folder)) for name, command in commands.items()}
-        if options.beside:
-            root, _, other = options.beside.rpartition("=")
-            running[root] = stack.enter_context(server(OURS, os.path.realpath(other), Path(root).resolve()))
         for _ in range(options.rounds):
             for clients in CLIENTS:
                 alone.append(encode(model, given, options.seconds / 2))

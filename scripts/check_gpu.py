@@ -3,13 +3,15 @@
     python scripts/check_gpu.py [MODEL]         on one CUDA card; MODEL is a base's folder (default: the embedded one)
     python scripts/check_gpu.py --device cpu    the same comparison without a card
 
-Vectors are compared with float32 on the CPU; CUDA makes an error of every wait. Exit status 1: one differs, or waits.
+Vectors are compared with float32 on the CPU. A wait for the card inside the decoder is an error, but for the one that
+transformers' masks make in each pass. Exit status 1: one differs, or waits.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,19 +41,23 @@ TEXTS = ["", "猫", "今天天气真好！", "The cat is asleep on the warm roof
 
 
 @contextmanager
-def no_waiting(device: str) -> Iterator[None]:
-    """Make an error of every wait while the decoder runs."""
-    run = Transformer.forward
+def waits(device: str) -> Iterator[set[str]]:
+    """Collect the lines of code where the decoder waits for the card; transformers' own, in its masks, do not count."""
+    run, found = Transformer.forward, set()
 
     def watched(self: Any, *arguments: Any, **options: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
-            return run(self, *arguments, **options)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.filterwarnings("always", "called a synchronizing CUDA operation")
+                return run(self, *arguments, **options)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            lines = {f"{each.filename}:{each.lineno}" for each in caught if "synchronizing" in str(each.message)}
+            found.update(line for line in lines if "transformers/masking_utils" not in line)
 
     with patch.object(Transformer, "forward", watched if device.startswith("cuda") else run):
-        yield
+        yield found
 
 
 def main() -> int:
@@ -66,18 +72,14 @@ def main() -> int:
             model = st_reba.build(given.model, name, device=given.device, dtype=dtype, **fields)
             model.encode(TEXTS)
             began = time.perf_counter()
-            try:
-                with no_waiting(given.device):
-                    vectors = model.encode(TEXTS * 20, batch_size=32)[: len(TEXTS)]
-            except RuntimeError as error:
-                print(f"{name:45} {dtype:9} waits: {error}")
-                failed += 1
-                continue
+            with waits(given.device) as places:
+                vectors = model.encode(TEXTS * 20, batch_size=32)[: len(TEXTS)]
             seconds = time.perf_counter() - began
             distance = float(np.linalg.norm(vectors.astype(np.float64) - base, axis=1).max())
-            wrong = not distance <= tolerance
+            wrong = not distance <= tolerance or bool(places)
             failed += wrong
-            print(f"{name:45} {dtype:9} distance {distance:.1e} {'FAIL' if wrong else 'ok'}  {seconds:.2f} s")
+            line = f"{name:45} {dtype:9} distance {distance:.1e} {'FAIL' if wrong else 'ok'}  {seconds:.2f} s"
+            print(line, *(f"waits at {place}" for place in places))
     print(f"{failed} failed")
     return int(failed > 0)
 

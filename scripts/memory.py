@@ -1,24 +1,28 @@
-"""Memory that embedding with a base takes, counted from its shape; and measured on a CPU.
+"""Memory that embedding with a base takes, counted from its shape; and measured, on a GPU if there is one.
 
-    python scripts/memory.py                              the table of docs/how-to/large-models.md
-    python scripts/memory.py FOLDER METHOD NUMBER         a base that is here: counted, and as a process holds it
+    python scripts/memory.py                                  the table of docs/how-to/large-models.md
+    python scripts/memory.py BASE NUMBER METHOD [METHOD ...]  a base: counted, and as a process or GPU holds it
 
-NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is alive at once inside a layer: per
-position 2 vectors of the hidden size (the state and its norm) and 3 of the MLP's size (gate, up, their product). A GPU
-needs about 1 GB more, for its context.
+BASE is a folder, or a name of that table: then weights are drawn at random, and saved in the folder for temporary
+files. NUMBER is float32, bfloat16, int8 or nf4. Counted are the weights, and what is alive at once inside a layer: per
+position 4 vectors of the hidden size (the embedding, the layer's input, the state behind its attention, and its norm)
+and 3 of the MLP's size (gate, up, their product). A GPU needs about 1 GB more, for its context.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel
 
-# Larger tensors are given back to the system at once, so that the peak is that of tensors.
+# On a CPU, larger tensors are given back to the system at once, so that the peak is that of tensors.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TOKENIZERS_PARALLELISM": "false"}
 # Type, layers, hidden size, MLP, heads, key-value heads, size of a head, vocabulary: as the models' configurations say.
 SHAPES = {
@@ -51,45 +55,74 @@ def weights(config: Any, number: str) -> float:
 def activations(config: Any, positions: int, number: str = "bfloat16") -> float:
     """GB that a pass of so many positions holds beside the weights."""
     text = config.get_text_config()
-    return (4 if number == "float32" else 2) * positions * (2 * text.hidden_size + 3 * text.intermediate_size) / 1e9
+    return (4 if number == "float32" else 2) * positions * (4 * text.hidden_size + 3 * text.intermediate_size) / 1e9
 
 
-def held(field: str) -> float:
-    """GB that this process holds (VmRSS), or held at most since the last reset (VmHWM)."""
-    line = next(each for each in Path("/proc/self/status").read_text("utf-8").splitlines() if each.startswith(field))
-    return int(line.split()[1]) * 1024 / 1e9
+def held(most: bool = False) -> float:
+    """GB that the card's tensors, or this process, hold now, or (``most``) held at most since this was last asked."""
+    if torch.cuda.is_available():
+        found = torch.cuda.max_memory_allocated() if most else torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return found / 1e9
+    line = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")
+    return int(line[1]) * 1024 / 1e9 if line else 0.0
 
 
-def measure(base: str, method: str, number: str) -> None:
-    """Print the tensors of the built model, and the peak of a pass of eight texts over what was held before."""
+def shape(name: str) -> Any:
+    """The configuration of a base of the table."""
+    kind, *numbers, head, vocabulary = SHAPES[name]
+    sizes = dict(zip(FIELDS, numbers, strict=True))
+    return AutoConfig.for_model(kind, **sizes, head_dim=head, vocab_size=vocabulary, use_sliding_window=False)
+
+
+def drawn(name: str) -> str:
+    """A folder with a base of the table's shape, random weights in bfloat16, and the embedded model's tokenizer."""
     import st_reba
 
+    folder = Path(tempfile.gettempdir(), name)
+    if not folder.exists():
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            AutoModel.from_config(shape(name), dtype=torch.bfloat16).save_pretrained(folder)
+        st_reba.build("mini").tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def measure(base: str, number: str, methods: list[str]) -> None:
+    """Print the tensors of the base, and the peak of a pass of eight texts over what was held before."""
+    from st_reba.evaluation.readouts import of_base, opened
+    from st_reba.methods import Method
+
     how: dict[str, Any] = {"quantization": number} if number in ("int8", "nf4") else {"dtype": number}
-    model = st_reba.build(base, method, device="cpu", max_seq_length=1024, check=False, **how)
-    texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * BATCH
-    positions = int(model.preprocess(texts)["input_ids"].numel())
-    model.encode(texts[:1])
-    before = held("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", "utf-8")
-    model.encode(texts, batch_size=BATCH)
-    peak, config = held("VmHWM") - before, AutoConfig.from_pretrained(base)
+    folder = drawn(base) if base in SHAPES else base
+    model, config = opened(folder, max_seq_length=1024, **how), AutoConfig.from_pretrained(folder)
     tensors = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
-    print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held |")
-    print("|---|---|---|--:|--:|--:|--:|--:|")
-    counted = [weights(config, number), activations(config, positions, number)]
-    cells = f"{counted[0]:.2f} | {tensors:.2f} | {positions:,} | {counted[1]:.2f} | {peak:.2f}"
-    print(f"| {Path(base).name} | {method} | {number} | {cells} |")
+    texts = ["The committee read the report twice before it agreed to fund the bridge. " * 80] * BATCH
+    print("| base | method | numbers | weights, GB: counted | held | positions | pass, GB: counted | held | seconds |")
+    print("|---|---|---|--:|--:|--:|--:|--:|--:|")
+    for method in methods:
+        pipeline = of_base(model, Method.parse(method), check=False)
+        positions = int(pipeline.preprocess(texts)["input_ids"].numel())
+        pipeline.encode(texts if torch.cuda.is_available() else texts[:1])
+        before, began = held(), time.perf_counter()
+        pipeline.encode(texts, batch_size=BATCH)
+        seconds, peak = time.perf_counter() - began, held(most=True) - before
+        cells = f"{weights(config, number):.2f} | {tensors:.2f} | {positions:,} | "
+        cells += f"{activations(config, positions, number):.2f} | {peak:.2f} | {seconds:.2f}"
+        print(f"| {Path(base).name} | {method} | {number} | {cells} |", flush=True)
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        print(f"{(total - free) / 1e9:.2f} GB of the card are taken, with its context and what torch keeps.")
 
 
 def main() -> None:
-    if len(sys.argv) == 4:
+    if len(sys.argv) > 3:
         if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
             os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
-        return measure(*sys.argv[1:])
+        return measure(*sys.argv[1:3], sys.argv[3:])
     print(f"| base | bfloat16 | int8 | nf4 | a pass of {POSITIONS:,} positions |\n|---|--:|--:|--:|--:|")
-    for name, (kind, *numbers, head, vocabulary) in SHAPES.items():
-        sizes = dict(zip(FIELDS, numbers, strict=True))
-        config = AutoConfig.for_model(kind, **sizes, head_dim=head, vocab_size=vocabulary, use_sliding_window=False)
+    for name in SHAPES:
+        config = shape(name)
         cells = [weights(config, number) for number in ("bfloat16", "int8", "nf4")]
         cells.append(activations(config, POSITIONS))
         print(f"| {name} | {' | '.join(f'{each:.1f}' for each in cells)} |", flush=True)

@@ -81,22 +81,13 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
     markers = ["<pad>", "<s>", "</s>", "<unk>"]
     tokenizer: Any = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split("\n", "isolated"),
-            pre_tokenizers.Punctuation(),
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.Metaspace(prepend_scheme="never", split=True),
-        ]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[*markers, *(f"<0x{byte:02X}>" for byte in range(256))],
-        limit_alphabet=5200,
-        min_frequency=3,
-        max_token_length=8,
-        show_progress=False,
-    )
+    splits: list[Any] = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Punctuation()]
+    splits.append(pre_tokenizers.Digits(individual_digits=True))
+    splits.append(pre_tokenizers.Metaspace(prepend_scheme="never", split=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    special = [*markers, *(f"<0x{byte:02X}>" for byte in range(256))]
+    limits: dict[str, Any] = {"limit_alphabet": 5200, "min_frequency": 3, "max_token_length": 8}
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False, **limits)
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -116,16 +107,9 @@ def prepare(zh_wiki: Path, en_wiki: Path, lctt: Path, out: Path) -> None:
     sample = [*(text[:1500] for text in chinese[:26_000]), *(text[:1000] for text in english[:4500])]
     tokenizer = train_tokenizer(sample)
     wrap: Any = PreTrainedTokenizerFast
-    wrapped = wrap(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    )
+    markers = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    settings = {"padding_side": "right", "clean_up_tokenization_spaces": False, "model_max_length": 1024}
+    wrapped = wrap(tokenizer_object=tokenizer, **markers, **settings)
     out.mkdir(parents=True, exist_ok=True)
     wrapped.save_pretrained(out)
 

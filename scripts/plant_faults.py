@@ -82,9 +82,9 @@ def changed(node: ast.AST) -> ast.AST | None:
         case ast.BoolOp(op=op, values=values):
             return ast.BoolOp(SWAPS[type(op)](), values)  # type: ignore[arg-type]
         case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPS:
-            is_text = any(
-                isinstance(each, ast.JoinedStr | ast.List | ast.Tuple) or _is_string(each) for each in (left, right)
-            )
+            texts = (ast.JoinedStr, ast.List, ast.Tuple)
+            sides = (left, right)
+            is_text = any(isinstance(each, texts) or isinstance(getattr(each, "value", 0), str) for each in sides)
             return None if is_text else ast.BinOp(left, SWAPS[type(op)](), right)  # type: ignore[arg-type]
         case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
             return operand
@@ -99,10 +99,6 @@ def changed(node: ast.AST) -> ast.AST | None:
         case ast.Attribute(attr=name, value=value) if name in CALLS:
             return ast.Attribute(value, CALLS[name], node.ctx)
     return None
-
-
-def _is_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 class Planter(ast.NodeTransformer):

@@ -30,20 +30,10 @@ RATE_FLOOR = 0.015
 
 def config_of(tokenizer: Any) -> LlamaConfig:
     """The model: 3.9 million parameters."""
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "head_dim": 32}
+    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **ids)
 
 
 def optimizer_of(model: Any) -> Any:
