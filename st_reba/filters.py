@@ -201,8 +201,10 @@ def fit_filter(
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole: Any = _whole(model)
-    sample = [text for text in dict.fromkeys(texts) if text.strip()]
+    whole, given = _whole(model), list(texts)
+    if other := [each for each in given if not isinstance(each, str)]:
+        raise TypeError(f"texts holds {other[0]!r:.80}, which is no text")
+    sample = [text for text in dict.fromkeys(given) if text.strip()]
     _checked(kind, r, dimensions, len(sample), whole.get_embedding_dimension())  # before the work of encoding
     vectors = encode_texts(whole, sample, **encoding)
     return with_filter(model, Filter.fit(vectors, kind, r=r, dimensions=dimensions))

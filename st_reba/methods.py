@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -151,6 +152,8 @@ class Method:
         for name in ("weights", "template", "k", "layer"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
+        if isinstance(self.filter, os.PathLike):
+            object.__setattr__(self, "filter", os.fspath(self.filter))
         _choose("method", self.name, METHODS)
         _choose(f"{self.name}: pooling", self.pooling, (None, *_POOLINGS[self.name]))
         _choose("pooled", self.pooled, (None, *POOLED))
@@ -199,6 +202,14 @@ class Method:
             value, kind = getattr(self, name), type(default)
             if kind in (bool, str) and type(value) is not kind:
                 raise ValueError(f"{name}={value!r} must be {'a text' if kind is str else 'True or False'}.")
+        templates = self.template if isinstance(self.template, tuple) else (self.template,)
+        texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
+        if self.template is not None and not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
+        if self.weights is not None and not all(type(each) in (int, float) for each in self.weights):
+            raise ValueError(f"weights={self.weights!r} must be numbers.")
+        if not isinstance(self.filter, str | None):
+            raise ValueError(f"filter={self.filter!r} must be a file's name.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
         if self.layer is not None and not (len(layers) == 2 and all(type(each) is int for each in layers)):
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")

@@ -187,6 +187,7 @@ def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: d
         (TEXTS, {"kind": "whiten"}),
         ([], {}),
         ("text", {}),
+        ([*TEXTS, 5], {}),
         (TEXTS, {"kind": "zca"}),
         (TEXTS, {"kind": "center", "r": 4}),
         (TEXTS, {"kind": "abtt", "dimensions": 4}),
@@ -235,7 +236,7 @@ def test_file(model: SentenceTransformer, fitted: dict[str, Filter], kind: str, 
     fitted[kind].save(file)
     again = Filter.load(file)
     assert np.array_equal(again.weight, fitted[kind].weight) and np.array_equal(again.mean, fitted[kind].mean)
-    built = st_reba.build("mini", "echo", pooling="mean", filter=str(file), dtype="float32", **LOW)
+    built = st_reba.build("mini", "echo", pooling="mean", filter=file, dtype="float32", **LOW)
     assert np.array_equal(built.encode(ASKED), with_filter(model, fitted[kind]).encode(ASKED))
     assert [each.name for each in tmp_path.iterdir()] == ["filter.safetensors"]
     with pytest.raises(ValueError):

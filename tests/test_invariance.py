@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ HOSTILE = (
     "The river runs past the old mill and under the bridge. " * 12,
     "e\u0301" * 40,
 )
-# Quick: one of each kind of base; the other pairs at night.
-CASES = [(of, name) for of in ("llama", "gpt2", "gemma2", "gpt_oss") for name in PIPELINES]
+# Every pipeline on one base, and at night on another, in turn.
 QUICK = [("llama", name) for name in PIPELINES] + [("gemma2", "mask0"), ("gpt_oss", "reba mask0"), ("gpt_oss", "inter")]
+CASES = [*QUICK, *(pair for pair in zip(cycle(("gpt2", "gemma2", "gpt_oss")), PIPELINES) if pair not in QUICK)]
 
 
 @pytest.mark.parametrize(("of", "name"), slow_but(CASES, *QUICK, rows=True))
