@@ -26,14 +26,14 @@ Written by `python scripts/zoo_cards.py` from `st_reba/zoo.yaml`. `st-reba info 
 `st-reba build zoo:NAME FOLDER` builds its model. This folder has the cards of models that were built here: those with
 a link. Other cards are written when their model is saved. The papers' scores were not measured with these models.
 
-*GB* is the size of the weights in 16 bits, two bytes per parameter. Every method needs this memory, 0.1 to 0.8 GB for a
+*GB* is the size of the weights in 16 bits, two bytes per parameter. Every method needs this memory, 0.1 to 0.6 GB for a
 pass of 4,096 positions, and about 1 GB for a GPU's context; 4 bits take a third of the weights' size
 ([A 7B on your card](../docs/how-to/large-models.md)).
 
 - ready: can be built now.
 - remote-code: the base needs code from its own repository; `--trust-remote-code` allows it.
 - old-transformers: the base's code does not run with the versions of transformers that st_reba needs.
-- tune: the recipe needs `k`, which `st_reba.evaluation.nosink.choose_k` chooses on labelled pairs.
+- tune: the recipe lacks `k`, `k0` or both; `st_reba.evaluation.nosink.choose_k` chooses them on labelled pairs.
 
 | model | base | method | parameters | GB | language | licence | the paper's score | status |
 |---|---|---|--:|--:|---|---|---|---|
