@@ -93,7 +93,7 @@ class Assembly:
         if load_file_path(self.path, "config.json", **self.place):
             first.model = None  # as ours, it says what weights are missing, and of which type they are
             base = self._checked(self._loaded())
-            first.model, first.stored_dtype = base.model.to(model.device), base.stored_dtype
+            first.model, first.stored_dtype = base.model.to(self.device or get_device_name()), base.stored_dtype
         bases.check_model(first.model, self.name)
         model[0] = self._module(first, own_input=True)
         return model
@@ -219,6 +219,7 @@ class Assembly:
             name = os.fspath(self.tokenizer)
             kwargs["tokenizer_name_or_path"] = str(bases.EMBEDDED.get(name, name))
             processor_kwargs["revision"] = None
+            processor_kwargs.pop("gguf_file", None)
         elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):
             kwargs["tokenizer_name_or_path"], processor_kwargs["revision"] = self.path, self.hub.get("revision")
         try:
@@ -258,11 +259,12 @@ class Assembly:
             def _load_model(self, *args: Any, **kwargs: Any) -> Any:
                 return model
 
-        kwargs = {"model_max_length": self.method.max_seq_length} if self.method.max_seq_length else {}
+        trust = {"trust_remote_code": bool(self.loading.get("trust_remote_code"))}
+        length = {"model_max_length": self.method.max_seq_length} if self.method.max_seq_length else {}
         with tempfile.TemporaryDirectory() as folder:
             model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-            return Sharing(folder, processor_kwargs=kwargs)
+            return Sharing(folder, config_kwargs=trust, processor_kwargs={**trust, **length})
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
         method, pooling = self.method, self.method.sentence_pooling

@@ -99,7 +99,7 @@ def check_device(device: str | None) -> None:
 def weights_dtype(dtype: Any, device: str | None) -> Any:
     """What ``dtype`` means to transformers: None is float32 on a CPU, and as stored ("auto") on a GPU."""
     if dtype is None:
-        return torch.float32 if (device or get_device_name()).startswith("cpu") else "auto"
+        return torch.float32 if str(device or get_device_name()).startswith("cpu") else "auto"
     if isinstance(dtype, str) and dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is not known. Choose from {', '.join(_DTYPES)}.")
     return getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
@@ -125,11 +125,9 @@ def shared(model: Any) -> Any:
     """
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ValueError("base: the loaded model lies on several devices. Give its folder or Hub id.")
-    # What the copy would make anew, it takes as it is.
+    # The copy takes these as they are, in place of making new ones.
     tensors = {id(each): each for each in (*model.base_model.parameters(), *model.base_model.buffers())}
-    body = copy.deepcopy(model.base_model, tensors)
-    body.config.use_cache = body.config.get_text_config().use_cache = False
-    return body
+    return copy.deepcopy(model.base_model, tensors)
 
 
 def cut(model: Any, layers: int) -> None:

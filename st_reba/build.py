@@ -54,6 +54,7 @@ def build(
         ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded
             exactly.
         OSError: The base was not found.
+        ImportError: The base needs an extra that is not installed.
 
     Source:
         ReBA, Echo and NoSink; ``st_reba.methods.METHODS`` names the sections.
@@ -66,8 +67,9 @@ def build(
     """
     named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
     if method == "auto":
-        if texts is None:
-            raise ValueError("method='auto' needs texts=…, like those to be embedded.")
+        if texts is None or (other := sorted(options.keys() & OPTIONS.keys() - {"max_seq_length"})):
+            what = "needs texts=…, like those to be embedded" if texts is None else f"chooses {other[0]}. Drop it"
+            raise ValueError(f"method='auto' {what}.")
         from .evaluation.tune import auto
 
         return auto(base, texts, check=check, **named, **options)
@@ -75,7 +77,8 @@ def build(
         raise ValueError("texts belong to method='auto'. Drop them.")
     given = {name: options.pop(name) for name in list(options) if name in OPTIONS}
     loading = {**options, **{name: value for name, value in named.items() if value is not None}}
-    recipe = recipe_for(base, {**loading, **given}) if isinstance(base, (str, os.PathLike)) else None
+    told = {**loading, **given, **({} if method is None else {"method": method})}
+    recipe = recipe_for(base, told) if isinstance(base, (str, os.PathLike)) else None
     if recipe is not None:
         base, loading = recipe.base, {**recipe.loading, **loading}
         if method is None or method == recipe.method["name"]:

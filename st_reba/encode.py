@@ -73,7 +73,7 @@ def encode_texts(
 def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | None = None, **options: Any) -> list[int]:
     """Positions that each text takes in a forward pass, without padding; arguments as for `encode_texts`.
 
-    Of a model without a tokenizer of transformers, its characters.
+    For a model without a tokenizer of transformers: the number of each text's characters.
 
     Example:
         >>> import st_reba

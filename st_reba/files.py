@@ -89,8 +89,8 @@ def sole_writer(folder: Path, kept: str) -> Iterator[None]:
     """Make a folder and keep other writers out of it; the system releases the lock when the process ends.
 
     Args:
-        folder: The folder; one that was made here goes again after an error.
-        kept: Unless a file in it matches this pattern.
+        folder: The folder; if it was made here, it is removed again after an error.
+        kept: Pattern of a file; if one in the folder matches, the folder stays.
 
     Raises:
         BlockingIOError: Another process, or another thread of this one, is writing.

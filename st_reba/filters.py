@@ -22,7 +22,7 @@ from .probe import Probe, check, probe
 
 Kind = Literal["center", "abtt", "whiten"]
 Array = NDArray[np.float64]
-# How much longer a filter may make a difference of two vectors, in parts of their length: rounding stays below 1e-5.
+# How many times larger a filter may make the difference of two vectors: rounding stays below 1e-5.
 MOST_GAIN = 200.0
 # Texts of a sample: a mean of fewer is a chance one.
 _FEWEST = 100
@@ -201,7 +201,8 @@ def fit_filter(
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")
-    whole, given = _whole(model), list(texts)
+    whole: Any = _whole(model)
+    given = list(texts)
     if other := [each for each in given if not isinstance(each, str)]:
         raise TypeError(f"texts holds {other[0]!r:.80}, which is no text")
     sample = [text for text in dict.fromkeys(given) if text.strip()]

@@ -44,7 +44,11 @@ _POOLINGS = {
 _NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
 # Arguments that encode takes for itself: a field of such a name could never get a value.
-_RESERVED = ("inputs", "sentences", "prompt", "prompt_name", "batch_size", "device", "output_value", "task")
+_RESERVED = (
+    *("self", "inputs", "sentences", "prompt", "prompt_name", "batch_size", "show_progress_bar", "output_value"),
+    *("precision", "convert_to_numpy", "convert_to_tensor", "device", "normalize_embeddings", "truncate_dim"),
+    *("pool", "chunk_size", "processing_kwargs", "task"),
+)
 # Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
 TEMPLATES: dict[str, str | dict[str, str]] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
@@ -172,7 +176,7 @@ class Method:
             raise ValueError(f"implementation='authors' goes with none of {others}. Leave them at their defaults.")
         if self.chunk is not None and self.compute_matched:
             raise ValueError(f"chunk={self.chunk} does not go with compute_matched.")
-        if any(f"{{{name}}}" in str(self.layout) for name in _RESERVED):
+        if re.search(rf"(?<!{{){{({'|'.join(_RESERVED)})}}", str(self.layout)):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
             masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
@@ -206,7 +210,8 @@ class Method:
         texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
         if self.template is not None and not all(isinstance(text, str) for text in texts):
             raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
-        if self.weights is not None and not all(type(each) in (int, float) for each in self.weights):
+        weights = self.weights if isinstance(self.weights, tuple) else ("",)
+        if self.weights is not None and not all(type(each) in (int, float) for each in weights):
             raise ValueError(f"weights={self.weights!r} must be numbers.")
         if not isinstance(self.filter, str | None):
             raise ValueError(f"filter={self.filter!r} must be a file's name.")

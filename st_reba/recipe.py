@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -39,9 +39,9 @@ class Recipe:
     """
 
     base: str
-    loading: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=Method.parse(DEFAULT).to_dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    loading: Mapping[str, Any]
+    method: Mapping[str, Any]
+    about: Mapping[str, Any]
     name: str = ""
 
     @property
@@ -66,7 +66,7 @@ def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
     """Read a recipe's file; a filter's file is relative to it."""
     file = Path(path)
-    found = recipe_of(_read_yaml(file), str(path), file.stem)
+    found = recipe_of(read_yaml(file), str(path), file.stem)
     if filter := found.method.get("filter"):
         found.method["filter"] = str(file.parent / filter)  # type: ignore[index]
     return found
@@ -127,7 +127,7 @@ def save_recipe(
     file.write_text(text, encoding="utf-8")
 
 
-def _read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """Read YAML without aliases, in which no key stands twice, of bounded size; else a ValueError."""
     import yaml  # here, as a model alone does not need it
 
@@ -186,7 +186,7 @@ def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
     remedy = {
         "old-transformers": "Use another base.",
         "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0"} else "Give k=…, chosen by labels: evaluation.nosink.choose_k.",
+        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
     }.get(found.status)
     if remedy:
         raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
@@ -195,7 +195,7 @@ def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
 
 @cache
 def _models() -> dict[str, dict[str, Any]]:
-    known = _read_yaml(Path(__file__).with_name("zoo.yaml"))
+    known = read_yaml(Path(__file__).with_name("zoo.yaml"))
     models = {}
     for name, base in known["bases"].items():
         own = {key: value for key, value in base.items() if key not in ("sets", "about", "scores")}

@@ -32,8 +32,8 @@ class KnownClasses(Mapping[str, Any]):
 def register() -> None:
     """Register this package's module classes with sentence-transformers, now or when it is imported.
 
-    It refuses classes from outside its own package unless remote code is trusted, but for those in a table that it
-    consults first. No other name becomes loadable.
+    sentence-transformers refuses classes from outside its own package unless remote code is trusted, except those in a
+    table that it consults first. No other name becomes loadable.
     """
     wrapt.when_imported("sentence_transformers.base.model")(_register)
 

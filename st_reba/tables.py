@@ -13,6 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from .optional import required
+
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped, unused-ignore]
 
@@ -66,9 +68,7 @@ def read_rows(path: str | PathLike[str], *, name: str | None = None, encoding: s
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_dir():
-        import datasets  # type: ignore[import-untyped, unused-ignore]
-
-        dataset = datasets.load_from_disk(str(path))
+        dataset = required("datasets", "corpus").load_from_disk(str(path))
         if isinstance(dataset, dict):
             raise ValueError(f"{path}: several datasets; name one: {', '.join(str(path / one) for one in dataset)}")
         return _arrow_rows(dataset.with_format("arrow").iter(_BATCH), dataset.features.arrow_schema, name)
@@ -176,7 +176,7 @@ def _delimited(reader: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
         try:
             row = next(reader, None)
         except csv.Error as error:
-            reason = f"{error}, at line {reader.line_num}; close every quote, and double quotes inside of quotes"
+            reason = f"{error}, at line {reader.line_num}; close every quote, and write quotes inside quotes twice"
             yield place, f"wrong type: {reason}"
             continue
         if row and len(row) != len(header):

@@ -40,8 +40,8 @@ def encode_words(
 ) -> NDArray[np.float32]:
     """Embed words where they stand; a text runs once for all of its words.
 
-    ReBA: the mean of the word's e_i (by the authors' code the sum of their rows, over all columns, divided to 1). Other
-    methods: the mean of the hidden states at the word's tokens in the last copy. A filter is not applied.
+    ReBA: the mean of the word's e_i (by the authors' code: the sum of their rows over all columns, divided by its
+    total). Other methods: the mean of the hidden states at the word's tokens in the last copy. A filter is not applied.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded.

@@ -58,6 +58,7 @@ REFUSED = {
         "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
         "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
         "template=unknown template=a-{text}-{device} join=concat final_norm=false equal_norms=false "
+        "template={precision}-{text} "
         'implementation=authors filter=5 template=5 template=[5,"{text}"] template={"query":5,"document":"{text}"}'
     ),
     "reba": (
@@ -69,7 +70,7 @@ REFUSED = {
         "setting=baseline,k=2 setting=extend-back,k=[1] setting=extra-bidir,k=2,layer=[1,2]"
     ),
     "prompteol": (
-        'weights=[1,2] template=metaeol,weights=[1,2] template=reverseol,weights=["a",1] '
+        'weights=[1,2] template=metaeol,weights=[1,2] template=reverseol,weights=["a",1] weights=2 '
         "read=values read=attention,join=concat "
         "read=attention,final_norm=false read=attention,setting=inter-bidir,k=1"
     ),

@@ -17,7 +17,7 @@ Columns = Annotated[Words, Option("--column", metavar="ROLE=NAME", help="A colum
 Labels = Annotated[Words, Option("--label", metavar="LABEL=N", help="A label, such as entailment=1. Repeatable.")]
 Kind = Annotated[str | None, Option(metavar="KIND", help="STS, Classification, … [default: by the columns]")]
 Train = Annotated[Path | None, Option(metavar="FILE", help="Table that a classifier is trained on.")]
-Limit = Annotated[int | None, Option(metavar="N", min=1, help="Use N items, drawn at random.")]
+Limit = Annotated[int | None, Option(metavar="N", min=1, help="Use N items of a table, drawn at random.")]
 Prompts = Annotated[str | None, Option(metavar="NAME", help="Instructions: nosink, echo, or a YAML file.")]
 Out = Annotated[Path | None, Option(metavar="FILE", help="Append each result to this file, as a JSON line.")]
 Figure = Annotated[Path | None, Option(metavar="FILE", help="Draw the scores into this file (.png, .svg).")]

@@ -72,7 +72,8 @@ def build(
         trust_remote_code=trust_remote_code,
     )
     options |= {name: read_value(value) for name, value in pairs(set, "--set").items()}
-    found, facts = recipe_for(base, options), dict[str, Any]()
+    method = options.pop("method", method)
+    found, facts = recipe_for(base, {**options, **given(method=method)}), dict[str, Any]()
     # What is written of a recipe's model does not hold of another.
     if found and not method and not options.keys() - {"dtype", "device", "trust_remote_code"}:
         facts = {"about": found.about, "name": found.name}

@@ -26,7 +26,9 @@ Passages = Annotated[str | None, Option(metavar="N:M", help="Cut texts into pass
 Workers = Annotated[int | None, Option(metavar="N", min=1, help="Encode in N workers of Ray. [default: here]")]
 BatchTokens = Annotated[int | None, Option(metavar="N", min=1, help="Most token positions in a forward pass.")]
 Encoding = Annotated[str | None, Option(metavar="NAME", help="Encoding of text files. [default: UTF-8]")]
-Strict = Annotated[bool, Option("--strict", help="Stop at the first invalid record. [default: set it aside]")]
+Strict = Annotated[
+    bool, Option("--strict", help="Stop at the first invalid record. [default, into a folder: set it aside]")
+]
 
 
 def parse_where(texts: list[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def cutter(model: SentenceTransformer, passages: str | None) -> Cut:
     """A function that finds the passages of texts.
 
     A text of more tokens than a passage is cut into passages of that many, each beginning size − overlap tokens after
-    the one before; the last is moved forward, so that it is as long as the others.
+    the one before; the last begins earlier, so that it is as long as the others.
     """
     sizes = parse_passages(passages)
     tokenizer: Any = getattr(model, "tokenizer", None)

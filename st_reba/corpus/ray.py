@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..files import remove_leftovers
+from ..optional import required
 from ..probe import Probe, check
 from .encode import encode_part
 from .folder import Corpus
@@ -29,10 +30,9 @@ def encode_on_ray(
     The corpus must be on storage that every node has at the same path, and st_reba on every node. A worker that dies
     is replaced, and its part encoded again.
     """
-    try:
-        import ray.data  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise ImportError(f"workers={workers} needs Ray ({error}); run: pip install 'st-reba[ray]'") from error
+    required("ray.data", "ray", f"workers={workers} needs Ray")
+    import ray  # type: ignore[import-not-found, unused-ignore]
+
     started = not ray.is_initialized()
     if started:
         address = os.environ.get("RAY_ADDRESS") or "local"

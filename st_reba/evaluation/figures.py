@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..optional import required
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -18,9 +20,7 @@ FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "WenQuanYi Micro Hei", "Microsoft Ya
 
 def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
     """A matplotlib ``Figure`` in inches without global state, and the axes of its panels, side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    figure = required("matplotlib.figure", "evaluation").Figure(figsize=(width, height), dpi=120, layout="constrained")
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 

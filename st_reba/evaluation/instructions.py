@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ..recipe import read_yaml
 
 _FOLDER = Path(__file__).with_name("prompts")
 _FIELD = "{instruction}"
@@ -66,7 +66,7 @@ def read_instructions(source: Any) -> Instructions:
         name, path = Path(source).stem, _FOLDER / f"{source}.yaml" if source in ("nosink", "echo") else Path(source)
         if not path.is_file():
             raise FileNotFoundError(f"prompts={str(source)!r} is neither nosink, echo or none, nor a YAML file.")
-        source = yaml.safe_load(path.read_text(encoding="utf-8"))
+        source = read_yaml(path)
     whole = dict(source) if isinstance(source, Mapping) else {}
     ways, tasks = (whole, whole.pop("tasks")) if isinstance(whole.get("tasks"), Mapping) else ({}, whole)
     if not {*ways} <= {"query", "document"} or not all(_FIELD in str(each) for each in ways.values()):

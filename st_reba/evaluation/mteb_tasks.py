@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
+from ..optional import required
 from .encoding import has_field
 from .instructions import Instructions
 
@@ -34,7 +34,7 @@ def find_tasks(word: Any) -> list[tuple[Any, str | None]]:
     """
     if not isinstance(word, str):
         return [(word, None)]
-    mteb: Any = import_module("mteb")
+    mteb: Any = required("mteb", "mteb", f"{word!r} is no file, and as a task needs mteb")
     if suite := {name.casefold(): each for name, each in suites().items()}.get(word.casefold()):
         splits, subsets = suite.get("splits", {}), suite.get("subsets", {})
         return [

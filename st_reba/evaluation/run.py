@@ -19,7 +19,7 @@ from ..methods import Method, method_of
 from ..safety import load
 from . import mteb_tasks, readouts
 from .encoding import model_vectors, name_of, shared_vectors, usable
-from .figures import draw_curve, draw_results, save_figure
+from .figures import draw_curve, draw_results, new_figure, save_figure
 from .instructions import read_instructions
 from .scores import SCORINGS
 from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
@@ -135,6 +135,7 @@ def compare(
     name = (scoring.paper or scoring.main) if metric == "paper" else metric or scoring.main
     if name not in scoring.metrics:
         raise ValueError(f"metric={metric!r}: {task.kind} has {', '.join(scoring.metrics)}.")
+    _keep((), out, figure)  # what cannot be written is an error now
     model, instructions = loaded_base(base, loading), read_instructions(prompts)
     began = time.perf_counter()
     vectors = shared_vectors(model, task, chosen, instructions, batch_tokens, show_progress_bar)
@@ -179,12 +180,13 @@ def curve(
             one = replace(method, **{option: value})
             transformer: Any = readouts.of_base(model, one, check=False)[0]
             transformer.budget()
-        except ValueError:
+        except (TypeError, ValueError):
             continue
         frame.loc[str(method), str(value)] = str(one)
     varied = [each for each in frame.to_numpy().ravel() if isinstance(each, str)]
     if not varied:
         raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
+    _keep((), None, figure)
     results = compare(model, table, varied, draws=0, **options).results
     scores = {each.method: each.score for each in results}
     frame = frame.map(scores.get).astype(float)
@@ -226,6 +228,7 @@ def evaluate(
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
     label, method, results = name_of(model), str(method_of(model) or ""), list[Result]()
+    _keep((), out, figure)
     for task, named in _tasks(tasks, seed, reading):
         instructions = read_instructions(prompts if prompts is not None else named)
         about: dict[str, Any] = {"model": label, "prompts": instructions.name}
@@ -284,7 +287,7 @@ def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = N
         with open(out, "a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in results)
     if figure is not None:
-        save_figure(draw_results(results), figure)
+        save_figure(draw_results(results) if results else new_figure(1, 1)[0], figure)
 
 
 def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:

@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score, ndcg_score
 from sklearn.model_selection import StratifiedGroupKFold
 
+from ..optional import required
 from .statistics import Evidence
 from .tasks import Task
 
@@ -169,8 +170,7 @@ def _senses(task: Task, vectors: Vectors) -> Evidence:
 
 def _tagged(task: Task, vectors: Vectors) -> Evidence:
     """Entities that are right, found and wanted, in each sentence; vectors are a row a word, text after text."""
-    from seqeval.metrics.sequence_labeling import get_entities
-
+    get_entities = required("seqeval.metrics.sequence_labeling", "evaluation").get_entities
     lengths = {item[0]: len(item[1]) for item in (*task.items, *task.train)}
     ends = np.cumsum([0, *(lengths[place] for place in range(len(task.texts)))])
 

@@ -223,7 +223,8 @@ class Search:
         """A name that no other pass, base, texts or version of this code has."""
         model: Any = self.base[0].model
         weights = model.get_input_embeddings().weight[:64].detach().float().cpu().numpy().tobytes()
-        facts = (__version__, self.filters, each, self.items, model.config.to_json_string(), model.dtype)
+        known = (model.config.to_json_string(), model.dtype, self.base.max_seq_length, self.plain)
+        facts = (__version__, self.filters, each, self.items, *known)
         return hashlib.sha256(repr(facts).encode() + weights).hexdigest()[:24]
 
 

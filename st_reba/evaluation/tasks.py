@@ -192,7 +192,10 @@ def frame_of(source: Any) -> pd.DataFrame:
     path = Path(source)
     if not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
         return read_table(path)
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        return read_table(path)
     for separator, fields, places in _BARE:
         cells = lines[0].split(separator)
         if (len(cells) == fields or len(cells) > fields > 4) and _is_number(cells[places[0]]):
@@ -303,6 +306,8 @@ def _ranking(
     seed: int,
 ) -> Task:
     every = kind == "Retrieval"
+    # A grade below 0 is that of an irrelevant document.
+    judged = {query: {text: max(0.0, grade) for text, grade in each.items()} for query, each in judged.items()}
     usable = [one for one, grades in judged.items() if any(grades.values()) and (every or not all(grades.values()))]
     if len(usable) < len(judged):
         what = "a relevant document" if every else "both relevant and irrelevant documents"
@@ -311,7 +316,7 @@ def _ranking(
     ranked = list(dict.fromkeys(documents if every else (text for one in chosen for text in judged[one])))
     place = {text: len(chosen) + number for number, text in enumerate(ranked)}
     items = tuple(
-        (number, tuple(place[text] for text in judged[query]), tuple(map(float, judged[query].values())))
+        (number, tuple(place[text] for text in judged[query]), tuple(judged[query].values()))
         for number, query in enumerate(chosen)
     )
     return Task(name, kind, (*chosen, *ranked), items, queries=len(chosen), dropped=dropped)

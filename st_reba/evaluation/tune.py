@@ -20,7 +20,7 @@ from ..encode import copied_positions
 from ..filters import with_filter
 from ..hub.save import save
 from ..methods import Method
-from ..recipe import LOADING, save_recipe
+from ..recipe import LOADING, recipe_for, save_recipe
 from .readouts import of_base, opened, shared, vectors
 from .search import Scored, Search, chosen, fitted_filter, papers_of, passes_of
 from .tasks import Task, read_task
@@ -135,6 +135,8 @@ def tune(
     task = None if labels is None else read_task(labels)
     found = draw_texts(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
     choosing, reporting, fit = _view_parts(found, seed) if task is None else _labelled_parts(task, found, seed)
+    if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, loading)):
+        base, loading = recipe.base, {**recipe.loading, **loading}
     model = opened(base, **loading)
     search, script = Search(model, choosing, fit, folder / "passes"), script_of(" ".join(found[:200]))
     passes = passes_of(search.depth, script, labelled=labels is not None)
@@ -145,7 +147,7 @@ def tune(
         best, spent = max(scored, key=lambda one: one.score), time.perf_counter() - before
         say(f"{number}/{len(passes)} {each.method}: {spent:.0f} s; best {best.score:.3f}: {best.method}")
     choice = chosen(scored, most_cost)
-    method = choice.method
+    method = replace(choice.method, max_seq_length=loading.get("max_seq_length"))
     if choice.filtered:
         method = replace(method, filter=str(path := folder / "filter.safetensors"))
         fitted_filter(of_base(model, choice.method), fit).save(path)
@@ -211,8 +213,8 @@ def _view_parts(texts: Sequence[str], seed: int) -> tuple[Task, Task, list[str]]
 
 def _labelled_parts(task: Task, texts: Sequence[str], seed: int) -> tuple[Task, Task, list[str]]:
     """The same of labelled items; a filter sees no text that reports."""
-    if task.kind not in LABELLED or task.train:
-        raise ValueError(f"labels: {task}. Give one of {', '.join(LABELLED)}, without train.")
+    if task.kind not in LABELLED or task.train or len(task.items) < 30:
+        raise ValueError(f"labels: {task}. Give 30 or more items of {', '.join(LABELLED)}, without train.")
     choosing, reporting = _divided(task.items, seed)
     first, second = _part(task, choosing[:MOST_CHOOSING]), _part(task, reporting[:MOST_REPORTING])
     hidden = set(second.texts)

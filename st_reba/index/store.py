@@ -219,7 +219,7 @@ def documents(tx: sqlite3.Connection, where: str = "1", *parameters: Any) -> Ite
 
 
 def documents_with(tx: sqlite3.Connection, column: str, values: Iterable[Any]) -> Iterator[Stored]:
-    """Documents whose id or key is among some values."""
+    """Documents whose value in a column is among some."""
     wanted = list(values)
     # As ASCII, for an id that no file can hold is not there.
     return documents(tx, f"{column} IN (SELECT value FROM json_each(?))", json.dumps(wanted)) if wanted else iter(())

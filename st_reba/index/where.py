@@ -20,7 +20,7 @@ _VALUES: dict[Any, str] = {
     NoneType: "v IS NULL",
 }
 _LARGEST = int(sys.float_info.max)  # as SQLite, integers of more than 64 bits are read as floats
-_MOST = 500  # names; SQLite nests no deeper than 1,000 conditions
+_MOST = 100  # names, each with some conditions; SQLite nests no deeper than 1,000
 
 Where = Mapping[str, Any]
 

@@ -36,7 +36,7 @@ class Capture:
     anchors: str
     both: bool = False
     pieces: Any = None
-    zeros: ClassVar[bool] = False  # of a text whose states are not finite; otherwise that is an error
+    zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
 
     def begin(self, state: ForwardPass) -> None:
         """Keep the rows while the layers of a pass run."""

@@ -18,7 +18,7 @@ from .layout import PARTS
 from .transformer import RepeatTransformer
 from .version import __version__
 
-# In the order in which a text meets them; others come last.
+# In the order in which a text meets them.
 _SECTIONS = (
     "layout",
     "passes",
@@ -50,8 +50,7 @@ def code_of(modules: Iterable[nn.Module]) -> str:
     needed = _with_imports({"transformer", *(MODULES[type(each).__name__] for each in ours)})
     for transformer in (each for each in ours if isinstance(each, RepeatTransformer)):
         needed |= _of(transformer, needed)
-    places = {name: place for place, name in enumerate(_SECTIONS)}
-    return joined(sorted(_with_imports(needed), key=lambda name: (places.get(name, len(places)), name)))
+    return joined(sorted(_with_imports(needed), key=_SECTIONS.index))
 
 
 def _of(transformer: RepeatTransformer, needed: Collection[str]) -> set[str]:

@@ -33,8 +33,8 @@ Template = tuple[tuple[str, str | None], ...]
 
 
 def published(cls: Any) -> Any:
-    """Class decorator: modules.json calls the class ``st_reba.…``; pickle uses the file that it was loaded from."""
-    home = cls.__module__
+    """Class decorator: modules.json names ``st_reba.…``; pickle, the whole package, or the file that it came from."""
+    home = "st_reba.modules" if __name__.startswith("st_reba.") else cls.__module__
 
     def reduce(module: Any) -> tuple[Any, ...]:
         return (_new, (home, type(module).__name__), *object.__reduce_ex__(module, 4)[2:])

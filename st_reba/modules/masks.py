@@ -46,7 +46,7 @@ class LayerMasks:
 
     def begin(self, state: ForwardPass) -> None:
         """Let attention ask for the masks."""
-        self.state, state.masks = state, self
+        self.real, self.padded, state.masks = state.real, state.padded, self
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Refuse a pass in which no attention asked for a mask."""
@@ -69,16 +69,15 @@ class LayerMasks:
         looks_ahead = name not in ("forward", "nosink-forward") or not causal
         if name == "forward":
             return own, causal, looks_ahead
-        if name == "bidirectional" and own is None and not self.state.padded:
+        if name == "bidirectional" and own is None and not self.padded:
             return None, False, True
-        real = self.state.real if self.state.padded else None
+        real = self.real if self.padded else None
         return visible(name, self._own(own, causal), real, self.m), causal, looks_ahead
 
     def _own(self, own: Tensor | None, causal: bool) -> Tensor:
-        real = self.state.real
-        length = real.shape[1]
+        length = self.real.shape[1]
         if own is None:
-            seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=real.device)
+            seen = torch.ones(1, 1, length, length, dtype=torch.bool, device=self.real.device)
             return seen.tril() if causal else seen
         if own.shape[-2:] != (length, length):
             raise ValueError(f"A layer's mask of shape {tuple(own.shape)} for {length} tokens cannot be changed.")
@@ -110,7 +109,7 @@ class NoSinkTransformer(RepeatTransformer):
     """RepeatTransformer whose layers see what their masks say.
 
     Args:
-        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.methods.masks_of``.
+        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.settings.masks_of``.
         second: Layers that run a second time, each with its mask, in order.
         architecture: How the second runs join: ``"inter"``, ``"extra"``, ``"extend"``; ``"inplace"``: there are none.
         m: Number of sink tokens that nosink masks hide.

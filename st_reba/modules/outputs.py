@@ -49,10 +49,10 @@ class OutputReader:
     def begin(self, state: ForwardPass) -> None:
         """Sum the outputs while the layers run."""
 
-        def add(index: int, output: Tensor) -> None:
+        def add(index: int, output: Tensor, kept: dict[Any, Any] = state.kept) -> None:
             if self.first <= index + 1 <= self.last:
-                so_far, precise = state.kept.get(self), output.to(torch.promote_types(output.dtype, torch.float32))
-                state.kept[self] = precise if so_far is None else so_far.to(precise.device) + precise
+                so_far, precise = kept.get(self), output.to(torch.promote_types(output.dtype, torch.float32))
+                kept[self] = precise if so_far is None else so_far.to(precise.device) + precise
 
         state.after_attention.append(add)
 

@@ -165,7 +165,7 @@ class RepeatTransformer(Transformer):
             given = {*fields, "instruction"} if prompt else set(fields)
             task = "query" if given & (self.fields("query") - self.fields("document")) else "document"
         bos, eos = (getattr(self.tokenizer, f"add_{name}_token", None) for name in ("bos", "eos"))
-        key = (prompt, task, tuple(sorted(fields.items())), self.instruction, id(self.tokenizer), bos, eos)
+        key = (prompt, task, repr(sorted(fields.items())), self.instruction, id(self.tokenizer), bos, eos)
         if (frames := self._frames.get(key)) is None:
             frames = self._make_frames(prompt or "", task, fields)
             self._frames = {**(self._frames if len(self._frames) < 64 else {}), key: frames}
@@ -178,8 +178,8 @@ class RepeatTransformer(Transformer):
         if unknown := sorted(set(fields) - known):
             raise ValueError(f"{unknown[0]}={fields[unknown[0]]!r}: the template has only {sorted(known)}.")
         values = {"instruction": prompt or self.instruction, **fields}
-        if missing := sorted(name for name in known if not values.get(name)):
-            raise ValueError(f"The template's {{{missing[0]}}} needs a value: encode(…, {missing[0]}='…').")
+        if missing := sorted(name for name in known if not values.get(name) or not isinstance(values[name], str)):
+            raise ValueError(f"The template's {{{missing[0]}}} needs one text: encode(…, {missing[0]}='…').")
         special = special_tokens(self.tokenizer)
         return tuple(make_frame(self.tokenizer, each[task], special, prompt, values) for each in self.templates)
 

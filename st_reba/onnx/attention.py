@@ -39,7 +39,7 @@ class GraphMasks(LayerMasks):
         key = (name, id(own), causal)
         if key not in self.added:
             if own is None or own.dtype == torch.bool:
-                seen = visible(name, self._own(own, causal), self.state.real, self.m)
+                seen = visible(name, self._own(own, causal), self.real, self.m)
                 mask = torch.where(seen, 0.0, _HIDDEN)
             elif name == "forward":
                 mask = own.clamp(min=_HIDDEN)  # it may hold position biases

@@ -123,7 +123,7 @@ def test_masks(name: str, m: int) -> None:
     own = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
     real = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6]).bool()
     added = torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)
-    assert torch.equal(LayerMasks._own(Mock(**{"state.real": real}), added, True), own)
+    assert torch.equal(LayerMasks._own(Mock(real=real), added, True), own)
     short, long = see(name, own, real, m)[:, 0]
     assert torch.equal(long, visible(name, 6, m)) and torch.equal(short[:4, :4], visible(name, 4, m))
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
