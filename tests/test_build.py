@@ -123,6 +123,7 @@ REFUSALS: dict[str, Call] = {
     "no such device": lambda path: build(path, device="cpuu"),
     "texts without auto": lambda path: build(path, texts=["a"]),
     "auto without texts": lambda path: build(path, "auto"),
+    "auto with an option": lambda path: build(path, "auto", texts=["a"], layer=1),
     "tokenizer object": lambda path: build(path, tokenizer=TOKENIZERS["bos"]()),
     "a layer too many": lambda path: build(path, layer=4),
     "no attention below the layers": lambda path: build(path, "prompteol", read="attention", layer=0),

@@ -13,6 +13,8 @@ from numpy.testing import assert_allclose
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 
+import st_reba
+
 FEW = TEXTS[:8]
 
 
@@ -28,7 +30,10 @@ def wanted(vectors: Any) -> Any:
     return vectors("reba", TEXTS, "plain")
 
 
-def test_several_processes(model: SentenceTransformer, wanted: Any) -> None:
+def test_several_processes() -> None:
+    """A worker has every section of the code, though it imports no more than a pickle names."""
+    model = st_reba.build("mini", "prompteol", template="reverseol", device="cpu")
+    wanted = model.encode(TEXTS)
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     try:
         assert_allclose(model.encode(TEXTS, pool=pool, chunk_size=20), wanted, atol=1e-6)

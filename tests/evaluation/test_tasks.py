@@ -44,7 +44,7 @@ def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
         "zh.txt": "\n".join("||".join(["id", row[1], row[2], row[0]]) for row in rows),
     }
     for name, text in files.items():
-        (tmp_path / name).write_text(text + "\n", encoding="utf-8")
+        (tmp_path / name).write_text(text + "\n", encoding="utf-8-sig")
         task = read_task(tmp_path / name)
         assert (task.kind, len(task.items), task.texts[0], task.items[9][2]) == ("STS", 10, f"{quoted} 0", 9.5)
         (tmp_path / name).write_text(f"{text}\n1\t2", encoding="utf-8")
@@ -64,12 +64,13 @@ def test_labels_columns_and_train() -> None:
 
 def test_rankings() -> None:
     rows = [(f"q{n}", f"d{n} {m}", m % 2) for n in range(12) for m in range(3)]
-    table = pd.DataFrame([*rows, ("q0", "d0 1", 3), ("alone", "x", 0)], columns=["query", "title", "label"])
+    table = pd.DataFrame([*rows, ("q0", "d0 1", 3), ("alone", "x", -1)], columns=["query", "title", "label"])
     task = read_task(table)
     assert (task.kind, task.queries, len(task.items)) == ("Reranking", 12, 12)
     assert task.items[0] == (0, (12, 13, 14), (0.0, 3.0, 0.0))
     assert task.dropped == {"queries without both relevant and irrelevant documents": 1}
     assert "x" not in task.texts and "x" in read_task(table, "Retrieval").texts
+    assert read_task(table, "Retrieval").queries == 12
     assert read_task(table, limit=10, seed=1).queries == 10
 
 
