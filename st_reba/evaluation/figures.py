@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..optional import required
@@ -34,6 +36,13 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*missing from font.*")
         figure.savefig(path)
+
+
+def check_figure(path: str | os.PathLike[str]) -> None:
+    """Refuse a figure that could not be written, before the work; nothing is written."""
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"figure={os.fspath(path)!r}: there is no such folder.")
+    new_figure(1, 1)[0].savefig(BytesIO(), format=Path(path).suffix[1:] or None)
 
 
 def draw_results(results: Sequence[Result]) -> Any:

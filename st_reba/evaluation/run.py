@@ -15,11 +15,11 @@ import pandas as pd
 from sentence_transformers import SentenceTransformer
 
 from ..encode import DEFAULT_BATCH_TOKENS
-from ..methods import Method, method_of
+from ..methods import OPTIONS, Method, method_of
 from ..safety import load
 from . import mteb_tasks, readouts
 from .encoding import model_vectors, name_of, shared_vectors, usable
-from .figures import draw_curve, draw_results, new_figure, save_figure
+from .figures import check_figure, draw_curve, draw_results, save_figure
 from .instructions import read_instructions
 from .scores import SCORINGS
 from .statistics import DRAWS, Difference, Evidence, paired_bootstrap
@@ -173,6 +173,8 @@ def curve(
     Source:
         Echo, sections 4.6 and 4.7 (budgets, copies, templates); ReBA and NoSink, figures by layer.
     """
+    if option not in OPTIONS:
+        raise ValueError(f"option={option!r} is not known. Choose from {', '.join(OPTIONS)}.")
     model, asked = loaded_base(base, loading), [Method.parse(str(each)) for each in methods]
     frame = pd.DataFrame(index=list(map(str, asked)), columns=list(map(str, values)), dtype=object)
     for method, value in product(asked, values):
@@ -180,13 +182,14 @@ def curve(
             one = replace(method, **{option: value})
             transformer: Any = readouts.of_base(model, one, check=False)[0]
             transformer.budget()
-        except (TypeError, ValueError):
+        except ValueError:
             continue
         frame.loc[str(method), str(value)] = str(one)
     varied = [each for each in frame.to_numpy().ravel() if isinstance(each, str)]
     if not varied:
         raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
-    _keep((), None, figure)
+    if figure is not None:
+        check_figure(figure)
     results = compare(model, table, varied, draws=0, **options).results
     scores = {each.method: each.score for each in results}
     frame = frame.map(scores.get).astype(float)
@@ -287,7 +290,7 @@ def _keep(results: Sequence[Result], out: Path_ | None, figure: Path_ | None = N
         with open(out, "a", encoding="utf-8") as stream:
             stream.writelines(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in results)
     if figure is not None:
-        save_figure(draw_results(results) if results else new_figure(1, 1)[0], figure)
+        save_figure(draw_results(results), figure) if results else check_figure(figure)
 
 
 def _tasks(tasks: Any, seed: int, reading: Mapping[str, Any]) -> Iterator[tuple[Any, str | None]]:
