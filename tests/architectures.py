@@ -41,10 +41,12 @@ _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 8}
 _PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 _FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
 
-# Name: model type and settings. All families but falcon_alibi go by their model type.
+# Name: model type and settings. All families but falcon_alibi and deep go by their model type.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {**_GPT2, "n_layer": 3}),
     "llama": ("llama", {**_GROUPS, "num_hidden_layers": 3}),
+    # As deep as mini, at a hundredth of the work.
+    "deep": ("llama", {**_GROUPS, "num_hidden_layers": 6}),
     "mistral": ("mistral", {**_GROUPS, "sliding_window": 5}),
     "qwen3": ("qwen3", {**_GROUPS, "head_dim": 8}),
     # A cap this low bends most of the logits, so code that forgets it cannot agree.

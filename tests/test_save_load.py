@@ -71,8 +71,8 @@ if __name__ == "__main__":
 
 def built(name: str) -> SentenceTransformer:
     model = st_reba.build("mini", device="cpu", **{"method": "reba", **MODELS[name]})
-    texts = [f"{text} {n}" for n in range(250) for text in TEXTS[:3]]
-    return st_reba.fit_filter(model, texts) if name == "filter" else model
+    texts = [f"{text} {n}" for n in range(40) for text in TEXTS[:3]]
+    return st_reba.fit_filter(model, texts, "center") if name == "filter" else model
 
 
 @pytest.fixture(
@@ -125,6 +125,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
             return np.load(vectors)
 
         yield run
+        process.kill()  # which saves the seconds of its tidying up
 
 
 def test_rounds_of_strangers(

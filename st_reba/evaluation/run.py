@@ -225,8 +225,8 @@ def evaluate(
     Example:
         >>> import st_reba
         >>> model = st_reba.build("mini", "echo", pooling="mean")
-        >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en")]
-        [('S1 en', 120)]
+        >>> [(each.task, each.items) for each in evaluate(model, "toy:S1,en", limit=20)]
+        [('S1 en', 20)]
     """
     if isinstance(model, (str, os.PathLike)):
         model = load(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,13 @@ RANKING.columns = ["query", "document", "relevance"]
 
 
 @pytest.fixture(scope="module")
-def base() -> SentenceTransformer:
-    return readouts.opened("mini")
+def small(base: Callable[..., str]) -> str:
+    return base("deep")
+
+
+@pytest.fixture(scope="module")
+def opened(small: str) -> SentenceTransformer:
+    return readouts.opened(small)
 
 
 @pytest.mark.parametrize(
@@ -49,54 +55,54 @@ def base() -> SentenceTransformer:
     ],
     ids=lambda task: task.name,
 )
-def test_compare_scores_what_evaluate_scores(base: SentenceTransformer, task: Task) -> None:
+def test_compare_scores_what_evaluate_scores(small: str, opened: SentenceTransformer, task: Task) -> None:
     methods = [PLAIN, "reba:pooling=mean", "nosink:setting=inter-bidir,k=2", "prompteol"]
-    found = compare(base, task, methods)
+    found = compare(opened, task, methods)
     assert [each.method for each in found.results] == methods
     for method, result in zip(methods, found.results, strict=True):
-        (alone,) = evaluate(st_reba.build("mini", method), task)
+        (alone,) = evaluate(st_reba.build(small, method), task)
         assert alone.scores == pytest.approx(result.scores, abs=1e-3)
         assert alone.interval == pytest.approx(result.interval, abs=1e-3)
         assert (alone.method, alone.items) == (method, result.items)
 
 
-def test_methods_with_the_same_input_run_once(base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_with_the_same_input_run_once(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
     read = readouts.read
     monkeypatch.setattr(readouts, "read", lambda *args, **options: passes.append(args) or read(*args, **options))
-    compare(base, PAIRS, ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"], draws=0)
+    compare(opened, PAIRS, ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"], draws=0)
     assert len(passes) == 2
 
 
-def test_templates_of_queries_and_documents(base: SentenceTransformer) -> None:
+def test_templates_of_queries_and_documents(small: str, opened: SentenceTransformer) -> None:
     method = Method("echo", pooling="mean", template="echo-instruct")
     task = read_task(RANKING, "Retrieval")
     # One of the two methods has a field for the instruction, the other takes it as text.
     told = Instructions("own", {task.name: "Find"}, query="Instruct: {instruction}\n")
-    vectors = encoding.shared_vectors(base, task, [Method.parse(PLAIN), method], told, 4096, False)
+    vectors = encoding.shared_vectors(opened, task, [Method.parse(PLAIN), method], told, 4096, False)
     query, document = task.texts[0], task.texts[task.queries]
     for each, prompt in ((method, "Find"), (Method.parse(PLAIN), "Instruct: Find\n")):
-        model = st_reba.build("mini", each)
+        model = st_reba.build(small, each)
         assert np.abs(vectors[each][0] - model.encode_query(query, prompt=prompt)).max() < 1e-5
         assert np.abs(vectors[each][task.queries] - model.encode_document(document)).max() < 1e-5
 
 
-def test_instructions_stand_before_queries(base: SentenceTransformer) -> None:
+def test_instructions_stand_before_queries(small: str, opened: SentenceTransformer) -> None:
     task = read_task(RANKING, "Retrieval", name="mine")
     prompts = {"mine": "Find: "}
-    (told,) = compare(base, task, [PLAIN], prompts=prompts).results
-    (alone,) = evaluate(st_reba.build("mini", PLAIN), task, prompts=prompts)
-    (without,) = compare(base, task, [PLAIN]).results
+    (told,) = compare(opened, task, [PLAIN], prompts=prompts).results
+    (alone,) = evaluate(st_reba.build(small, PLAIN), task, prompts=prompts)
+    (without,) = compare(opened, task, [PLAIN]).results
     assert told.prompts == "own"
     assert told.scores == pytest.approx(alone.scores, abs=1e-3)
     assert told.scores != without.scores
 
 
-def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer, tmp_path: Path) -> None:
+def test_each_result_is_a_line_and_the_figure_is_drawn(small: str, opened: SentenceTransformer, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    found = compare(base, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="a $ name_")
+    found = compare(opened, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="a $ name_")
     tasks = [read_task(PAIRS, name=name) for name in "bc"]
-    evaluate(st_reba.build("mini", "reba"), tasks, out=out, figure=tmp_path / "e.svg")
+    evaluate(st_reba.build(small, "reba"), tasks, out=out, figure=tmp_path / "e.svg")
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     named = [(each["task"], each["method"]) for each in lines[1:]]
     assert named == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
@@ -108,10 +114,10 @@ def test_each_result_is_a_line_and_the_figure_is_drawn(base: SentenceTransformer
     assert "</svg>" in (tmp_path / "e.svg").read_text()
 
 
-def test_the_table_counts_significant_differences(base: SentenceTransformer) -> None:
+def test_the_table_counts_significant_differences(opened: SentenceTransformer) -> None:
     table = pd.DataFrame({"text1": WORDS * 10, "text2": (WORDS[::-1] + WORDS) * 5, "score": ([0] * 12 + [1] * 12) * 5})
     table["text1"] = [f"{word} {n}" for n, word in enumerate(table["text1"])]
-    found = compare(base, table, [PLAIN, "prompteol", "classical"])
+    found = compare(opened, table, [PLAIN, "prompteol", "classical"])
     rows = found.table()
     certain = [each for each in found.differences if each.significant]
     assert rows["better"].sum() == rows["worse"].sum() == len(certain) > 0
@@ -119,34 +125,34 @@ def test_the_table_counts_significant_differences(base: SentenceTransformer) -> 
     assert rows.loc[best, "better"] == sum(best in (each.first, each.second) for each in certain)
 
 
-def test_dropped_rows_are_told(base: SentenceTransformer) -> None:
+def test_dropped_rows_are_told(opened: SentenceTransformer) -> None:
     labels = {str(number): number for number in range(10)}
-    assert "table: STS, 10 items, 2 dropped (its label)" in str(compare(base, PAIRS, [PLAIN], labels=labels))
+    assert "table: STS, 10 items, 2 dropped (its label)" in str(compare(opened, PAIRS, [PLAIN], labels=labels))
 
 
-def test_metrics(base: SentenceTransformer) -> None:
-    (found,) = compare(base, PAIRS, [PLAIN], metric="paper").results
+def test_metrics(opened: SentenceTransformer) -> None:
+    (found,) = compare(opened, PAIRS, [PLAIN], metric="paper").results
     assert (found.metric, found.score) == ("cosine_pearson", found.scores["cosine_pearson"])
-    (found,) = compare(base, PAIRS, [PLAIN], draws=0).results
+    (found,) = compare(opened, PAIRS, [PLAIN], draws=0).results
     assert (found.metric, found.interval) == ("cosine_spearman", None)
 
 
-def test_curves(base: SentenceTransformer, tmp_path: Path) -> None:
-    frame = curve(base, PAIRS, [PLAIN, "echo:pooling=mean"], "layer", [2, 4], figure=tmp_path / "f.png")
-    (found,) = compare(base, PAIRS, [f"{PLAIN},layer=4"]).results
+def test_curves(opened: SentenceTransformer, tmp_path: Path) -> None:
+    frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "layer", [2, 4], figure=tmp_path / "f.png")
+    (found,) = compare(opened, PAIRS, [f"{PLAIN},layer=4"]).results
     assert frame.loc[PLAIN, "4"] == pytest.approx(found.score)
     assert frame.shape == (2, 2)
     assert (tmp_path / "f.png").stat().st_size > 0
-    frame = curve(base, PAIRS, [PLAIN, "echo:pooling=mean"], "repeats", [2, 3])
+    frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "repeats", [2, 3])
     assert frame.isna().all(axis=1).tolist() == [True, False]
-    frame = curve(base, PAIRS, [PLAIN, "prompteol"], "max_seq_length", [4, 40])
+    frame = curve(opened, PAIRS, [PLAIN, "prompteol"], "max_seq_length", [4, 40])
     assert frame.isna().to_numpy().tolist() == [[False, False], [True, False]]
 
 
-def test_tasks_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_by_their_names(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     PAIRS.to_csv(tmp_path / "p.csv", index=False)
-    model = st_reba.build("mini", "reba")
+    model = st_reba.build(small, "reba")
     model.save(str(tmp_path / "model"))
     names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", "p.csv", PAIRS]
     found = evaluate(tmp_path / "model", names, limit=11)
@@ -155,7 +161,7 @@ def test_tasks_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_the_estimate_of_a_slow_model_holds(base: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_of_a_slow_model_holds(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a third of the work on, the time that is left is within a factor of 1.5."""
     texts = [" ".join(WORDS[: 1 + n % 12]) + f" {n}" for n in range(240)]
     task = read_task(pd.DataFrame({"text1": texts, "text2": texts[::-1], "score": range(240)}))
@@ -175,7 +181,7 @@ def test_the_estimate_of_a_slow_model_holds(base: SentenceTransformer, monkeypat
         return bar
 
     monkeypatch.setattr(encoding, "progress_bar", slow)
-    compare(base, task, [PLAIN, "echo", "prompteol"], draws=0, batch_tokens=512)
+    compare(opened, task, [PLAIN, "echo", "prompteol"], draws=0, batch_tokens=512)
     end = seen[-1][0]
     checked = [(at, left) for at, left in seen if (at - seen[0][0]) > (end - seen[0][0]) / 3 and end - at > 0.2]
     assert len(checked) > 5
@@ -185,12 +191,12 @@ def test_the_estimate_of_a_slow_model_holds(base: SentenceTransformer, monkeypat
 @pytest.mark.parametrize(
     ("methods", "options"), [([], {}), (["eco"], {}), ([PLAIN], {"metric": "accuracy"}), ([PLAIN], {"kinds": "STS"})]
 )
-def test_refused(base: SentenceTransformer, methods: list[str], options: dict[str, Any]) -> None:
+def test_refused(opened: SentenceTransformer, methods: list[str], options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        compare(base, PAIRS, methods, **options)
+        compare(opened, PAIRS, methods, **options)
 
 
-def test_unusable_vectors_are_named(base: SentenceTransformer) -> None:
+def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
     task = read_task(PAIRS)
     vectors = np.ones((len(task.texts), 2), np.float32)
     assert encoding.usable(vectors, task, "m") is vectors
@@ -200,7 +206,7 @@ def test_unusable_vectors_are_named(base: SentenceTransformer) -> None:
         with pytest.raises(ValueError, match=task.texts[3]):
             encoding.usable(bad, task, "m")
     with pytest.raises(ValueError):
-        curve(base, PAIRS, [PLAIN], "repeats", [2])
+        curve(opened, PAIRS, [PLAIN], "repeats", [2])
 
 
 def test_markdown() -> None:

@@ -32,16 +32,21 @@ QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tune.TuneReport:
-    return tune.tune("mini", TEXTS, tmp_path_factory.mktemp("tuned") / "out", **QUIET)
+def small(base: Callable[..., str]) -> str:
+    return base("deep")
+
+
+@pytest.fixture(scope="module")
+def found(small: str, tmp_path_factory: pytest.TempPathFactory) -> tune.TuneReport:
+    return tune.tune(small, TEXTS, tmp_path_factory.mktemp("tuned") / "out", **QUIET)
 
 
 # Candidates.
 
 
 @pytest.mark.parametrize("number", range(15))
-def test_a_readout_is_what_its_method_gives(number: int) -> None:
-    base = opened("mini")
+def test_a_readout_is_what_its_method_gives(small: str, number: int) -> None:
+    base = opened(small)
     each = passes_of(6, "LATIN", labelled=True)[number]
     readouts = each.readouts(6)
     assert len(readouts) == len(set(readouts)) == (6 - (each.first or 0)) * len(each.poolings) + each.outputs
@@ -102,11 +107,11 @@ def test_the_best_of_what_may_be_spent() -> None:
     assert chosen(scored, 1.5) is scored[0]
 
 
-def test_views_judge_with_a_filter_and_labels_both() -> None:
-    base, views = opened("mini"), views_of(TEXTS)
+def test_views_judge_with_a_filter_and_labels_both(small: str) -> None:
+    base, views = opened(small), views_of(TEXTS)
     pairs = Task("t", "STS", tuple(TEXTS[:20]), tuple((n, 19 - n, float(n % 3)) for n in range(10)))
     assert Search(base, views, TEXTS).filters == [True]
-    assert Search(base, views, TEXTS[:30]).filters == [False]
+    assert Search(base, views, TEXTS[:15]).filters == [False]
     assert Search(base, pairs, TEXTS).filters == [False, True]
     found = Search(base, views, TEXTS).scored(passes_of(6, "LATIN")[3])
     assert sorted(one.method.layer or 6 for one in found) == [4, 5, 6]
@@ -120,10 +125,10 @@ def test_views_judge_with_a_filter_and_labels_both() -> None:
         assert one.cost == pytest.approx(cost / sum(copied_positions(base[0], views.texts, {})) / 6)
 
 
-def test_what_does_not_fit_is_read_by_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    base, views, each = opened("mini"), views_of(TEXTS[:40]), passes_of(6, "LATIN")[0]
+def test_what_does_not_fit_is_read_by_another_pass(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, views, each = opened(small), views_of(TEXTS[:40]), passes_of(6, "LATIN")[0]
     whole = Search(base, views, TEXTS).scored(each)
-    monkeypatch.setattr(search, "_MOST_BYTES", 5 * 4 * 192 * len(views.texts))
+    monkeypatch.setattr(search, "_MOST_BYTES", 5 * 4 * 32 * len(views.texts))
     parts = Search(base, views, TEXTS).scored(each)
     scores = [{str(one): one.score for one in found} for found in (parts, whole)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -132,14 +137,14 @@ def test_what_does_not_fit_is_read_by_another_pass(monkeypatch: pytest.MonkeyPat
 # The whole.
 
 
-def test_what_is_left_behind(found: tune.TuneReport) -> None:
+def test_what_is_left_behind(small: str, found: tune.TuneReport) -> None:
     folder = Path(found.folder)
     assert (folder / "report.md").read_text(encoding="utf-8") == f"{found}\n"
     assert json.loads((folder / "report.json").read_text(encoding="utf-8"))["counts"] == [83, 42]
     assert 0 < found.passes < found.seconds
     # The recipe, the saved model and the report speak of the same vectors.
     method = found.method
-    expected = vectors(opened("mini"), [method], TEXTS[:9])[method]
+    expected = vectors(opened(small), [method], TEXTS[:9])[method]
     model = st_reba.load(str(folder / "model"))
     for each in (model, st_reba.build(folder / "recipe.yaml")):
         np.testing.assert_allclose(each.encode(TEXTS[:9]), expected, atol=2e-5)
@@ -152,16 +157,16 @@ def test_what_is_left_behind(found: tune.TuneReport) -> None:
     assert [row.name for row in found.rows[1:]] == list(papers_of(6, "LATIN", {}))
 
 
-def test_a_report_scores_what_it_reports(found: tune.TuneReport) -> None:
+def test_a_report_scores_what_it_reports(small: str, found: tune.TuneReport) -> None:
     texts = sorted(tune.draw_texts(TEXTS, 1000, 0))
     Random(0).shuffle(texts)
     second = views_of(texts[round(2 / 3 * len(texts)) :])
     for row in (found.rows[0], found.rows[2]):
-        units = torch.from_numpy(vectors(opened("mini"), [row.method], second.texts)[row.method])
+        units = torch.from_numpy(vectors(opened(small), [row.method], second.texts)[row.method])
         assert row.score == pytest.approx(float(evidence(second, units).mean()), abs=1e-3)
 
 
-def test_what_reports_neither_chooses_nor_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_reports_neither_chooses_nor_fits(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, set[str]] = {"choose": set(), "fit": set(), "report": set()}
 
     class Seen(Search):
@@ -178,13 +183,13 @@ def test_what_reports_neither_chooses_nor_fits(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(tune, "reported", reported)
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[1:2])
     different = [f"{n} one{n} two{n} three{n} four{n}" for n in range(60)]
-    tune.tune("mini", different, tmp_path / "out", **QUIET)
+    tune.tune(small, different, tmp_path / "out", **QUIET)
     assert all(seen.values())
     assert not seen["report"] & (seen["choose"] | seen["fit"])
 
 
 def test_finished_passes_are_found_and_half_written_ones_run_again(
-    found: tune.TuneReport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: str, found: tune.TuneReport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ran: list[str] = []
 
@@ -197,32 +202,32 @@ def test_finished_passes_are_found_and_half_written_ones_run_again(
     files = sorted(passes.iterdir())
     assert len(files) == 7
     files[0].rename(files[0].with_suffix(".part"))
-    again = tune.tune("mini", TEXTS, found.folder, **QUIET)
+    again = tune.tune(small, TEXTS, found.folder, **QUIET)
     assert len(ran) == 1
     assert again.method == found.method
     assert [row.score for row in again.rows] == [row.score for row in found.rows]
     assert len(list(passes.glob("*.pt"))) == 7
     # Other texts, another filter or another number type are other passes.
-    mine = Search(opened("mini"), views_of(TEXTS), TEXTS)
+    mine = Search(opened(small), views_of(TEXTS), TEXTS)
     others = [
-        Search(opened("mini"), views_of(TEXTS[1:]), TEXTS),
-        Search(opened("mini"), views_of(TEXTS), TEXTS[:30]),
-        Search(opened("mini", dtype="bfloat16"), views_of(TEXTS), TEXTS),
+        Search(opened(small), views_of(TEXTS[1:]), TEXTS),
+        Search(opened(small), views_of(TEXTS), TEXTS[:15]),
+        Search(opened(small, dtype="bfloat16"), views_of(TEXTS), TEXTS),
     ]
     first, second = passes_of(6, "LATIN")[:2]
     keys = [mine._key(first), mine._key(second), *(each._key(first) for each in others)]
     assert len(set(keys)) == len(keys)
 
 
-def test_labels_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_labels_choose(small: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
     monkeypatch.setattr(tune, "reported", lambda base, methods, items: ())
     classes = pd.DataFrame({"text": TEXTS[:50], "label": [text[:5] for text in TEXTS[:50]]})
-    report = tune.tune("mini", TEXTS, tmp_path / "out", labels=classes, **QUIET)
+    report = tune.tune(small, TEXTS, tmp_path / "out", labels=classes, **QUIET)
     assert (report.kind, sum(report.counts)) == ("Classification", 50)
     pairs = [(first, second, float(first[:4] == second[:4])) for first, second in zip(TEXTS, TEXTS[3:], strict=False)]
     table = pd.DataFrame(pairs, columns=["text1", "text2", "score"])
-    assert tune.tune("mini", None, tmp_path / "pairs", labels=table, **QUIET).kind == "STS"
+    assert tune.tune(small, None, tmp_path / "pairs", labels=table, **QUIET).kind == "STS"
 
 
 def test_labels_are_divided_by_items_over_their_own_texts() -> None:
@@ -238,17 +243,17 @@ def test_labels_are_divided_by_items_over_their_own_texts() -> None:
         assert grades == (0.0, 1.0, 0.0)
 
 
-def test_auto_gives_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_gives_the_model(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "passes_of", lambda *rest, **options: passes_of(6, "LATIN")[:2])
-    model = st_reba.build("mini", "auto", texts=TEXTS[:60], prompts={"query": "q: "})
-    again = auto("mini", TEXTS[:60])
+    model = st_reba.build(small, "auto", texts=TEXTS[:60], prompts={"query": "q: "})
+    again = auto(small, TEXTS[:60])
     np.testing.assert_array_equal(model.encode(TEXTS[:4]), again.encode(TEXTS[:4]))
     assert model.prompts["query"] == "q: "
 
 
-def test_a_filter_of_few_texts_is_fitted_on_their_views_too() -> None:
-    model = st_reba.build("mini", "classical", pooling="mean")
-    assert fitted_filter(model, TEXTS[:60]).mean.shape == (192,)
+def test_a_filter_of_few_texts_is_fitted_on_their_views_too(small: str) -> None:
+    model = st_reba.build(small, "classical", pooling="mean")
+    assert fitted_filter(model, TEXTS[:60]).mean.shape == (32,)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,16 @@ def test_card(name: str, tmp_path: Path) -> None:
     assert (again.encode("猫在睡觉") == model.encode("猫在睡觉")).all()
 
 
-def test_names_differ_where_methods_do(tmp_path: Path) -> None:
+def test_names_differ_where_methods_do(base: Callable[..., str], tmp_path: Path) -> None:
     names = set()
     cases = [options for options, _ in MODELS.values()]
     cases += [{"method": "echo", "prompts": {"query": "Q: "}}, {"method": "echo", "template": "{text} " * 2 + "x" * 90}]
     for number, options in enumerate([*cases, {"method": "echo"}]):
-        save(st_reba.build("mini", device="cpu", **{"method": "reba", **options}), tmp_path / str(number), golden=False)
+        save(
+            st_reba.build(base("deep"), device="cpu", **{"method": "reba", **options}),
+            tmp_path / str(number),
+            golden=False,
+        )
         names.add(ModelCard.load(tmp_path / str(number) / "README.md").data.model_name)
     assert len(names) == len(cases) + 1 and all(len(name) <= 80 for name in names)
 
