@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], tuple[str | None, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("prompt", [None, "Query: "])
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize(("case", "prompt"), zip(LAYOUTS, cycle(["Query: ", None]), strict=False))
 def test_what_stands_around(base: Base, case: str, prompt: str | None) -> None:
     """Template words and prompts move the word, and are no part of it; what the model was built with holds for it."""
     path = base("qwen3", "cls_sep")

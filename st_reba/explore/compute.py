@@ -157,9 +157,9 @@ def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     return [place for place, (left, right) in enumerate(offsets) if left < end and start < right]
 
 
-def ranked(model: SentenceTransformer, query: str, texts: Sequence[str], k: int = MAX_RESULTS) -> list[Hit]:
-    """The k texts nearest to a query by cosine, the best first; each as its cosine and the text."""
+def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[Hit]:
+    """The texts nearest to a query by cosine, the best first; each as its cosine and the text."""
     options: dict[str, Any] = {"show_progress_bar": False, "convert_to_tensor": True}
     documents = model.encode_document([text[:MAX_READ] for text in texts], **options)
     scores = cos_sim(model.encode_query([query], **options), documents)[0].tolist()
-    return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:k]
+    return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:MAX_RESULTS]

@@ -59,6 +59,7 @@ def test_entities_have_the_vectors_of_their_words() -> None:
     assert tagged_words(task) == [("New York New", span) for span in ((0, 3), (4, 8), (9, 12))]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published questions are not here")
 def test_the_published_files_are_read_whole() -> None:
     assert len(read_task(DATA / "SLPWC_v1.csv").items) == 300

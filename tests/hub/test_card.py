@@ -67,11 +67,8 @@ def test_names_differ_where_methods_do(base: Callable[..., str], tmp_path: Path)
     cases = [options for options, _ in MODELS.values()]
     cases += [{"method": "echo", "prompts": {"query": "Q: "}}, {"method": "echo", "template": "{text} " * 2 + "x" * 90}]
     for number, options in enumerate([*cases, {"method": "echo"}]):
-        save(
-            st_reba.build(base("deep"), device="cpu", **{"method": "reba", **options}),
-            tmp_path / str(number),
-            golden=False,
-        )
+        model = st_reba.build(base("deep"), device="cpu", **{"method": "reba", **options})
+        save(model, tmp_path / str(number), golden=False)
         names.add(ModelCard.load(tmp_path / str(number) / "README.md").data.model_name)
     assert len(names) == len(cases) + 1 and all(len(name) <= 80 for name in names)
 

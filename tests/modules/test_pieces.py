@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from marks import Base, slow_but
+from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded, features_of
 from reference import hidden_and_attention, symmetrized_max
@@ -28,14 +29,13 @@ def run_of(path: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}], ids=str
-)
-@pytest.mark.parametrize(
-    ("name", "chunk"),
-    slow_but([("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)], "gpt2", "llama", rows=True),
-)
-def test_pieces(base: Base, name: str, chunk: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+BASES = [("gpt2", 4), ("llama", 3), ("llama", 1), ("gemma2", 7), ("gpt_oss", 64)]
+OPTIONS: list[dict[str, Any]] = [{}, {"include_special": True}, {"normalize_weights": True}, {"repeats": 3}] * 2
+
+
+@pytest.mark.parametrize(("of", "options"), zip(cycle(BASES), OPTIONS, strict=False), ids=str)
+def test_pieces(base: Base, of: tuple[str, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    name, chunk = of
     path, run = base(name, "bos_eos"), run_of(base(name, "bos_eos"))
     monkeypatch.setattr(pieces, "_POSITIONS", 64)  # several passes
     last, mean = (build(path, pooling=pooling, chunk=chunk, **options) for pooling in ("last", "mean"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle, product
 from typing import Any
 
 import families
 import pytest
 import reference
 import torch
-from marks import Base, slow_but
+from marks import Base
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
 from reference import hidden_and_attention, symmetrized_max
@@ -19,12 +20,13 @@ from st_reba import bases
 DEPTH, TWICE = 3, (None, None)
 
 
-@pytest.mark.parametrize("final_norm", [True, False])
-@pytest.mark.parametrize("layer", [0, 1, -2, -1])
-@pytest.mark.parametrize("name", slow_but(["gpt2", "llama", "gemma2", "gpt_oss"], "gpt2", "gemma2"))
-def test_one(base: Base, name: str, layer: int, final_norm: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "reading"), zip(cycle(["gpt2", "gemma2", "gpt_oss"]), product([0, 1, -2, -1], [True, False]), strict=False)
+)
+def test_one(base: Base, name: str, reading: tuple[int, bool]) -> None:
     """A model that reads layer k has k layers: Echo's states, and ReBA's attention of these alone."""
-    path, number = base(name), layer % (DEPTH + 1)
+    path, (layer, final_norm) = base(name), reading
+    number = layer % (DEPTH + 1)
     echo, reba = (
         build(path, method, pooling="mean", layer=layer, final_norm=final_norm) for method in ("echo", "reba")
     )

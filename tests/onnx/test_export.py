@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import slow_but
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from tokenizers import Tokenizer
@@ -39,26 +41,17 @@ LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
 
 
-def build(base: Callable[..., str], **options: Any) -> SentenceTransformer:
-    """ReBA, three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
-    model = st_reba.build(
-        base("gpt2", "bos"),
-        "reba",
-        pooling="mean",
-        repeats=3,
-        layer=1,
-        max_seq_length=200,
-        dtype="float32",
-        device="cpu",
-        **options,
-    )
+def build(base: Callable[..., str], method: str) -> SentenceTransformer:
+    """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
+    options: dict[str, Any] = {"repeats": 3, "layer": 1, "max_seq_length": 200, "dtype": "float32", "device": "cpu"}
+    model = st_reba.build(base("gpt2", "bos"), method, pooling="mean", **options)
     torch.manual_seed(0)
     return SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
 
 
-@pytest.fixture(scope="module")
-def exported(base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    model, folder = build(base), tmp_path_factory.mktemp("onnx") / "out"
+@pytest.fixture(scope="module", params=slow_but(["echo", "reba"], "echo"))
+def exported(request: Any, base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model, folder = build(base, request.param), tmp_path_factory.mktemp("onnx") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracing, "LARGEST", 0)  # weights stand beside the graph, as those of a large model
         report = st_reba.onnx.export(model, folder, quantize="int8")
@@ -155,11 +148,9 @@ def stretched(vectors: Any, by: float) -> Any:
     return vectors + by * (vectors - vectors.mean(axis=0))
 
 
-def test_a_bad_graph_is_not_written(
-    exported: Any, base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another model, or rounded too far; traced once, as tracing takes its time."""
-    _, folder, _ = exported
+    model, folder, _ = copy.deepcopy(exported)
 
     def copied(graph: Any, file: Path) -> None:
         file.parent.mkdir()
@@ -167,7 +158,6 @@ def test_a_bad_graph_is_not_written(
             file.with_name(name).write_bytes((folder / "onnx" / name).read_bytes())
 
     monkeypatch.setattr(st_reba.onnx, "export_graph", copied)
-    model: Any = build(base)
     st_reba.onnx.export(model, tmp_path / "same")
     with pytest.raises(FileExistsError):
         st_reba.onnx.export(model, tmp_path / "same")
