@@ -4,9 +4,8 @@
     scripts/benchmark.py MODEL TEXTS [--beside CHECKOUT] [--rounds 5] [--words 350 --count 64] [--only CASE ...]
     scripts/benchmark.py MODEL TEXTS --device cuda --dtype bfloat16 --batch-size 256
 
-MODEL is a base's folder; TEXTS has a text a line, and the first 1,000 are encoded in batches of 32. Every case is a
-process of its own; in each round all encode once, in turn. Printed are medians of the rounds and of their ratios, and
-the most memory that a process held (on a GPU: of the card, for tensors).
+MODEL is a base's folder; of TEXTS, one a line, the first 1,000 are encoded, each round by all cases in turn, a process
+each. Printed are medians of the rounds and of their ratios, and the most memory of a process (on a GPU: of tensors).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ CASES: dict[str, tuple[str, str]] = {
     "echo": ("classical", "build('echo', pooling='mean')"),
     "reba-last": ("echo", "build('reba', pooling='last')"),
     "reba-mean": ("echo", "build('reba', pooling='mean')"),
+    "pieces": ("reba-mean", "build('reba', pooling='mean', chunk=128)"),
     "nosink": ("classical", "build('nosink', setting='mask0-bidir', k=4)"),
     "inter": ("classical", "build('nosink', setting='inter-bidir', k=4)"),
 }

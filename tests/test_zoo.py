@@ -25,6 +25,8 @@ def options_of(found: Recipe, layers: int = 6, positions: int = 1024) -> dict[st
     del values["name"]
     if "max_seq_length" in values:
         values["max_seq_length"] = min(values["max_seq_length"], positions)
+    if "layer" in values:
+        values["layer"] = layers
     if "setting" in values:
         values["k"] = values.get("k", 4) if values.get("k") == "all" else min(values.get("k", 4), layers - 2)
         if values["setting"] == "mask0&bidir":
