@@ -56,7 +56,8 @@ def test_where_no_method_is_named(tmp_path: Path) -> None:
 REFUSED = {
     "echo": (
         "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
-        "join=sum layer=[1,2,3] layer=low m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
+        "join=sum layer=[1,2,3] layer=low layer=[1,2],join=sum pooled=some "
+        "m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
         "template=unknown template=a-{text}-{device} join=concat final_norm=false equal_norms=false "
         "template={precision}-{text} "
         'implementation=authors filter=5 template=5 template=[5,"{text}"] template={"query":5,"document":"{text}"}'

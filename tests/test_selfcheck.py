@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import families
 import pytest
@@ -65,6 +66,12 @@ def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, sett
     monkeypatch.setattr(second.SecondRuns, "begin", lambda self, state: None)
     with pytest.raises(ValueError, match="setting: "):
         build("mini", "nosink", setting=setting, k=2)
+
+
+def test_a_base_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RepeatTransformer, "forward", Mock(side_effect=RuntimeError("sizes")))
+    with pytest.raises(ValueError, match="cannot run it: sizes"):
+        build("mini", "nosink", setting="mask0-for", k=2)
 
 
 @pytest.mark.parametrize(("name", "m"), [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1)])

@@ -233,7 +233,6 @@ class _Watch:
         spans, copies = features["spans"], features["copy_ids"]
         self.readouts, self.depth = readouts, transformer.depth
         self.layers = sorted({each.layer for each in readouts if each.first is None})
-        self.summed = copies > 0  # [B, T], the positions that ReBA sums over
         parts = [(0, span.length) for span in spans] if parts is None else parts
         for (first, end), span in zip(parts, spans, strict=True):
             if not 0 <= first < end <= span.length:
@@ -291,8 +290,8 @@ class _Watch:
 
     def _so_far(self, captured: Any) -> Tensor:
         now = copy.copy(captured)
-        now.maxima = list(captured.maxima)
-        rows: Tensor = now.rows() * self.summed[:, None]
+        now.maxima = [each.clone() for each in captured.maxima]
+        rows: Tensor = now.rows()
         if rows.shape[1] == 1:
             return rows.expand(-1, 2, -1)
         chosen = torch.stack(self._chosen(torch.arange(rows.shape[1], device=rows.device)), dim=1)

@@ -141,7 +141,7 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
     with torch.inference_mode():
         captured = transformer(features, capture=Capture("copy"))["backward_attention"]
     copies = features["copy_ids"][0, : span.total].cpu()
-    rows = (captured[0, :, : span.total].double().cpu() * (copies > 0)).numpy()
+    rows = captured[0, :, : span.total].double().cpu().numpy()
     maps = attention_maps(model, text, prompt=prompt)
     return Inside(copies.tolist(), rows, maps, list(sink_table([maps]).itertuples()))
 

@@ -51,12 +51,12 @@ class AuthorsReBAPooling(ReBAPooling):
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return AuthorsCapture("end", both=True) if self.pooling == "last" else AuthorsCapture("half")
+        return AuthorsCapture("end", True, True) if self.pooling == "last" else AuthorsCapture("half", special=True)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return AuthorsCapture("copy", both=True)
+        return AuthorsCapture("copy", both=True, special=True)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Pool what RepeatTransformer gives: ``features`` with ``sentence_embedding`` [B, d]."""

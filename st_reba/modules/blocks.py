@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -40,19 +41,24 @@ def attend(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, observe
     """
     batch, heads, length, _ = query.shape
     groups, keys = key.shape[1:3]
-    texts, queries = batch, length
+    texts, most = batch, length * keys  # most: probabilities of a text and head in a block
     if not torch.is_grad_enabled():
-        most = BLOCK * (1 if query.device.type == "cpu" else 16) // (heads * keys)  # queries of a block
-        texts = min(batch, max(1, most // 32))  # few where they are long, so that a block has 32 queries
-        queries = min(length, max(16, most // texts))
-    later = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
+        most = BLOCK * (1 if query.device.type == "cpu" else 16) // heads
+        texts = min(batch, max(1, most // keys // 32))  # few where they are long, so that a block has 32 queries
+        most //= texts
+    cuts = [0]
+    while cuts[-1] < length:
+        # A causal block needs no key after its last query: the first blocks have more queries.
+        before = keys - length + cuts[-1]
+        count = (isqrt(before**2 + 4 * most) - before) // 2 if terms.causal else most // keys
+        cuts.append(min(cuts[-1] + max(16, count), length))
+    later = query.new_full((cuts[1], cuts[1]), -torch.inf, dtype=torch.float32).triu(1)
     output = value.new_empty(batch, length, heads, value.shape[3])
     for first in range(0, batch, texts):
         some = slice(first, first + texts)
         own_key, own_value = key[some].contiguous(), value[some].contiguous()  # else every block copies them
-        for start in range(0, length, queries):
-            stop = min(start + queries, length)
-            seen = keys - length + stop if terms.causal else keys  # a causal block needs no key after its last query
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            seen = keys - length + stop if terms.causal else keys
             mine = terms.of(some, slice(start, stop), seen)
             probabilities = _probabilities(query[some, :, start:stop], own_key[:, :, :seen], mine, later)
             if observe is not None:
@@ -79,11 +85,11 @@ def _probabilities(query: Tensor, key: Tensor, terms: ScoreTerms, later: Tensor)
         scores = scores.masked_fill_(~terms.mask, -torch.inf) if hidden else scores + terms.mask
     elif terms.causal:
         # Only among a block's own positions is there a later one.
-        scores[..., keys - queries :].masked_fill_(later[:queries, :queries], -torch.inf)
+        scores[..., keys - queries :].add_(later[:queries, :queries])
     if terms.sinks is not None:
         sink = terms.sinks.to(scores.dtype)[None, :, None, None].expand(batch, -1, queries, 1)
         scores = torch.cat([scores, sink], dim=-1)
-    return scores.softmax(dim=-1)[..., :keys]
+    return torch.softmax(scores, dim=-1, out=None if torch.is_grad_enabled() else scores)[..., :keys]
 
 
 PARTS |= {"terms": ScoreTerms, "blocks": attend}

@@ -39,10 +39,12 @@ def attend_both_ways(
 
 
 def sums(backward: BackwardAttention, probabilities: Tensor) -> Tensor:
-    """A[i, t] + A[t, i], [B, R, T], but A[i, i] on the diagonal, the maximum over heads, of [B, H, T, T]."""
+    """A[i, t] + A[t, i], but A[i, i] at t = i, the maximum over heads of [B, H, T, T]; 0 before i unless ``both``."""
     index = backward.anchors[:, None, :, None].expand(-1, probabilities.shape[1], -1, probabilities.shape[3])
-    own = probabilities.gather(2, index)
-    return torch.where(backward.diagonal()[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
+    own, anchors = probabilities.gather(2, index), backward.anchors[:, :, None]
+    position = torch.arange(probabilities.shape[3], device=anchors.device)
+    largest = torch.where((position == anchors)[:, None], own, own + probabilities.mT.gather(2, index)).amax(dim=1)
+    return largest if backward.both else largest.masked_fill(position < anchors, 0.0)
 
 
 PARTS["both_ways"] = attend_both_ways

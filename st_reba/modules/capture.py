@@ -29,12 +29,13 @@ class Capture:
     Args:
         anchors: The positions i whose rows are kept: ``"last"``, the last content token of copy 1, or ``"copy"``, every
             content token of copy 1.
-        both: Keep the columns t < i too.
+        both, special: Keep the columns t < i too; those of template and special positions too.
         pieces: Where given, the rows are those of pieces of the text, each repeated by itself.
     """
 
     anchors: str
     both: bool = False
+    special: bool = False
     pieces: Any = None
     zeros: ClassVar[bool] = False  # a text whose states are not finite gets zeros; else it is an error
 
@@ -42,7 +43,8 @@ class Capture:
         """Keep the rows while the layers of a pass run."""
         if not show_attention(state.transformer.model):
             state.arguments["output_attentions"] = True
-        state.backward = BackwardAttention([self.run(span) for span in state.spans], state.real, self.both)
+        summed = state.real if self.special else state.copies > 0
+        state.backward = BackwardAttention([self.run(span) for span in state.spans], summed, self.both)
 
     def finish(self, state: ForwardPass, hidden: Tensor) -> Tensor:
         """Hand the rows over as ``backward_attention`` [B, R, T]; an error where a layer's attention was not seen."""
@@ -66,15 +68,15 @@ class BackwardAttention:
 
     Args:
         runs: First anchor and number of anchors of each text; R is the largest number.
-        real: [B, T] bool, False at padding.
+        summed: [B, T] bool, the columns that are kept.
         both: Keep the columns before an anchor too.
     """
 
-    def __init__(self, runs: Sequence[tuple[int, int]], real: Tensor, both: bool = False) -> None:
-        self.real, self.both, self.firsts = real, both, [first for first, _ in runs]
-        first, count = torch.tensor(runs).to(real.device, non_blocking=True)[:, :, None].unbind(dim=1)
-        offset = torch.arange(max(number for _, number in runs), device=real.device)
-        self.anchors, self.valid = (first + offset).clamp(max=real.shape[1] - 1), offset < count  # [B, R]
+    def __init__(self, runs: Sequence[tuple[int, int]], summed: Tensor, both: bool = False) -> None:
+        self.summed, self.both, self.firsts = summed, both, [first for first, _ in runs]
+        first, count = torch.tensor(runs).to(summed.device, non_blocking=True)[:, :, None].unbind(dim=1)
+        offset = torch.arange(max(number for _, number in runs), device=summed.device)
+        self.anchors, self.valid = (first + offset).clamp(max=summed.shape[1] - 1), offset < count  # [B, R]
         self.layers = 0
         self.maxima: list[Tensor] = []  # [B, R, T] each; more than one only while gradients are wanted
         self._rows: Tensor | None = None
@@ -110,24 +112,17 @@ class BackwardAttention:
             self.maxima.append(layer)
             return
         if not self.maxima:
-            batch, length = self.real.shape
+            batch, length = self.summed.shape
             self.maxima.append(layer.new_zeros(batch, length, self.anchors.shape[1]).mT)
         largest = self.maxima[0][texts, : layer.shape[1], start : start + layer.shape[2]]
         torch.maximum(largest, layer, out=largest)
 
     def rows(self) -> Tensor:
-        """[B, R, T], zero at padding, after a text's own rows, and before the anchor unless ``both``."""
+        """[B, R, T], zero at other columns, before the anchor unless ``both``, and after a text's own rows."""
         if self._rows is None:
-            anchors, position = self.anchors[:, None], torch.arange(self.real.shape[1], device=self.real.device)
-            hidden = ~(self.valid[:, None] & self.real[:, :, None])  # [B, T, R], as the maxima lie in memory
-            if not self.both:
-                hidden = hidden | (position[:, None] < anchors)
-            largest = reduce(torch.maximum, self.maxima).mT
-            rows = (largest * 0.5).scatter_(1, anchors, largest.gather(1, anchors))
-            self._rows = rows.masked_fill_(hidden, 0.0).mT
+            anchors, largest = self.anchors[:, None], reduce(torch.maximum, self.maxima).mT  # [B, T, R], as it lies
+            own = largest.gather(1, anchors)
+            rows = (largest * 0.5 if largest.requires_grad else largest.mul_(0.5)).scatter_(1, anchors, own)
+            self._rows = rows.masked_fill_(~self.summed[:, :, None], 0.0).masked_fill_(~self.valid[:, None], 0.0).mT
             self.maxima = []
         return self._rows
-
-    def diagonal(self) -> Tensor:
-        """Where a row's column is its anchor, [B, R, T]."""
-        return torch.arange(self.real.shape[1], device=self.real.device) == self.anchors[:, :, None]

@@ -15,7 +15,7 @@ class ForwardPass:
 
     def __init__(self, transformer: Any, features: Mapping[str, Any]) -> None:
         self.transformer, self.spans = transformer, features["spans"]  # on the host, so that no layer waits for it
-        self.real: Tensor = features["attention_mask"].bool()  # [B, T], False at padding
+        self.real, self.copies = features["attention_mask"].bool(), features["copy_ids"]  # [B, T] each
         self.padded = any(span.total < self.real.shape[1] for span in self.spans)
         self.arguments: dict[str, Any] = {}  # for the decoder, beside ids and mask
         self.masks: Any = None  # LayerMasks, where layers see other tokens than in the base

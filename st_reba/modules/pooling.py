@@ -52,12 +52,12 @@ class ReBAPooling(Module):
     @property
     def capture(self) -> Capture:
         """The rows of A^new that the sentence vector needs."""
-        return Capture("last" if self.pooling == "last" else "copy")
+        return Capture("last" if self.pooling == "last" else "copy", special=self.include_special)
 
     @property
     def token_capture(self) -> Capture:
         """The rows of A^new that words and tokens need."""
-        return Capture("copy")
+        return Capture("copy", special=self.include_special)
 
     def on_model_ready(self, model: Any) -> None:
         """Ask the first module for the rows."""
@@ -89,9 +89,8 @@ class ReBAPooling(Module):
         return weighted_sums(self._weights(features, normalize), features)
 
     def _weights(self, features: dict[str, Any], normalize: bool) -> Tensor:
-        """The captured rows, [B, R, T], zero at positions that are not summed over."""
-        summed = features["real_mask" if self.include_special else "copy_ids"] > 0
-        rows: Tensor = features["backward_attention"] * summed[:, None]
+        """The captured rows, [B, R, T]."""
+        rows: Tensor = features["backward_attention"]
         return normalized(rows) if normalize or self.normalize_weights else rows
 
     def _check(self, features: dict[str, Any]) -> None:

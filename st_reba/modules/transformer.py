@@ -237,8 +237,8 @@ class RepeatTransformer(Transformer):
             capture: Rows of attention to keep (a Capture), in place of those that the pooling asks for.
 
         Returns:
-            The features with ``token_embeddings`` [B, T, d], zero at padding; ``real_mask``, all real positions;
-            ``attention_mask``, those that are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
+            The features with ``token_embeddings`` [B, T, d], zero at padding; ``attention_mask``, the positions that
+            are pooled; and ``backward_attention`` [B, R, T] if rows are captured.
         """
         capture = self.capture if capture is None else capture
         if len(features.get("spans") or ()) != len(features["attention_mask"]):
@@ -268,7 +268,7 @@ class RepeatTransformer(Transformer):
             hidden = hook.finish(state, hidden)
         if state.padded:
             hidden = hidden.masked_fill(mask[:, :, None] == 0, 0.0)
-        result = {**features, **state.features, "captured": capture, "token_embeddings": hidden, "real_mask": mask}
+        result = {**features, **state.features, "captured": capture, "token_embeddings": hidden}
         result["attention_mask"] = self._pooled(features)
         finite = hidden.detach().sum(dim=(1, 2), dtype=torch.promote_types(hidden.dtype, torch.float32)).isfinite()
         if capture is not None and capture.zeros:

@@ -52,8 +52,8 @@ class GraphMasks(LayerMasks):
 class GraphCapture(BackwardAttention):
     """Rows of A^new in the traced pass, in which the texts' spans are tensors: start, length and total, [B, 1] each."""
 
-    def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], real: Tensor, longest: int) -> None:
-        self.both, self.real, end = capture.both, real, real.shape[1]
+    def __init__(self, capture: Capture, span: tuple[Tensor, Tensor, Tensor], summed: Tensor, longest: int) -> None:
+        self.both, self.summed, end = capture.both, summed, summed.shape[1]
         start, length, total = span
         first, count, rows = {
             "last": (start + length - 1, torch.ones_like(length), 1),
@@ -61,7 +61,7 @@ class GraphCapture(BackwardAttention):
             "end": (total - 1, torch.ones_like(length), 1),
             "half": (torch.zeros_like(total), (total // 2).clamp(min=1), end),
         }[capture.anchors]
-        offset = torch.arange(rows, device=real.device)
+        offset = torch.arange(rows, device=summed.device)
         self.anchors, self.valid = (first + offset).clamp(max=end - 1), offset < count
         self.layers, self.maxima, self._rows = 0, [], None
         self.firsts = [0, 1]  # in a graph, texts begin anywhere

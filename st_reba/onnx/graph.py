@@ -126,14 +126,15 @@ class EmbeddingGraph(nn.Module):
             inputs["position_ids"] = torch.minimum(at.place, at.total - 1)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        state = ForwardPass(self.first, {"attention_mask": at.real, "spans": []})
+        state = ForwardPass(self.first, {"attention_mask": at.real, "copy_ids": at.copies, "spans": []})
         GraphMasks(self.first).begin(state)
         capture = self.capture
         hooks = [hook for hook in self.first._hooks(None) if not isinstance(hook, LayerMasks)]
         for hook in hooks:
             hook.begin(state)
         if capture is not None:
-            state.backward = GraphCapture(capture, (at.first, at.tokens, at.total), at.real, at.longest)
+            summed = at.real if capture.special else at.copies > 0
+            state.backward = GraphCapture(capture, (at.first, at.tokens, at.total), summed, at.longest)
         with running(state):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         for hook in reversed(hooks):
@@ -157,7 +158,6 @@ class EmbeddingGraph(nn.Module):
 
     def _reba(self, hidden: Tensor, rows: Tensor, at: _Layout) -> Tensor:
         features = {"backward_attention": rows, "captured": self.capture, "token_embeddings": hidden}
-        features |= {"real_mask": at.real, "copy_ids": at.copies}
         pooling: Any = self.pooling
         if pooling.authors or pooling.pooling == "last":
             return pooling(features)["sentence_embedding"]  # type: ignore[no-any-return]

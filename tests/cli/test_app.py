@@ -38,11 +38,6 @@ def test_help_needs_no_library(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(names) > 1 or after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
 
 
-def test_what_is_not_asked_for_is_not_done() -> None:
-    for command in vars(typer.main.get_command(app))["commands"].values():
-        assert not [each.name for each in command.params if each.default is True], command.name
-
-
 @pytest.mark.parametrize("shown", [True, False])
 def test_downloads_keep_their_bars(shown: bool) -> None:
     before = hub.are_progress_bars_disabled()

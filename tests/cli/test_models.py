@@ -72,9 +72,15 @@ def test_wrong_options_of_build(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_zoo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo"]) == 0
-    cells = {line.split()[0]: line.split()[1:4] for line in capsys.readouterr().out.splitlines()}
-    assert list(cells) == ["NAME", *st_reba.zoo()] and cells["NAME"] == ["BASE", "SIZE", "LICENCE"]
-    assert cells["gemma3-1b-prompteol"] == ["google/gemma-3-1b-pt", "1B", "gemma"]
+    cells = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert list(cells) == ["NAME", *st_reba.zoo()] and cells["NAME"][:4] == ["BASE", "SIZE", "LICENCE", "STATUS"]
+    assert cells["gemma3-1b-prompteol"] == [
+        "google/gemma-3-1b-pt",
+        "1B",
+        "gemma",
+        "ready",
+        "prompteol:max_seq_length=2048",
+    ]
     assert main(["info", "zoo:mini-echo", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["base"], shown["method"]) == ("mini", "echo")

@@ -15,7 +15,7 @@ from given import answering, assert_carried
 
 
 def publish(job: dict[str, Any]) -> dict[str, Any]:
-    """Build, encode, save and push, mini's export too; vectors are those of the model that was never saved."""
+    """Build, encode, save and push, and gpt2 exported; vectors are those of the model that was never saved."""
     import st_reba
     from st_reba.hub import push, save
     from st_reba.onnx import export
@@ -27,9 +27,9 @@ def publish(job: dict[str, Any]) -> dict[str, Any]:
         place = Path(job["folder"]) / name
         save(model, place / "torch")
         result[name] = {"vectors": vectors, "commit": push(place / "torch", f"org/{name}").commit}
-        if name == "mini":
+        if name == "gpt2":
             export(model, place / "onnx")
-            result["mini-onnx"] = {"vectors": vectors, "commit": push(place / "onnx", "org/mini-onnx").commit}
+            result["gpt2-onnx"] = {"vectors": vectors, "commit": push(place / "onnx", "org/gpt2-onnx").commit}
     return result
 
 
@@ -61,13 +61,13 @@ def graph(job: dict[str, Any]) -> dict[str, Any]:
         sys.modules[package] = None  # type: ignore[assignment]
     from huggingface_hub import hf_hub_download
 
-    card = Path(hf_hub_download("org/mini-onnx", "README.md")).read_text(encoding="utf-8")
+    card = Path(hf_hub_download("org/gpt2-onnx", "README.md")).read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     block, count = re.subn(r"^texts = .*$", f"texts = {job['texts']!r}", block, flags=re.MULTILINE)
-    assert count == 1 and 'snapshot_download("org/mini-onnx"' in block, card
+    assert count == 1 and 'snapshot_download("org/gpt2-onnx"' in block, card
     names: dict[str, Any] = {}
     exec(compile(block, "README.md", "exec"), names)
-    return {"mini-onnx": names["vectors"]}
+    return {"gpt2-onnx": names["vectors"]}
 
 
 def _load(name: str, **options: Any) -> Any:

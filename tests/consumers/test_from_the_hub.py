@@ -50,7 +50,7 @@ def published(act: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_repositories(hub: Hub, published: dict[str, Any]) -> None:
-    assert set(hub.repos) == {f"org/{name}" for name in published} and set(published) == {*MODELS, "mini-onnx"}
+    assert set(hub.repos) == {f"org/{name}" for name in published} and set(published) == {*MODELS, "gpt2-onnx"}
     for name, told in published.items():
         repo = hub.repos[f"org/{name}"]
         assert repo.branches == {"main": told["commit"]} and len(repo.commits) == 2
@@ -65,7 +65,7 @@ def test_repositories(hub: Hub, published: dict[str, Any]) -> None:
 def test_the_same_vectors(way: str, hub: Hub, published: dict[str, Any], act: Callable[..., dict[str, Any]]) -> None:
     before = len(hub.seen)
     found = act(way, commits={name: published[name]["commit"] for name in MODELS})
-    assert set(found) == ({"mini-onnx"} if way == "graph" else set(MODELS))
+    assert set(found) == ({"gpt2-onnx"} if way == "graph" else set(MODELS))
     for name, vectors in found.items():
         np.testing.assert_allclose(vectors, published[name]["vectors"], atol=1e-5, rtol=0, err_msg=name)
     asked = {path.split("/resolve/")[0].strip("/") for path in hub.seen[before:] if "/resolve/" in path}

@@ -47,6 +47,7 @@ def test_the_rule(ran: list[Method]) -> None:
         ("mask0&bidir", 4, 3),
     ]
     assert {each.m for each in ran if each.setting == "mask0-bidir"} == {2}
+    assert table["k"].tolist()[:2] == [0, 1]
     assert table.loc[table["score"].idxmax()].to_dict() == {"setting": "mask0&bidir", "k": 4, "k0": 1, "score": 6}
 
 

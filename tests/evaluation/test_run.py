@@ -111,6 +111,7 @@ def test_each_result_is_a_line_and_the_figure_is_drawn(small: str, opened: Sente
     assert first == found.results[0]
     bars = draw_results(found.results).axes[0]
     assert [each.get_text() for each in bars.get_yticklabels()] == ["echo", PLAIN] and len(bars.lines) == 2
+    assert bars.figure.get_size_inches().tolist() == pytest.approx([6.0, 1.64])
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     assert "</svg>" in (tmp_path / "e.svg").read_text()
 
@@ -124,6 +125,7 @@ def test_the_table_counts_significant_differences(opened: SentenceTransformer) -
     assert rows["better"].sum() == rows["worse"].sum() == len(certain) > 0
     best = max(found.results, key=lambda each: each.score).method
     assert rows.loc[best, "better"] == sum(best in (each.first, each.second) for each in certain)
+    assert rows.loc[best, "worse"] == 0
 
 
 def test_dropped_rows_are_told(opened: SentenceTransformer) -> None:

@@ -29,6 +29,13 @@ def test_of_equal_cosines_the_irrelevant_stands_first() -> None:
     assert found["ndcg_at_10"] == pytest.approx((1 * gains[2] + 3 * gains[3]) / (3 * gains[0] + 1 * gains[1]))
 
 
+def test_the_first_ten() -> None:
+    vectors = np.array([[1.0, 0.0], *([1.0, n / 10] for n in range(12))])
+    items = ((0, tuple(range(1, 13)), (0.0,) * 10 + (1.0, 0.0)),) * 10
+    found = scored(Task("t", "Reranking", tuple("t" * 13), items, queries=1), vectors)
+    assert [found[name] for name in ("mrr_at_10", "recall_at_10", "recall_at_1000", "map_at_1000")] == [0, 0, 1, 1 / 11]
+
+
 def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
     vectors = np.array([[1, 0], [0.6, 0.8], [0.6 + 1e-8, 0.8], [0, 0]])
     first, second, zero = cosines(vectors, [0, 0, 0], [1, 2, 3])
@@ -89,6 +96,7 @@ def test_a_large_class_does_not_take_all_of_vectors_that_lie_close_together() ->
 
 
 def test_clusters() -> None:
+    assert [name for name, each in SCORINGS.items() if each.recentred] == ["Clustering"]
     vectors = np.concatenate([RANDOM.normal(place, 0.1, (20, 4)) for place in (0, 5)])
     turns = [n % 2 for n in range(40)]
     apart, mixed = (Task("t", "Clustering", tuple("t" * 40), tuple(enumerate(each))) for each in (sorted(turns), turns))

@@ -35,6 +35,10 @@ def test_tables_have_one_scale() -> None:
     assert cells(html) == [[1.0, 0.5], [0.5, 1.0], [1.0, -0.25], [-0.25, 1.0]]
     assert [float(each) for each in re.findall(r"--s:([\d.]+)", html)] == [1.0, 0.6, 0.6, 1.0, 1.0, 0.0, 0.0, 1.0]
     assert "-0.250<span" in html  # beside the colours
+    assert re.findall(r'<td( class="deep")? style="--s:([\d.]+)', html)[:2] == [
+        (' class="deep"', "1.000"),
+        ("", "0.600"),
+    ]
     # No scale is possible where all cosines are 1.
     assert "nan" not in draw.comparison({"one": np.ones((2, 2))}, ["a", "a"], WORDS["zh"])
 

@@ -43,7 +43,7 @@ def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> Non
 
 
 def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
-    mask = os.umask(0o027)
+    mask = os.umask(0o026)
     try:
         save(model, tmp_path / "a", golden=False)
     finally:

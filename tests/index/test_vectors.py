@@ -87,6 +87,13 @@ def test_the_rule_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [2 * 67]
 
 
+def test_a_file_of_another_size(tmp_path: Path) -> None:
+    opened(tmp_path, "Flat")
+    state = State({}, "cosine", DIM, {}, None, None, file="a.faiss", bytes=1, filed=COUNT)
+    with pytest.raises(ValueError, match="were written"):
+        VectorFile(tmp_path, state)
+
+
 def test_best_and_scaled() -> None:
     scores, keys = np.array([[1, 2, 2, 3, 2]], np.float32), np.array([[5, 4, 1, -1, 2]])
     assert [one.tolist() for one in best(scores, keys, 3)] == [[[2, 2, 2]], [[1, 2, 4]]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,7 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Grouped heads: output, probabilities and gradients; without gradients, of a text and 32 queries at a time."""
+    """Grouped heads: output, probabilities and gradients; without gradients, few queries of a text at a time."""
     monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
     given = [each.requires_grad_() for each in tensors(width=5)]
     output, wanted = by_hand(*given, scores(name))
@@ -79,11 +80,20 @@ def test_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = attend(*given, scores(name), see)
     with torch.no_grad():
         torch.testing.assert_close(attend(*given, scores(name), see), output)
-    assert starts == [(0, 0), *((text, start) for text in (0, 1) for start in range(0, LENGTH, 32))]
+    cuts = [0]
+    while cuts[-1] < LENGTH:  # as many queries as fit with the keys that they see
+        cuts.append(cuts[-1] + max(n for n in range(LENGTH) if n * (cuts[-1] + n) <= 32 * LENGTH))
+    assert starts == [(0, 0), *product((0, 1), cuts[:-1] if scores(name).causal else range(0, LENGTH, 32))]
     torch.testing.assert_close(found, output)
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
         torch.testing.assert_close(got, one)
+
+
+def test_an_anchor_behind_a_block() -> None:
+    """Texts begin apart: the second one's anchor is no key of a block with two."""
+    backward = BackwardAttention([(0, 1), (2, 1)], torch.ones(2, 4, dtype=torch.bool))
+    assert backward.columns(torch.ones(2, 1, 2, 2)).tolist() == [[[1, 1]], [[0, 0]]]
 
 
 def test_keys_before_the_queries_numbers_and_dropout() -> None:
@@ -104,7 +114,9 @@ def test_keys_before_the_queries_numbers_and_dropout() -> None:
 )  # fmt: skip
 def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, options: dict[str, Any]) -> None:
     model = made(base("llama"), "mask0")
-    LayerMasks(model[0]).begin(state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4)}))
+    LayerMasks(model[0]).begin(
+        state := ForwardPass(None, {"spans": [], "attention_mask": torch.ones(2, 4), "copy_ids": None})
+    )
     state.backward = object()
     query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
     with running(state), pytest.raises(ValueError, match=says):

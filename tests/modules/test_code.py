@@ -35,7 +35,7 @@ def test_readings(base: Base, tmp_path: Path) -> None:
     for name, classes in (("layers", (True, False)), ("outputs", (False, True))):
         made(base("llama"), name).save_pretrained(str(tmp_path / name))
         code = (tmp_path / name / "st_reba.py").read_text(encoding="utf-8")
-        assert ("class LayerReader" in code, "class OutputReader" in code) == classes
+        assert ("class LayerReader" in code, "class OutputReader" in code) == classes and "\n- passes: One " in code
 
 
 @pytest.mark.parametrize("name", ["reba mean", "mask0", "inter", "layers", "ensemble", "chunk mean"])

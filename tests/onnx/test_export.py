@@ -37,6 +37,8 @@ onnx = pytest.importorskip("onnx")
 # pytest would keep every record of the tracer, which are many.
 logging.getLogger("torch.__trace").propagate = False
 
+# What a model with Echo has in its small files, apart from versions.
+FILES = Path(__file__).with_name("files.json")
 LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. " * 12
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
 
@@ -85,8 +87,9 @@ def test_stock_operators_and_files(exported: Any) -> None:
         *("model.onnx", "model.onnx_data", "model_quantized.onnx", "model_quantized.onnx_data", "model_quantized.json")
     }
     assert not [file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".py")]
-    types = [each["type"].rsplit(".", 1)[1] for each in json.loads((folder / "modules.json").read_text())]
-    assert types == ["Transformer", "Pooling"]
+    for name, wanted in json.loads(FILES.read_text(encoding="utf-8")).items():
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        assert found == wanted if isinstance(found, list) else {**found, **wanted} == found, name
     config: Any = AutoConfig.from_pretrained(str(folder))
     assert config.max_position_embeddings == 256 // 3 > report["max_seq_length"]
     assert config.vocab_size == 512 and "_name_or_path" not in (folder / "config.json").read_text(encoding="utf-8")
@@ -121,6 +124,11 @@ def test_int8(exported: Any) -> None:
     assert behind == {onnx.TensorProto.FLOAT}, "the filter stays in float32"
 
 
+def test_cosines() -> None:
+    found = runtime.cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [0, 1]]))
+    assert found == {"min": 0, "mean": 0.5, "ok": False}
+
+
 def test_a_damaged_graph(tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx").write_bytes(b"no graph")
@@ -148,6 +156,7 @@ def stretched(vectors: Any, by: float) -> Any:
     return vectors + by * (vectors - vectors.mean(axis=0))
 
 
+@pytest.mark.parametrize("exported", ["echo"], indirect=True)
 def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another model, or rounded too far; traced once, as tracing takes its time."""
     model, folder, _ = copy.deepcopy(exported)
