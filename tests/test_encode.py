@@ -96,16 +96,12 @@ def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> No
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"task": "document"},
-        {"task": "query", "prompt": "Other: "},
-        {"prompt": ""},
-        {"task": "document", "prompt_name": "query"},
-        {"normalize_embeddings": True},
+        {}, {"task": "document"}, {"task": "query", "prompt": "Other: "}, {"prompt": ""},
+        {"task": "document", "prompt_name": "query"}, {"normalize_embeddings": True},
         {"convert_to_numpy": False, "truncate_dim": 20},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_options_in_token_batches(path: str, options: dict[str, Any]) -> None:
     """What encode takes, it goes on taking, and the positions counted are those of its input."""
     prompts = {"query": "Tell me, which is it: ", "passage": "This is a passage of some document, as it stands: "}
@@ -140,29 +136,15 @@ def test_fields_in_token_batches(path: str) -> None:
         encode_texts(model, TEXTS[0], instruction="Find it.")
 
 
-def test_half_precision(path: str) -> None:
-    half = st_reba.build(path, "reba", dtype="bfloat16")
-    wanted = half.encode(SOME, convert_to_tensor=True).float().numpy()
-    vectors = encode_texts(half, SOME)
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, wanted, atol=0.02)
-
-
 @pytest.mark.parametrize(
     "options",
     [
-        {"task": "querry"},
-        {"batch_tokens": 0},
-        {"batch_tokens": True},
-        {"prompt_name": "qeury"},
-        {"output_value": "token_embeddings"},
-        {"colour": "red"},
-        {"precision": "int8"},
-        {"processing_kwargs": {"text": {"max_length": 9}}},
-        {"pool": {}},
+        {"task": "querry"}, {"batch_tokens": 0}, {"batch_tokens": True}, {"prompt_name": "qeury"},
+        {"output_value": "token_embeddings"}, {"colour": "red"}, {"precision": "int8"},
+        {"processing_kwargs": {"text": {"max_length": 9}}}, {"pool": {}},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_bad_arguments(path: str, options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         encode_texts(st_reba.build(path, "reba", check=False), SOME, **options)

@@ -181,23 +181,13 @@ def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: d
 @pytest.mark.parametrize(
     ("texts", "options"),
     [
-        (TEXTS[:99], {"kind": "center"}),
-        (TEXTS[:5] * 50, {"kind": "center"}),
-        (TEXTS[:191], {"kind": "abtt"}),
-        (TEXTS, {"kind": "whiten"}),
-        ([], {}),
-        ("text", {}),
-        ([*TEXTS, 5], {}),
-        (TEXTS, {"kind": "zca"}),
-        (TEXTS, {"kind": "center", "r": 4}),
-        (TEXTS, {"kind": "abtt", "dimensions": 4}),
-        (TEXTS, {"kind": "abtt", "r": 0}),
-        (TEXTS, {"kind": "abtt", "r": True}),
-        (TEXTS, {"kind": "abtt", "r": 192}),
-        (TEXTS, {"kind": "whiten", "dimensions": 193}),
-        (TEXTS, {"kind": "whiten", "dimensions": 2.0}),
+        (TEXTS[:99], {"kind": "center"}), (TEXTS[:5] * 50, {"kind": "center"}), (TEXTS[:191], {"kind": "abtt"}),
+        (TEXTS, {"kind": "whiten"}), ([], {}), ("text", {}), ([*TEXTS, 5], {}), (TEXTS, {"kind": "zca"}),
+        (TEXTS, {"kind": "center", "r": 4}), (TEXTS, {"kind": "abtt", "dimensions": 4}),
+        (TEXTS, {"kind": "abtt", "r": 0}), (TEXTS, {"kind": "abtt", "r": True}), (TEXTS, {"kind": "abtt", "r": 192}),
+        (TEXTS, {"kind": "whiten", "dimensions": 193}), (TEXTS, {"kind": "whiten", "dimensions": 2.0}),
     ],
-)
+)  # fmt: skip
 def test_refused(model: SentenceTransformer, texts: Any, options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         st_reba.fit_filter(model, texts, **options)

@@ -52,18 +52,12 @@ def test_queries_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("queries", "options", "error"),
     [
-        ("", {}, ValueError),
-        (["cat", " "], {}, ValueError),
-        (7, {}, TypeError),
-        ([7], {}, ValueError),
-        ("cat", {"k": 0}, ValueError),
-        ("cat", {"k": 1.5}, TypeError),
-        (np.zeros(16, np.float32), {}, ValueError),
-        (np.full(16, np.nan, np.float32), {}, ValueError),
-        (np.ones(15, np.float32), {}, ValueError),
+        ("", {}, ValueError), (["cat", " "], {}, ValueError), (7, {}, TypeError), ([7], {}, ValueError),
+        ("cat", {"k": 0}, ValueError), ("cat", {"k": 1.5}, TypeError), (np.zeros(16, np.float32), {}, ValueError),
+        (np.full(16, np.nan, np.float32), {}, ValueError), (np.ones(15, np.float32), {}, ValueError),
         (np.ones(16, np.int64), {}, ValueError),
     ],
-)
+)  # fmt: skip
 def test_queries_that_are_refused(tmp_path: Path, queries: Any, options: Any, error: type[Exception]) -> None:
     index = build(tmp_path / "index", ["cat", "dog"])
     with pytest.raises(error):
