@@ -3,14 +3,13 @@
     python -m pytest -m "not slow" --cov=st_reba --cov-context=test --cov-report= --junitxml=junit.xml
     python scripts/plant_faults.py --faults 150 --seed 0 --out faults.jsonl
 
-The first writes which tests run a line (.coverage), and for how long; the second a line a fault, and a count. Needs
-pytest-cov.
+The first, by pytest-cov, writes which tests run a line, and how long they take; the second a line a fault, and counts.
 
 A fault is one small change: a comparison, a sign, a number, a condition, a statement left out. The tests that run the
-changed line are run until one fails: first those in the file of the same name, then the quickest; and that file as a
-whole, as a line that ran for one test may be what another relies on. A test that finds a fault is seen to pass without
-it. Processes are forked from one that holds the heavy libraries, so a fault costs seconds. A program that a test starts
-is without the fault.
+changed line are run until one fails: first those in the file of the same name, then the quickest; then that file as a
+whole, and those of a line that few tests run, as a fixture's counts for the first alone. A test that finds a fault is
+seen to pass without it. Processes are forked from one that holds the heavy libraries, so a fault costs seconds. A
+program that a test starts is without the fault.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Planter(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         match node:
-            case ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+            case ast.Assert() | ast.JoinedStr() | ast.keyword(arg="strict") | ast.Expr(value=ast.Constant()):
                 return node
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__repr__"):
                 return node
@@ -234,8 +233,9 @@ def tests_of(fault: Fault, coverage: Any, seconds: dict[str, float]) -> list[lis
     places = {test: functions[:n].count(functions[n]) for n, test in enumerate(tests)}
     tests.sort(key=lambda test: (name not in test, places[test]))
     # Those of consumers, of browsers and of the wheel need environments of their own.
-    files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob(name))]
-    named = [str(file) for file in files if not {"browser", "consumers", "wheel"} & {*file.parts}]
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(name)}
+    files |= {test.partition("::")[0] for test in tests if len(tests) < 9}
+    named = [file for file in sorted(files) if not {"browser", "consumers", "wheel"} & {*file.split("/")}]
     return [tests[:FIRST], [*tests[FIRST:MOST], *named]]
 
 
