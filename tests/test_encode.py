@@ -20,16 +20,10 @@ from st_reba.encode import DEFAULT_BATCH_TOKENS, FREE_PADDING, MAX_PADDING, enco
 # Short and long, twice the same, without a token, and one longer than any budget below.
 SOME = [f"Text {'very ' * (number * 7 % 5)}number {number}, 第{number}句。" for number in range(11)]
 TEXTS = [
-    *SOME,
-    "",
-    "天",
-    "The bank of the river is steep. " * 20,
-    SOME[3],
-    " ",
-    "",
+    *SOME, "", "天", "The bank of the river is steep. " * 20, SOME[3], " ", "",
     *[f"{'很' * (number * 13 % 60)} number {number}" for number in range(24)],
     *["the same"] * 36,
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

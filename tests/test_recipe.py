@@ -72,25 +72,12 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "- mini\n",
-        "k: 3\n",
-        "base: [mini]\n",
-        "base: mini\npoolin: mean\n",
-        "base: mini\nk: 2\nk: 3\n",
-        "base: mini\nabout: {status: ready, status: tune}\n",
-        "base: mini\nrepeats: '2'\n",
-        "base: mini\nmethod: nosink\n",
-        "base: mini\nrevision: 3\n",
-        "base: mini\nchunk: 3\nmethod: echo\n",
-        "base: mini\nmethod: {name: echo}\n",
-        "base: {",
-        f"base: mini\n# {'a' * 65536}\n",
-        "base: mini\nmethod: !!python/object/apply:os.getcwd []\n",
-        "base: mini\nmethod: sink\n",
-        "base: mini\nabout: [language]\n",
-        "base: mini\nabout: {notes: No.}\n",
-        "base: mini\nabout: {status: tune}\n",
+        "", "- mini\n", "k: 3\n", "base: [mini]\n", "base: mini\npoolin: mean\n", "base: mini\nk: 2\nk: 3\n",
+        "base: mini\nabout: {status: ready, status: tune}\n", "base: mini\nrepeats: '2'\n",
+        "base: mini\nmethod: nosink\n", "base: mini\nrevision: 3\n", "base: mini\nchunk: 3\nmethod: echo\n",
+        "base: mini\nmethod: {name: echo}\n", "base: {", f"base: mini\n# {'a' * 65536}\n",
+        "base: mini\nmethod: !!python/object/apply:os.getcwd []\n", "base: mini\nmethod: sink\n",
+        "base: mini\nabout: [language]\n", "base: mini\nabout: {notes: No.}\n", "base: mini\nabout: {status: tune}\n",
         # What only the caller may say.
         "base: mini\ntrust_remote_code: true\n",
         "base: mini\ntoken: hf_x\n",
@@ -98,7 +85,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         "base: mini\nconfig_kwargs: {trust_remote_code: true}\n",
         "base: mini\ncache_folder: /tmp\n",
     ],
-)
+)  # fmt: skip
 def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="not YAML" if text == "base: {" else ""):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from marks import slow_but
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router
 
@@ -183,3 +184,13 @@ def test_a_length_that_was_set_later_survives(tmp_path: Path) -> None:
     model.save_pretrained(str(tmp_path))
     again = SentenceTransformer(str(tmp_path), device="cpu")
     assert again.max_seq_length == 100 and np.array_equal(again.encode(TEXTS), model.encode(TEXTS))
+
+
+def test_weights_that_are_missing(tmp_path: Path) -> None:
+    """By sentence-transformers alone, which makes random ones of them."""
+    built("echo").save_pretrained(str(tmp_path))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.popitem()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="missing_keys: "):
+        SentenceTransformer(str(tmp_path), device="cpu")

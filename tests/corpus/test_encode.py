@@ -170,16 +170,11 @@ def test_parts_of_long_texts_are_short(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"input": []}, ValueError),
-        ({"input": "missing.txt"}, FileNotFoundError),
-        ({"workers": 0}, ValueError),
-        ({"dtype": "int8"}, ValueError),
-        ({"part_size": 0}, ValueError),
-        ({"batch_tokens": True}, ValueError),
-        ({"passages": "0"}, ValueError),
-        ({"passages": "8:9"}, ValueError),
+        ({"input": []}, ValueError), ({"input": "missing.txt"}, FileNotFoundError), ({"workers": 0}, ValueError),
+        ({"dtype": "int8"}, ValueError), ({"part_size": 0}, ValueError), ({"batch_tokens": True}, ValueError),
+        ({"passages": "0"}, ValueError), ({"passages": "8:9"}, ValueError),
     ],
-)
+)  # fmt: skip
 def test_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         encode(tmp_path / "corpus", **options)

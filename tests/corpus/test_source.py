@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from st_reba.corpus import Document, Reject
-from st_reba.corpus.records import checked, plain
+from st_reba.corpus.records import beginning, checked, plain
 from st_reba.corpus.source import open_source, read_texts
 
 ROWS = [{"id": "a", "text": "猫 sleeps", "year": 2019}, {"id": "b", "text": 'a "dog"', "year": 2024}]
@@ -111,17 +111,12 @@ def test_datasets_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("input", "options", "error"),
     [
-        ([], {}, ValueError),
-        ({"text": "a"}, {}, TypeError),
-        (Document("a"), {}, TypeError),
-        (7, {}, TypeError),
-        ([{"x": "a"}], {}, ValueError),
-        ([{"text": "a"}], {"text_column": "x"}, ValueError),
-        ([{"text": "a"}], {"id_column": "x"}, ValueError),
-        ([{"text": "a"}], {"id_column": "text"}, ValueError),
+        ([], {}, ValueError), ({"text": "a"}, {}, TypeError), (Document("a"), {}, TypeError), (7, {}, TypeError),
+        ([{"x": "a"}], {}, ValueError), ([{"text": "a"}], {"text_column": "x"}, ValueError),
+        ([{"text": "a"}], {"id_column": "x"}, ValueError), ([{"text": "a"}], {"id_column": "text"}, ValueError),
         (pd.DataFrame({"text": []}), {}, ValueError),
     ],
-)
+)  # fmt: skip
 def test_refused(input: Any, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         read(input, **options)
@@ -169,6 +164,10 @@ def test_documents_that_are_set_aside(document: Document, kind: str) -> None:
     found = checked(document, "here")
     assert isinstance(found, Reject) and found.kind == kind and found.place == "here"
     assert found.id is None or found.id == "b"
+
+
+def test_beginning() -> None:
+    assert [beginning(each) for each in (None, "a\n b", "a" * 81)] == [None, "a b", "a" * 79 + "…"]
 
 
 def test_metadata_as_json() -> None:

@@ -39,15 +39,10 @@ SHARED = [
     'prompteol:template=["{text} is","{text} means"],weights=[1,-0.5],equal_norms=false,layer=1',
 ]
 ALONE = [
-    "nosink:setting=inter-bidir,k=1",
-    "classical:pooling=cls",
-    "classical:pooling=mean,layer=[0,1]",
-    "classical:pooling=mean,layer=0",
-    "reba:implementation=authors",
-    "reba:include_special=true",
-    "echo:pooled=repeats,pooling=mean",
-    "echo:pooling=mean,layer=1,final_norm=false",
-]
+    "nosink:setting=inter-bidir,k=1", "classical:pooling=cls", "classical:pooling=mean,layer=[0,1]",
+    "classical:pooling=mean,layer=0", "reba:implementation=authors", "reba:include_special=true",
+    "echo:pooled=repeats,pooling=mean", "echo:pooling=mean,layer=1,final_norm=false",
+]  # fmt: skip
 
 
 def _methods(names: list[str]) -> list[Method]:
@@ -167,6 +162,7 @@ def test_progress_counts_positions() -> None:
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("classical", layer=9)], ["a"]),
+        lambda base: vectors(base, [Method("classical", layer=-8)], ["a"]),
         lambda base: vectors(base, [Method("classical", layer=[4, 2])], ["a"]),
     ],
 )

@@ -21,24 +21,17 @@ def test_task(asked: dict[str, str], task: str | None) -> None:
 @pytest.mark.parametrize(
     ("given", "status", "param"),
     [
-        (b'{"inp', 400, None),
-        (b"[" * 100_000, 400, None),
-        (b'{"input": "\\ud800"}', 400, None),
-        ({"model": "m"}, 400, "input"),
-        ({"input": []}, 400, "input"),
-        ({"input": ["a"] * 2049}, 400, "input"),
-        ({"input": ["a", 1]}, 400, "input"),
-        ({"input": "a", "model": "other"}, 404, "model"),
+        (b'{"inp', 400, None), (b"[" * 100_000, 400, None), (b'{"input": "\\ud800"}', 400, None),
+        ({"model": "m"}, 400, "input"), ({"input": []}, 400, "input"), ({"input": ["a"] * 2049}, 400, "input"),
+        ({"input": ["a", 1]}, 400, "input"), ({"input": "a", "model": "other"}, 404, "model"),
         ({"input": "a", "dimensions": True}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
-        ({"input": "a", "prompt": "x"}, 400, "prompt"),
-        ({"query": " "}, 400, "query"),
-        ({"query": ["a", ""]}, 400, "query"),
-        ({"query": "a", "k": 1001}, 400, "k"),
+        ({"input": "a", "prompt": "x"}, 400, "prompt"), ({"query": " "}, 400, "query"),
+        ({"query": ["a", ""]}, 400, "query"), ({"query": "a", "k": 1001}, 400, "k"),
         ({"query": "a", "where": []}, 400, "where"),
     ],
     ids=lambda value: str(value)[:40],
-)
+)  # fmt: skip
 def test_refused(given: Any, status: int, param: str | None) -> None:
     kind: Any = SearchRequest if isinstance(given, dict) and "query" in given else EmbeddingRequest
     with pytest.raises(Refusal) as error:
