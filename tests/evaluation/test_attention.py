@@ -13,13 +13,11 @@ from sentence_transformers import SentenceTransformer
 import st_reba
 from st_reba.evaluation import attention
 from st_reba.evaluation.attention import LayerMap, Maps, attention_maps, sink_table
-from st_reba.modules import blocks
 
 TEXT = "The cat sleeps on the mat 😀"
 
 
-def test_maps_equal_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 1)  # a few queries a block
+def test_maps_equal_transformers_own() -> None:
     model = st_reba.build("mini", "echo")
     maps = attention_maps(model, TEXT)
     features = model[0].preprocess([TEXT])

@@ -162,7 +162,6 @@ def test_progress_counts_positions() -> None:
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("classical", layer=9)], ["a"]),
-        lambda base: vectors(base, [Method("classical", layer=-8)], ["a"]),
         lambda base: vectors(base, [Method("classical", layer=[4, 2])], ["a"]),
     ],
 )

@@ -52,7 +52,7 @@ def test_card(name: str, tmp_path: Path) -> None:
     lines = code.count(b"\n")
     assert f"| st_reba.py | {lines} | `{hashlib.sha256(code).hexdigest()}` |" in text
     assert ("golden.json" in text) == (name == "reba")
-    assert re.search(r"\|\n\|---\|---\|\n\| base \|", text), "the rows of a table follow one another"
+    assert "|\n\n|" not in text, "the rows of a table follow one another"
     assert "No weight was trained" in text and "write its path" not in text
     # Its recipe builds the same model.
     found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
