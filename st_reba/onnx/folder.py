@@ -89,7 +89,7 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
         # Added tokens beyond the vocabulary are numbered as they come: as a part of it they keep their numbers.
         for each in added:
             vocabulary.setdefault(each["content"], each["id"])
-    values["added_tokens"] = [each for each in added if not each["special"]]
+    values["added_tokens"], values["truncation"] = [each for each in added if not each["special"]], None
     backend = Tokenizer.from_str(json.dumps(values))
     tokens = {f"{each}_token": getattr(tokenizer, f"{each}_token", None) for each in _SPECIAL}
     # Whatever is not in the vocabulary would be given an id of its own.
@@ -98,7 +98,6 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
     named["pad_token"] = next(iter(named.values()), str(backend.id_to_token(0)))
     pad = int(backend.token_to_id(named["pad_token"]) or 0)
     backend.enable_padding(pad_id=pad, pad_token=named["pad_token"], direction="right")
-    backend.no_truncation()
     if graph.max_length is not None:
         named["model_max_length"] = graph.max_length
         backend.enable_truncation(graph.max_length, direction="right")
