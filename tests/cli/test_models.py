@@ -15,9 +15,7 @@ from st_reba.cli import main
 NOSINK = ["--set", "setting=mask0-bidir", "--set", "k=2"]
 
 
-def test_build_info_verify_push(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_build_info_verify_push(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "model")
     assert main(["build", "mini", folder, "--method", "nosink", *NOSINK, "--json"]) == 0
     shown = capsys.readouterr()
@@ -40,9 +38,6 @@ def test_build_info_verify_push(
     assert main(["build", "mini", folder]) == 1
     assert main(["build", "mini", folder, "--overwrite"]) == 0
     assert main(["info", str(tmp_path / "missing")]) == 1
-    assert main(["build", "mini", str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
-    caplog.clear()
-    assert main(["info", str(tmp_path / "half")]) == 0 and not caplog.records
 
 
 def test_options_of_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
