@@ -14,9 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..tables import SUPPORTED, WHOLE_SUFFIXES, is_dataset, read_rows, suffix_of, table_rows
 from .folder import is_corpus
 from .records import Document, Reject, beginning, checked, clean_text, is_missing
+from .tables import SUPPORTED, WHOLE_SUFFIXES, is_dataset, read_rows, suffix_of, table_rows
 
 logger = logging.getLogger(__name__)
 Input = Any

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..tables import read_table
+from ..corpus.tables import read_table
 
 # Names of columns by what they hold, the first that is there counts.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -113,7 +113,7 @@ def read_task(
     """Read a labelled task; docs/how-to/evaluate.md lists the kinds, their columns and scores.
 
     Args:
-        source: A DataFrame; a file or folder of named columns that :func:`st_reba.tables.read_table` reads;
+        source: A DataFrame; a file or folder of named columns that :func:`st_reba.corpus.tables.read_table` reads;
             STSBenchmark's and SemEval's tab-separated files without a header; ``id||text1||text2||score`` lines; a
             BEIR folder; CoNLL lines (kind NER).
         kind: One of ``KINDS``; None: WordSense, or the first of ``ROLES``, whose columns are there.

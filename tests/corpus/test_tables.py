@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from st_reba.tables import read_rows, read_table
+from st_reba.corpus.tables import read_rows, read_table
 
 
 def rows(path: Path, data: str | bytes, **options: str) -> list[object]:
@@ -101,7 +101,7 @@ def test_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv"])
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr("st_reba.tables.MOST_CHARS", 50)
+    monkeypatch.setattr("st_reba.corpus.tables.MOST_CHARS", 50)
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]
