@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,34 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def _bars() -> Iterator[list[str]]:
+    """Modules that showed a progress bar."""
+    from tqdm import std
+
+    shown, made = list[str](), std.tqdm.__init__
+
+    def init(bar: std.tqdm, *args: object, **options: object) -> None:
+        made(bar, *args, **options)
+        frame = sys._getframe(1)
+        while (name := frame.f_globals["__name__"]).startswith("tqdm") and frame.f_back is not None:
+            frame = frame.f_back
+        shown.extend([name] * (not bar.disable))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(std.tqdm, "__init__", init)
+        yield shown
+
+
+@pytest.fixture(autouse=True)
+def _no_bar_unasked(_bars: list[str], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where nobody looks on, no bar is shown, but where a test asks for one."""
+    _bars.clear()
+    yield
+    shown = [name for name in _bars if name.startswith(("sentence_transformers", "st_reba"))]
+    assert not shown or request.node.get_closest_marker("bars")
 
 
 def pytest_collection_finish() -> None:

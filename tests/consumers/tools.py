@@ -51,7 +51,7 @@ def llama_index(names: dict[str, Any], texts: list[str], questions: list[str]) -
     return {
         "found": [[hit.text for hit in retriever.retrieve(one)] for one in questions],
         "shown": [hit.text for hit in names["found"]],
-        # The instructions are given in the call, so that they hold for the model without prompts too.
+        # The instructions are given in the call, so that they hold for a model without prompts too.
         "is": [
             [texts, "Document: ", [stored[text] for text in texts]],
             [questions, "Query: ", [embed.get_query_embedding(one) for one in questions]],
