@@ -25,7 +25,7 @@ RUNS = [(each, "flag") for each in SECTIONS if each != "mteb"] + [("sentence-tra
 
 
 def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dict[str, Any]:
-    """For each model, what tools.py tells of a section; all tools but the first get the one with most code of its own."""
+    """For each model, what tools.py tells of a section; tools but the first get the one with most own code."""
     blocks = BLOCKS[section]
     if route == "plugin":
         changed = [re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", block) for block in blocks]
