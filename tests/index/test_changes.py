@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from indexes import MODEL, QUIET, build, documents, encoded, texts
 
 import st_reba.index.changes as changes
@@ -88,15 +88,13 @@ class Changes(RuleBasedStateMachine):
 
 def test_any_order_of_changes(tmp_path: Path) -> None:
     Changes.folder = tmp_path
-    options = settings(max_examples=8, stateful_step_count=12, deadline=None, derandomize=True)
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(Changes, settings=settings(options, suppress_health_check=list(HealthCheck)))
+    quick = settings(max_examples=8, stateful_step_count=12, deadline=None, derandomize=True)
+    run_state_machine_as_test(Changes, settings=settings(quick, suppress_health_check=list(HealthCheck)))
 
 
 def test_pending_vectors_are_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(100))
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 10)
+    monkeypatch.setattr(changes, "FEWEST_PENDING", 5)  # fewer than the share
     index.add(texts(10, 1), **QUIET)
     assert index.info()["pending"] == 10
     index.add(texts(1, 2), **QUIET)
