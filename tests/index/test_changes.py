@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,28 +116,22 @@ def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Searches in other threads, with an object of their own or a shared one, while documents are moved in pairs."""
     monkeypatch.setattr(changes, "FEWEST_PENDING", 3)
     index = build(tmp_path / "index", [*documents(50), Document("gold", "p0"), Document("king", "q0")])
-    problems: list[Any] = []
     done = threading.Event()
 
     def read(own: Index) -> None:
-        try:
-            while not done.is_set():
-                ids = {one.id for one in own.search(np.ones(16, np.float32), 99)}
-                if len(ids) != 52 or sum(one[0] in "pq" for one in ids) != 2:
-                    problems.append(ids)
-                    return
-        except Exception as error:
-            problems.append(error)
+        while not done.is_set():
+            ids = {one.id for one in own.search(np.ones(16, np.float32), 99)}
+            assert len(ids) == 52 and {"p0", "q0"} <= ids
 
-    readers = [threading.Thread(target=read, args=(own,)) for own in (index, index, Index.open(tmp_path / "index"))]
-    for thread in readers:
-        thread.start()
-    for n in range(1, 9):
-        index.upsert([Document(f"gold {'cat ' * n}", "p0"), Document(f"king {'dog ' * n}", "q0")], **QUIET)
-        if n % 4 == 0:
-            index.compact()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert problems == []
+    with ThreadPoolExecutor() as pool:
+        readers = [pool.submit(read, own) for own in (index, index, Index.open(tmp_path / "index"))]
+        try:
+            for n in range(1, 9):
+                index.upsert([Document(f"gold {'cat ' * n}", "p0"), Document(f"king {'dog ' * n}", "q0")], **QUIET)
+                if n % 4 == 0:
+                    index.compact()
+        finally:
+            done.set()
+        for reader in readers:
+            reader.result()
     assert index.verify()["documents"] == 52
