@@ -60,7 +60,8 @@ def test_all_that_is_allowed_is_found_and_given_back(tmp_path: Path, factory: st
         _, keys = file.search(QUERIES, COUNT, mask)
         assert [sorted(row) for row in keys.tolist()] == [wanted.tolist()] * len(QUERIES)
         assert (file.search(QUERIES, COUNT // 4, mask)[1] >= 0).all()  # some of whose lists hold as many
-    distance = np.abs(file.vectors(KEYS[5:90:2]) - VECTORS[5:90:2])
+    rows = np.delete(np.arange(5, 90), [3, 7])
+    distance = np.abs(file.vectors(KEYS[rows]) - VECTORS[rows])
     assert distance.max() == 0 if factory.endswith("Flat") else distance.mean() < 0.2
 
 
