@@ -90,7 +90,7 @@ class Store:
             yield connection
 
     @contextmanager
-    def writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    def writing(self, *, create: bool) -> Iterator[sqlite3.Connection]:
         """The one writer; the ``with`` block takes effect at its end, or not at all."""
         with self._errors(), closing(self._writer("rwc" if create else "rw")) as connection:
             connection.execute("BEGIN IMMEDIATE")

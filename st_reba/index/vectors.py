@@ -55,7 +55,6 @@ def trained(factory: str, dim: int, parameters: str | None, segments: Sequence[S
     if isinstance(index, faiss.IndexFlat):
         # Memory for all at once: the vector would double itself.
         index.codes.resize(count * dim * 4)
-        index.codes.resize(0)
         return faiss.IndexIDMap(index), factory, None
     step = max(1, count // max(_SAMPLED_PER_LIST * index.nlist, _FEWEST_SAMPLED))
     sample = np.concatenate([vectors()[::step] for keys, vectors in segments if len(keys)])

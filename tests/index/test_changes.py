@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from indexes import MODEL, QUIET, build, documents, encoded, texts
 
 import st_reba.index.changes as changes
@@ -88,15 +89,13 @@ class Changes(RuleBasedStateMachine):
 
 def test_any_order_of_changes(tmp_path: Path) -> None:
     Changes.folder = tmp_path
-    options = settings(max_examples=8, stateful_step_count=12, deadline=None, derandomize=True)
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(Changes, settings=settings(options, suppress_health_check=list(HealthCheck)))
+    quick = settings(max_examples=8, stateful_step_count=12, deadline=None, derandomize=True)
+    run_state_machine_as_test(Changes, settings=settings(quick, suppress_health_check=list(HealthCheck)))
 
 
 def test_pending_vectors_are_folded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build(tmp_path / "index", documents(100))
-    monkeypatch.setattr(changes, "FEWEST_PENDING", 10)
+    monkeypatch.setattr(changes, "FEWEST_PENDING", 5)  # fewer than the share
     index.add(texts(10, 1), **QUIET)
     assert index.info()["pending"] == 10
     index.add(texts(1, 2), **QUIET)
@@ -117,28 +116,22 @@ def test_readers_see_whole_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Searches in other threads, with an object of their own or a shared one, while documents are moved in pairs."""
     monkeypatch.setattr(changes, "FEWEST_PENDING", 3)
     index = build(tmp_path / "index", [*documents(50), Document("gold", "p0"), Document("king", "q0")])
-    problems: list[Any] = []
     done = threading.Event()
 
     def read(own: Index) -> None:
-        try:
-            while not done.is_set():
-                ids = {one.id for one in own.search(np.ones(16, np.float32), 99)}
-                if len(ids) != 52 or sum(one[0] in "pq" for one in ids) != 2:
-                    problems.append(ids)
-                    return
-        except Exception as error:
-            problems.append(error)
+        while not done.is_set():
+            ids = {one.id for one in own.search(np.ones(16, np.float32), 99)}
+            assert len(ids) == 52 and {"p0", "q0"} <= ids
 
-    readers = [threading.Thread(target=read, args=(own,)) for own in (index, index, Index.open(tmp_path / "index"))]
-    for thread in readers:
-        thread.start()
-    for n in range(1, 9):
-        index.upsert([Document(f"gold {'cat ' * n}", "p0"), Document(f"king {'dog ' * n}", "q0")], **QUIET)
-        if n % 4 == 0:
-            index.compact()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert problems == []
+    with ThreadPoolExecutor() as pool:
+        readers = [pool.submit(read, own) for own in (index, index, Index.open(tmp_path / "index"))]
+        try:
+            for n in range(1, 9):
+                index.upsert([Document(f"gold {'cat ' * n}", "p0"), Document(f"king {'dog ' * n}", "q0")], **QUIET)
+                if n % 4 == 0:
+                    index.compact()
+        finally:
+            done.set()
+        for reader in readers:
+            reader.result()
     assert index.verify()["documents"] == 52

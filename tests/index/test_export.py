@@ -13,6 +13,7 @@ import pytest
 from indexes import QUIET, build, documents, encoded, texts
 
 from st_reba.index import Index
+from st_reba.index.store import Store
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
@@ -30,17 +31,23 @@ def test_export(tmp_path: Path, factory: str) -> None:
     assert np.abs(vectors - vectors[np.searchsorted(table["key"], keys[:, 0])]).max() < 1e-6
 
 
-def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_a_compaction_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    """Before or after the file is read that it replaces, of the state that a transaction has seen."""
+    monkeypatch.setattr(Store, "clear_log", lambda store: True)  # it would wait for the transaction
     index = build(tmp_path / "index", documents(20))
     index.delete(["d4"])
     present = index._present
 
-    def then_compacted(tx: Any) -> Any:
-        found = present(tx)
+    def meanwhile(tx: Any) -> Any:
+        tx.execute("SELECT * FROM meta").fetchone()
+        found = None if before else present(tx)
         assert Index.open(index.path).compact().deleted == 1
+        found = found or present(tx)
+        assert tx.in_transaction
         return found
 
-    monkeypatch.setattr(index, "_present", then_compacted)
+    monkeypatch.setattr(index, "_present", meanwhile)
     assert index.export(tmp_path / "a.parquet") == 19
 
 
@@ -50,13 +57,13 @@ def test_refused(tmp_path: Path) -> None:
     mine.write_text("mine", encoding="utf-8")
     left = tmp_path / ".mine.parquet.0123456789ab.tmp"  # of one that was killed
     left.touch()
-    for name, error in (
-        ("mine.parquet", FileExistsError),
-        ("a.csv", ValueError),
-        ("index/a.parquet", ValueError),
-        ("no/a.faiss", OSError),
+    for name, why in (
+        ("mine.parquet", "already there"),
+        ("a.csv", "give it such a name"),
+        ("index/a.parquet", "in the folder of the index"),
+        ("no/a.faiss", "no such folder"),
     ):
-        with pytest.raises(error):
+        with pytest.raises((ValueError, OSError), match=why):
             index.export(tmp_path / name)
     assert mine.read_text(encoding="utf-8") == "mine" and index.export(mine, overwrite=True) == 1
     assert not left.exists()

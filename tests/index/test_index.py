@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from indexes import MODEL, QUIET, brute, build, documents, found, texts
+from pyarrow import parquet
 from tiny import tiny_model
 
 import st_reba
@@ -40,22 +43,23 @@ def test_equal_scores_in_the_order_of_addition(tmp_path: Path) -> None:
     assert index.search(["cat", "dog"] * 20, 30)[0] == alone
 
 
-def test_queries_of_every_kind(tmp_path: Path) -> None:
+def test_queries_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = build(tmp_path / "index")
     one = index.search("gold", np.int64(3))
     vector = np.asarray(MODEL.encode_query("gold", show_progress_bar=False))
     assert index.search(vector, 3) == index.search(["gold"], 3)[0] == index.search(vector[None], 3)[0] == one
     assert [result.rank for result in one] == [1, 2, 3]
-    assert index.search([]) == [] and len(index.search("gold")) == 10
+    assert index.search([]) == [] and len(index.search("gold")) == 10 and len(index.search(np.eye(16))) == 16
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("queries", "options", "error"),
     [
         ("", {}, ValueError), (["cat", " "], {}, ValueError), (7, {}, TypeError), ([7], {}, ValueError),
-        ("cat", {"k": 0}, ValueError), ("cat", {"k": 1.5}, TypeError), (np.zeros(16, np.float32), {}, ValueError),
-        (np.full(16, np.nan, np.float32), {}, ValueError), (np.ones(15, np.float32), {}, ValueError),
-        (np.ones(16, np.int64), {}, ValueError),
+        ("cat", {"k": 0}, ValueError), ("cat", {"k": 1.5}, TypeError), (np.ones(16, np.int64), {}, ValueError),
+        (np.array([[1] * 16, [0] * 16], np.float32), {}, ValueError), (np.ones(15, np.float32), {}, ValueError),
+        (np.array([np.nan] + [1] * 15, np.float32), {}, ValueError),
     ],
 )  # fmt: skip
 def test_queries_that_are_refused(tmp_path: Path, queries: Any, options: Any, error: type[Exception]) -> None:
@@ -68,21 +72,25 @@ def test_documents(tmp_path: Path) -> None:
     index = build(tmp_path / "index")
     assert index.get("d3") == documents(40)[3] and index.get(["d3", "x", "\ud800"])[1:] == [None, None]
     assert "d3" in index and "x" not in index and 3 not in index
-    assert list(index) == documents(40) and len(index) == 40
+    with ThreadPoolExecutor() as pool:  # each document may be asked for by another thread
+        there = iter(index)
+        assert [next(there), *pool.submit(list, there).result()] == documents(40) and len(index) == 40
     assert str(index).endswith("40 documents, dim 16, cosine)")
 
 
 def test_additions(tmp_path: Path) -> None:
     index = build(tmp_path / "index", documents(10))
     change = index.add([*documents(12), {"text": "gold"}], **QUIET)
-    assert (change.added, change.unchanged, change.count) == (3, 10, 13)
+    assert vars(change) == {"count": 13, "added": 3, "replaced": 0, "deleted": 0, "unchanged": 10, "rejected": {}}
     with pytest.raises(ValueError, match="upsert"):
         index.add([Document("moon", "d3")], **QUIET)
     change = index.add([Document("moon", "d3"), Document("moon", "e")], strict=False, **QUIET)
     assert change.rejected == {"id in the index": 1} and index.rejects()[0].id == "d3" and index.get("e")
     change = index.upsert([Document("moon", "d3"), *documents(3)], **QUIET)
     assert (change.replaced, change.unchanged, change.added) == (1, 3, 0) and index.get("d3").text == "moon"
-    index.verify()
+    about = index.verify()
+    names = ("documents", "vectors", "pending", "deleted", "filed", "changes")
+    assert [about[name] for name in names] == [14, 14, 5, 1, 10, 4]
 
 
 def test_texts_without_ids_are_known(tmp_path: Path) -> None:
@@ -111,12 +119,13 @@ def test_texts_without_ids_are_known(tmp_path: Path) -> None:
 
 def test_ids_never_collide(tmp_path: Path) -> None:
     index = build(tmp_path / "index", ["cat", Document("dog", "3"), "ship"])
-    index.add(["moon", "rain", "gold"], **QUIET)
-    assert len({one.id for one in index}) == 6 and index.get("3").text == "dog"
+    for some in (["moon", "rain", "gold"], ["rain"], ["king"]):
+        index.add(some, **QUIET)
+    assert [one.id for one in index] == ["0", "3", "2", "6", "4", "5", "7"]
     # The second of an input never takes the place of the first, however often it is given.
     for change in (index.add, index.upsert, index.add, index.upsert):
         change([Document("gold", "a"), Document("ship", "a")], strict=False, **QUIET)
-        assert index.get("a").text == "gold" and index.rejects()[0].kind == "id used twice"
+        assert index.get("a").text == "gold" and [one.kind for one in index.rejects()] == ["id used twice"]
     index.verify()
     # A number of this addition, which an id after it repeats.
     index = build(tmp_path / "named", [Document("cat", "a"), "dog", "ship"])
@@ -134,9 +143,10 @@ def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
     index = build(tmp_path / "index", [*documents(40), Document("cat xylophone", "secret")])
     index.add(["gold"], **QUIET)
     assert index.delete(["d1\0", "d2\0x"]).deleted == 0
-    assert index.delete(["d0", "x", "d0", "41", "secret"]).deleted == 3 and "not in the index: x" in caplog.text
+    change = index.delete(["d0", *"zyxwvu", "d0", "41", "secret"])
+    assert (change.deleted, change.unchanged) == (3, 0) and caplog.messages[-1].endswith(": u, v, w, x, y")
     assert {one.id for one in index.search("gold", 50)} == {f"d{n}" for n in range(1, 40)}
-    with index._store.writing(), pytest.raises(BlockingIOError):
+    with index._store.writing(create=False), pytest.raises(BlockingIOError):
         index.compact()
     with index._store.reading() as tx:
         tx.execute("SELECT * FROM meta").fetchone()
@@ -144,7 +154,7 @@ def test_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
     assert index.compact().deleted == 0 and caplog.text.count("until the next compact") == 1
     assert not any(b"xylophone" in file.read_bytes() for file in index.path.iterdir())
     index.delete([one.id or "" for one in index])
-    assert index.search("cat") == [] and index.compact().count == 0
+    assert index.search("cat") == [] and index.compact().count == 0 and index.info()["file"] is None
     index.add(["cat"], **QUIET)
     assert index.search("cat")[0].text == "cat"
     index.verify()
@@ -188,24 +198,24 @@ def test_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return getattr(real, name)
 
         def __call__(self, items: list[str], **options: Any) -> dict[str, Any]:
-            stops = [np.cumsum([len(word) + 1 for word in text.split(" ")]) for text in items]
-            words = [[len(word) for word in text.split(" ")] for text in items]
-            pairs = [zip(stop - 1 - size, stop - 1, strict=True) for stop, size in zip(stops, words, strict=True)]
-            return {"offset_mapping": [[(int(start), int(stop)) for start, stop in one] for one in pairs]}
+            return {"offset_mapping": [[word.span() for word in re.finditer(r"\w+", text)] for text in items]}
 
     model = tiny_model()
     real = model[0].tokenizer
     model[0].tokenizer = Tokenizer()
     long = "cat cat dog dog ship ship gold gold moon"
-    index = Index.build(model, [long, "gold", "rain"], tmp_path / "index", passages="2:0", **QUIET)
-    assert index.info()["vectors"] == 5 + 2
+    input = ["rain", long, "gold", "king king king king"]
+    index = Index.build(model, input, tmp_path / "index", passages="2:0", **QUIET)
+    assert index.export(tmp_path / "a.parquet") == index.info()["vectors"] == 1 + 5 + 1 + 2
+    passages = [None, "cat cat ", "dog dog ", "ship ship ", "gold gold ", "gold moon", None, "king king ", "king king"]
+    assert parquet.read_table(tmp_path / "a.parquet")["passage"].to_pylist() == passages
     best = index.search("gold", 2)
-    assert {one.id for one in best} == {"0", "1"} and {one.passage for one in best} == {"gold gold ", "gold"}
+    assert {one.id for one in best} == {"1", "2"} and {one.passage for one in best} == {"gold gold ", "gold"}
     assert len(index.search("dog", 3)) == 3
-    assert [len(one) for one in index.search(["gold", "dog", "cat"], 2)] == [2, 2, 2]
-    index.delete(["0"])
+    assert [len(one) for one in index.search(["gold", "king"], 2)] == [2, 2]
+    index.delete(["1"])
     index.verify()
-    assert index.compact().deleted == 5 and len(index.search("dog", 3)) == 2
+    assert index.compact().deleted == 5 and len(index.search("dog", 9)) == 3
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -218,18 +228,20 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_a_corpus_as_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = encode_corpus(MODEL, texts(20), tmp_path / "corpus", part_size=7, **QUIET)
+    corpus = encode_corpus(MODEL, [*texts(20), " "], tmp_path / "corpus", part_size=7, **QUIET)
     index = build(tmp_path / "index", tmp_path / "corpus")
     assert [one.text for one in index] == texts(20) and found(index, "gold", 5) == brute(index, "gold", 5)
+    assert [one.kind for one in index.rejects()] == ["no text"]
     with pytest.raises(ValueError, match="cannot be used"):
         Index.build(tiny_model(1), tmp_path / "corpus", tmp_path / "other", **QUIET)
     for name, value in {"encoding": "gb18030", "id_column": "id", "passages": "8:2", "workers": 1}.items():
         with pytest.raises(ValueError, match=f"{name}="):
             Index.build(MODEL, tmp_path / "corpus", tmp_path / "other", **{name: value}, **QUIET)
     corpus.write_vectors(1, np.ones((6, 16), np.float32), "float32")
-    monkeypatch.setattr(type(corpus), "verify", lambda corpus: None)
-    with pytest.raises(ValueError, match="for 7 texts"):
-        build(tmp_path / "other", tmp_path / "corpus")
+    for why in ("not what was written", "for 7 texts"):
+        with pytest.raises(ValueError, match=why):
+            build(tmp_path / "other", tmp_path / "corpus")
+        monkeypatch.setattr(type(corpus), "verify", lambda corpus: None)
     assert not (tmp_path / "other").exists()
 
 
@@ -246,9 +258,6 @@ def test_longer_texts_need_the_length_of_the_build(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
     with pytest.raises(ValueError, match="an encoded corpus"):
         index.add(tmp_path / "corpus", **QUIET)
-
-
-# Models
 
 
 def test_the_model_is_found_again(tmp_path: Path) -> None:
