@@ -125,7 +125,7 @@ def test_fields_in_token_batches(path: str) -> None:
     with pytest.raises(ValueError):
         encode_texts(model, TEXTS, task="query")
     with pytest.raises(ValueError, match="passage"):
-        encode_texts(model, TEXTS, task="passage", instruction="Find it.")
+        encode_texts(made("plain", path), TEXTS, task="passage")
     with pytest.raises(ValueError, match="one text"):
         encode_texts(model, TEXTS[0], instruction="Find it.")
 
@@ -133,7 +133,7 @@ def test_fields_in_token_batches(path: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"task": "querry"}, {"batch_tokens": 0}, {"batch_tokens": True}, {"prompt_name": "qeury"},
+        {"batch_tokens": 0}, {"batch_tokens": True}, {"prompt_name": "qeury"},
         {"output_value": "token_embeddings"}, {"colour": "red"}, {"precision": "int8"},
         {"processing_kwargs": {"text": {"max_length": 9}}}, {"pool": {}},
     ],
@@ -162,7 +162,9 @@ def test_batches_are_no_smaller_than_they_must() -> None:
     assert token_batches([10] * 100, 100) == [list(range(start, start + 10)) for start in range(0, 100, 10)]
     assert [len(batch) for batch in token_batches([100] * 19 + [40], 2000)] == [20]
     assert [len(batch) for batch in token_batches([100] * 19 + [0], 2000)] == [20]
-    assert [len(batch) for batch in token_batches([100] * 10 + [30], 2000)] == [10, 1] and token_batches([]) == []
+    for last, sizes in ((36, [11]), (35, [10, 1])):
+        assert [len(batch) for batch in token_batches([100] * 10 + [last], 2000)] == sizes
+    assert [len(batch) for batch in token_batches([1] * 5000)] == [4096, 904] and token_batches([]) == []
 
 
 def test_counted_positions(path: str) -> None:

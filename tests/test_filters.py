@@ -182,28 +182,33 @@ def test_tokens_and_words_are_not_filtered(model: SentenceTransformer, fitted: d
     ("texts", "options"),
     [
         (TEXTS[:99], {"kind": "center"}), (TEXTS[:5] * 50, {"kind": "center"}), (TEXTS[:191], {"kind": "abtt"}),
-        (TEXTS, {"kind": "whiten"}), ([], {}), ("text", {}), ([*TEXTS, 5], {}), (TEXTS, {"kind": "zca"}),
+        (TEXTS, {"kind": "whiten"}), ([], {}), ("".join(map(chr, range(200, 500))), {"kind": "center"}),
+        ([*TEXTS, 5], {}), (TEXTS, {"kind": "zca"}),
         (TEXTS, {"kind": "center", "r": 4}), (TEXTS, {"kind": "abtt", "dimensions": 4}),
         (TEXTS, {"kind": "abtt", "r": 0}), (TEXTS, {"kind": "abtt", "r": True}), (TEXTS, {"kind": "abtt", "r": 192}),
         (TEXTS, {"kind": "whiten", "dimensions": 193}), (TEXTS, {"kind": "whiten", "dimensions": 2.0}),
     ],
 )  # fmt: skip
-def test_refused(model: SentenceTransformer, texts: Any, options: dict[str, Any]) -> None:
+def test_refused(model: SentenceTransformer, texts: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the work of encoding."""
+    monkeypatch.setattr("st_reba.filters.encode_texts", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises((ValueError, TypeError)):
         st_reba.fit_filter(model, texts, **options)
 
 
 def test_no_division_by_nothing() -> None:
     sample = drawn(200, 6)
-    low = sample @ np.diag([1, 1, 1, 0, 0, 0]) @ np.linalg.qr(drawn(6, 6))[0]
+    low = sample @ np.diag([1, 1, 1, 1e-6, 1e-6, 1e-6]) @ np.linalg.qr(drawn(6, 6))[0]
     bad: list[tuple[Any, str, dict[str, Any]]] = [
         (low, "whiten", {}), (low, "abtt", {"r": 4}), (np.ones((200, 6)), "abtt", {}),
         (np.where(sample > 5, np.nan, sample), "center", {}), (sample[0], "center", {}),
+        (drawn(119, 30), "whiten", {}), (sample, "abtt", {"r": 6}),
     ]  # fmt: skip
     for vectors, kind, options in bad:
         with pytest.raises(ValueError):
             Filter.fit(vectors, cast(Any, kind), **options)
     Filter.fit(low, "abtt", r=3)
+    Filter.fit(drawn(120, 30), "whiten")
 
 
 def test_models_without_a_place_for_it(model: SentenceTransformer, fitted: dict[str, Filter]) -> None:
@@ -228,6 +233,8 @@ def test_file(model: SentenceTransformer, fitted: dict[str, Filter], kind: str, 
     assert np.array_equal(again.weight, fitted[kind].weight) and np.array_equal(again.mean, fitted[kind].mean)
     built = st_reba.build("mini", "echo", pooling="mean", filter=file, dtype="float32", **LOW)
     assert np.array_equal(built.encode(ASKED), with_filter(model, fitted[kind]).encode(ASKED))
+    half = st_reba.build("mini", "echo", pooling="mean", filter=file, dtype="bfloat16", **LOW)
+    assert {each.dtype for each in half.parameters()} == {torch.bfloat16}
     assert [each.name for each in tmp_path.iterdir()] == ["filter.safetensors"]
     with pytest.raises(ValueError):
         again.save(tmp_path / "filter.npz")
@@ -255,6 +262,7 @@ def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
     file = tmp_path / "filter.safetensors"
     fitted["whiten"].save(file)
     whole, arrays = file.read_bytes(), load_file(file)
+    spoilt = arrays["weight"] * np.where(np.arange(48) > 0, 1, np.nan)[:, None]
     header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
     stored = json.loads(header["__metadata__"]["st_reba.filter"])
 
@@ -269,7 +277,7 @@ def test_damaged_files(fitted: dict[str, Filter], tmp_path: Path) -> None:
         lambda: write({"probe": {"vectors": "!"}}),
         lambda: write({}, mean=arrays["mean"][1:]),
         lambda: write({}, weight=None),
-        lambda: write({}, weight=arrays["weight"] * np.nan),
+        lambda: write({}, weight=spoilt),
     ):
         damage()
         with pytest.raises(ValueError):

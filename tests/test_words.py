@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 import st_reba
 from st_reba import encode_words
-from st_reba.words import encode_tokens, words_of
+from st_reba.words import _tokens, encode_tokens, words_of
 
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"),
@@ -139,14 +139,9 @@ def test_the_span_chooses(base: Base) -> None:
     start, end = next(span for span in ids if span[1] - span[0] > 1)
     part = encode_words(model, [(text, (start, start + 1)), (text, (np.int64(start), np.uint8(end)))])
     np.testing.assert_array_equal(part[0], part[1])
+    # A word that stands in its text once needs no offsets.
+    np.testing.assert_array_equal(encode_words(model, [(text, "银行")]), encode_words(model, [item(text, "银行")]))
     assert encode_words(model, []).shape == (0, 192)
-
-
-def test_the_word_itself(base: Base) -> None:
-    """A word that stands in its text once needs no offsets."""
-    model = st_reba.build(base("mini"), "reba")
-    texts = [("他在银行取钱", "银行"), ("The bank of the river is steep.", "river")]
-    np.testing.assert_array_equal(encode_words(model, texts), encode_words(model, [item(*each) for each in texts]))
 
 
 @pytest.mark.parametrize(
@@ -189,14 +184,21 @@ def test_bad_items(base: Base, bad: Any) -> None:
         encode_words(model, [GOOD, GOOD, bad])
 
 
-def test_no_token() -> None:
+def test_no_token(capsys: pytest.CaptureFixture[str]) -> None:
     """A tokenizer may drop what a span holds, as a mark that a normalizer joins to its letter."""
     model, text = st_reba.build("mini", "reba"), "cafe\u0301"
     with pytest.raises(ValueError, match="one text"):
         encode_tokens(model, text)
-    with pytest.raises(ValueError, match="^Item 1"):
+    with pytest.raises(ValueError, match="^Item 1: .* no token"):
         encode_words(model, [GOOD, (text, (4, 5))])
+    assert _tokens(0, "a  b", (0, 4), [(0, 1), (2, 2), (2, 4)], 3) == [0, 2]
+    model.train()
+    capsys.readouterr()
     np.testing.assert_array_equal(*encode_words(model, [(text, (0, 5)), (text, (0, 4))]))
+    encode_tokens(model, [text])
+    assert not model.training and not capsys.readouterr().err
+    encode_tokens(model, [text, "bank"], show_progress_bar=True)
+    assert "2/2" in capsys.readouterr().err
 
 
 def test_other_models(base: Base, tmp_path: Path) -> None:
@@ -205,11 +207,11 @@ def test_other_models(base: Base, tmp_path: Path) -> None:
     plain = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())])
     plain.save_pretrained(str(tmp_path))
     own = st_reba.build(str(tmp_path), "nosink", setting="baseline")
-    several = [st_reba.build("mini", "prompteol", template=each) for each in ("metaeol", "{reversed}:")]
-    for model in (plain, own, *several):
-        with pytest.raises(ValueError):
+    two, turned = (st_reba.build("mini", "prompteol", template=each) for each in ("contrastive", "{reversed}:"))
+    for model, reason in ((plain, "starts with"), (own, "own input"), (two, "2 rows"), (turned, "reversed")):
+        with pytest.raises(ValueError, match=reason):
             encode_words(model, [GOOD])
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=reason):
             encode_tokens(model, ["The river bank"])
 
 
