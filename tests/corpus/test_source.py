@@ -27,12 +27,13 @@ def read(input: Any, **options: Any) -> list[Document | Reject]:
 
 @pytest.mark.parametrize(
     "input",
-    [ROWS, iter(ROWS), WANTED, pd.DataFrame(ROWS), pl.DataFrame(ROWS), pa.Table.from_pylist(ROWS), "datasets"],
-    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow", "datasets"],
+    [ROWS, iter(ROWS), WANTED, pd.DataFrame(ROWS), pl.DataFrame(ROWS), pa.Table.from_pylist(ROWS).to_reader(), "", "a"],
+    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow", "datasets", "stream"],
 )
 def test_tables_in_memory(input: Any) -> None:
     if isinstance(input, str):
-        input = pytest.importorskip("datasets").Dataset.from_list(ROWS)
+        data = pytest.importorskip("datasets").Dataset.from_list(ROWS)
+        input = data.to_iterable_dataset() if input else data
     assert read(input) == WANTED
 
 
@@ -61,7 +62,7 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "b.jsonl", ROWS)
     (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
-    (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
+    (tmp_path / "more" / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
     # A corpus or a model that was saved in the folder is no text.
     (tmp_path / "model").mkdir()
@@ -75,8 +76,9 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened = open_source(tmp_path)
     assert list(opened.read()) and opened.columns == {"text_column": None, "id_column": None}  # each table has its own
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no texts"):
-        read(tmp_path / "empty")
+    for name, reason in (("empty", "no texts"), ("corpus", "an encoded corpus")):
+        with pytest.raises(ValueError, match=reason):
+            read(tmp_path / name)
 
 
 def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,6 +133,7 @@ def test_columns() -> None:
     assert named[0] == Document("cat", None, {"text": "dog"})
     late = [{"text": "cat"}, {"text": "dog", "id": "x"}]  # ids may begin later
     assert read(late)[1] == Document("dog", "x") and open_source(late).columns["id_column"] is None
+    assert read(pl.Series(["cat"])) == [Document("cat")]
     once = open_source(rows)
     assert len(list(once.read())) == 4
     with pytest.raises(ValueError, match="once"):

@@ -29,8 +29,10 @@ def test_delimited(tmp_path: Path) -> None:
     assert rows(tmp_path / "b.tsv", 'text\tn\n"a\tb"\t1\n"c ""d"""\t2\n') == [
         {"text": "a\tb", "n": "1"}, {"text": 'c "d"', "n": "2"},
     ]  # fmt: skip
-    assert len(rows(tmp_path / "c.tsv", 'text\tn\n"He\t1\nasked\t2\nit."\t3\n')) == 3
-    assert rows(tmp_path / "d.tsv", 'text\n"two\nlines"\n') == [{"text": "two\nlines"}]
+    assert len(rows(tmp_path / "a.tsv", 'text\tn\n"He\t1\nasked\t2\nit."\t3\n')) == 3
+    assert rows(tmp_path / "a.tsv", 'text\n"two\nlines"\n') == [{"text": "two\nlines"}]
+    assert rows(tmp_path / "a.tsv", 'text\tn\n"two\nlines"\t1\n') == [{"text": "two\nlines", "n": "1"}]
+    assert rows(tmp_path / "a.tsv", 'text\tn\n"a\tb"\n') == [{"text": '"a', "n": 'b"'}]
 
 
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_refused(tmp_path: Path, name: str, data: bytes) -> None:
     with pytest.raises(ValueError, match="a\\."):
         rows(tmp_path / name, data)
     with pytest.raises(FileNotFoundError):
-        read_table(tmp_path / "missing.csv")
+        read_table(tmp_path / "missing")
 
 
 def test_a_table_has_columns_and_types(tmp_path: Path) -> None:
@@ -105,6 +107,8 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="line 2"):
         rows(tmp_path / f"a{suffix}", '"a"\n' + "b" * 120)
     assert rows(tmp_path / "a.md", "b" * 51) == [("a, the text", "too long")]
+    assert rows(tmp_path / "a.md", "b" * 50) == [{"text": "b" * 50}]
+    assert rows(tmp_path / "a.txt", "b" * 49 + "\nc") == [{"text": "b" * 49}, {"text": "c"}]
 
 
 def test_a_long_field(tmp_path: Path) -> None:
