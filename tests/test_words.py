@@ -168,14 +168,10 @@ GOOD = ("The river bank", (4, 9))
     "bad",
     [
         *(("The river bank", span) for span in ((4, 4), (-1, 3), (10, 15), (4, 9, 11), None, (4.0, 9.0))),
-        ("The river bank", "shop"),
-        ("The river bank", ""),
-        ("aaa", "aa"),
-        "The river bank",
-        None,
+        ("The river bank", "shop"), ("The river bank", ""), ("aaa", "aa"), "The river bank", None,
         (b"The river bank", (4, 9)),
     ],
-)
+)  # fmt: skip
 def test_bad_items(base: Base, bad: Any) -> None:
     """The error says which item, before anything runs."""
     model = st_reba.build(base("llama"), "reba", check=False)
@@ -218,15 +214,12 @@ def test_other_models(base: Base, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"pooling": "mean"},
-        {"implementation": "authors"},
-        {"chunk": 4},
+        {"pooling": "mean"}, {"implementation": "authors"}, {"chunk": 4}, {"layer": [1, 2], "join": "concat"},
         {"method": "echo", "template": "echo", "pooling": "mean"},
         {"method": "nosink", "setting": "mask0-bidir", "k": 1},
-        {"layer": [1, 2], "join": "concat"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_every_token(base: Base, options: dict[str, Any]) -> None:
     """A token's vector is that of the word which it is; a text without a token has one."""
     model = build(base("llama", "bos_eos"), **{"method": "reba", **options})
