@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Module, Normalize
+from sentence_transformers.base.modules import Dense, Normalize
 
 from .encode import encode_texts
 from .files import whole_file
@@ -227,8 +227,6 @@ def with_filter(model: SentenceTransformer, fitted: Filter) -> SentenceTransform
     whole.truncate_dim, whole.prompts = model.truncate_dim, dict(model.prompts)
     whole.model_card_data = copy.copy(model.model_card_data)
     whole.model_card_data.register_model(whole)
-    for module in (one for one in whole if isinstance(one, Module)):
-        module.on_model_ready(whole)  # the pooling asks the new model's input module for attention
     return whole  # type: ignore[no-any-return]
 
 

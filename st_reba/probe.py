@@ -102,7 +102,7 @@ def version_of(model: SentenceTransformer) -> int:
     modules: list[Any] = [(type(one).__name__, getattr(one, "get_config_dict", dict)()) for one in model.children()]
     settings = (modules, model.max_seq_length, model.truncate_dim, model.prompts, model.default_prompt_name)
     weights = tuple((one.data_ptr(), one._version, one.device) for one in model.parameters())
-    return hash((json.dumps(settings, sort_keys=True, default=repr), weights))
+    return hash((json.dumps(settings, default=repr), weights))
 
 
 def _about(model: SentenceTransformer) -> dict[str, str | None]:

@@ -207,7 +207,7 @@ def _last_copy(features: dict[str, Any], copies: int) -> Tensor:
     hidden: Tensor = features["token_embeddings"]
     first = (features["copy_ids"] == copies).int().argmax(dim=1, keepdim=True)
     positions = first + torch.arange(max(span.length for span in features["spans"]), device=hidden.device)
-    return torch.take_along_dim(hidden, positions.clamp(max=hidden.shape[1] - 1)[:, :, None], dim=1)
+    return torch.take_along_dim(hidden, positions[:, :, None], dim=1)
 
 
 def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, int]]]:

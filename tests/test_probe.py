@@ -7,6 +7,7 @@ import shutil
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from tiny import tiny_model
 
 import st_reba
-from st_reba.probe import Probe, check, load, located, probe, remembered, version_of, worst
+from st_reba.probe import TEXTS, Probe, check, encoding_rate, load, located, probe, remembered, version_of, worst
 
 MODEL = tiny_model()
 
@@ -51,28 +52,29 @@ def test_methods_of_one_base_differ() -> None:
     marks = [probe(model) for model in models]
     for first in marks:
         assert [same(first, second) for second in marks].count(True) == 1
-    assert len({mark.method for mark in marks}) == 3 and "reba" in str(marks[0])
+    assert str(marks[0]) == "mini (reba:pooling=mean, float32, 192 dimensions)"
 
 
 def test_worst() -> None:
     a = np.array([[1.0, 0], [0, 1]])
     assert worst(a, a) == 0 and worst(a, a * 1.1) == pytest.approx(0.1 * np.sqrt(2))
-    assert worst(a, a[:1]) == worst(a, a * np.nan) == worst(a * np.inf, a) == np.inf
-    assert worst(np.zeros((2, 2)), np.zeros((2, 2))) == 0
+    bad = np.array([[1.0, np.nan], [0, 1]])
+    assert worst(a, a[:1]) == worst(a, bad) == worst(bad, a) == np.inf
+    assert worst(a * 0, a * 0) == 0 and worst(a * 0 + 100, a * 0 + 100.1) == pytest.approx(1)
 
 
 def test_json() -> None:
     mark = probe(MODEL)
     again = Probe.from_json(json.loads(json.dumps(mark.to_json())))
     assert again == mark and np.array_equal(again.vectors, mark.vectors)
-    for change in ({"vectors": "x"}, {"dimension": 15}, {"more": 1}):
+    for change in ({"vectors": mark.to_json()["vectors"] + "!"}, {"dimension": 15}, {"more": 1}):
         with pytest.raises(ValueError):
             Probe.from_json({**mark.to_json(), **change})
     with pytest.raises(ValueError):
         Probe.from_json([])
 
 
-def test_versions() -> None:
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     first = version_of(model)
     assert version_of(model) == first
@@ -81,10 +83,15 @@ def test_versions() -> None:
     second = version_of(model)
     model.prompts = {"document": "a"}
     assert len({first, second, version_of(model)}) == 3
-    broken = tiny_model()
-    broken[0].embedding.weight.data[:] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
-        probe(broken)
+    vectors = np.eye(len(TEXTS))
+    monkeypatch.setattr(model, "encode_document", lambda *_, **__: vectors)
+    monkeypatch.setattr("st_reba.probe.time", SimpleNamespace(perf_counter=iter([5, 7, 0, 0, 0, 0]).__next__))
+    assert encoding_rate(model) == 4
+    model.prompts = {}
+    for value in (np.nan, 0):
+        vectors[0, 0] = value
+        with pytest.raises(ValueError, match="NaN"):
+            probe(model)
 
 
 def test_where_a_model_is(tmp_path: Path) -> None:
@@ -100,12 +107,15 @@ def test_where_a_model_is(tmp_path: Path) -> None:
     model = st_reba.load(tmp_path / "models" / "mine")
     stored = Probe.from_json(remembered(model, mark, tmp_path / "index"))
     assert stored.source == "../models/mine" and located(stored, tmp_path / "index")[0] == mark.source
-    cached = tmp_path / "models--me--it" / "snapshots" / ("a" * 40)
+    cached = tmp_path / "models--me--it--2" / "snapshots" / ("a" * 40)
     mark_of_it = probe(st_reba.load(shutil.copytree(mark.source, cached)))
-    assert (mark_of_it.source, mark_of_it.revision, mark_of_it.name) == ("me/it", "a" * 40, "it")
+    assert (mark_of_it.source, mark_of_it.revision, mark_of_it.name) == ("me/it--2", "a" * 40, "it--2")
     with pytest.raises(ValueError, match="gone"):
         located(stored, tmp_path / "elsewhere" / "index")
     with pytest.raises(ValueError, match="not known"):
         located(probe(MODEL), tmp_path)
     assert load(mark.source, {"dtype": "bfloat16"}).dtype == torch.bfloat16
+    assert load(MODEL, {"dtype": None, "trust_remote_code": False}) is MODEL
+    with pytest.raises(TypeError, match="bfloat16"):
+        load(MODEL, {"dtype": "bfloat16"})
     assert located(replace(mark, source="me/it", revision="abc"), tmp_path) == ("me/it", {"revision": "abc"})

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 import st_reba
 from st_reba import encode_words
-from st_reba.words import encode_tokens, words_of
+from st_reba.words import _tokens, encode_tokens, words_of
 
 ITEMS = [
     item("他在银行取了钱，then went home.", "银行"),
@@ -139,14 +139,9 @@ def test_the_span_chooses(base: Base) -> None:
     start, end = next(span for span in ids if span[1] - span[0] > 1)
     part = encode_words(model, [(text, (start, start + 1)), (text, (np.int64(start), np.uint8(end)))])
     np.testing.assert_array_equal(part[0], part[1])
+    # A word that stands in its text once needs no offsets.
+    np.testing.assert_array_equal(encode_words(model, [(text, "银行")]), encode_words(model, [item(text, "银行")]))
     assert encode_words(model, []).shape == (0, 192)
-
-
-def test_the_word_itself(base: Base) -> None:
-    """A word that stands in its text once needs no offsets."""
-    model = st_reba.build(base("mini"), "reba")
-    texts = [("他在银行取钱", "银行"), ("The bank of the river is steep.", "river")]
-    np.testing.assert_array_equal(encode_words(model, texts), encode_words(model, [item(*each) for each in texts]))
 
 
 @pytest.mark.parametrize(
@@ -173,14 +168,10 @@ GOOD = ("The river bank", (4, 9))
     "bad",
     [
         *(("The river bank", span) for span in ((4, 4), (-1, 3), (10, 15), (4, 9, 11), None, (4.0, 9.0))),
-        ("The river bank", "shop"),
-        ("The river bank", ""),
-        ("aaa", "aa"),
-        "The river bank",
-        None,
+        ("The river bank", "shop"), ("The river bank", ""), ("aaa", "aa"), "The river bank", None,
         (b"The river bank", (4, 9)),
     ],
-)
+)  # fmt: skip
 def test_bad_items(base: Base, bad: Any) -> None:
     """The error says which item, before anything runs."""
     model = st_reba.build(base("llama"), "reba", check=False)
@@ -189,14 +180,21 @@ def test_bad_items(base: Base, bad: Any) -> None:
         encode_words(model, [GOOD, GOOD, bad])
 
 
-def test_no_token() -> None:
+def test_no_token(capsys: pytest.CaptureFixture[str]) -> None:
     """A tokenizer may drop what a span holds, as a mark that a normalizer joins to its letter."""
     model, text = st_reba.build("mini", "reba"), "cafe\u0301"
     with pytest.raises(ValueError, match="one text"):
         encode_tokens(model, text)
-    with pytest.raises(ValueError, match="^Item 1"):
+    with pytest.raises(ValueError, match="^Item 1: .* no token"):
         encode_words(model, [GOOD, (text, (4, 5))])
+    assert _tokens(0, "a  b", (0, 4), [(0, 1), (2, 2), (2, 4)], 3) == [0, 2]
+    model.train()
+    capsys.readouterr()
     np.testing.assert_array_equal(*encode_words(model, [(text, (0, 5)), (text, (0, 4))]))
+    encode_tokens(model, [text])
+    assert not model.training and not capsys.readouterr().err
+    encode_tokens(model, [text, "bank"], show_progress_bar=True)
+    assert "2/2" in capsys.readouterr().err
 
 
 def test_other_models(base: Base, tmp_path: Path) -> None:
@@ -205,26 +203,23 @@ def test_other_models(base: Base, tmp_path: Path) -> None:
     plain = SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())])
     plain.save_pretrained(str(tmp_path))
     own = st_reba.build(str(tmp_path), "nosink", setting="baseline")
-    several = [st_reba.build("mini", "prompteol", template=each) for each in ("metaeol", "{reversed}:")]
-    for model in (plain, own, *several):
-        with pytest.raises(ValueError):
+    two, turned = (st_reba.build("mini", "prompteol", template=each) for each in ("contrastive", "{reversed}:"))
+    for model, reason in ((plain, "starts with"), (own, "own input"), (two, "2 rows"), (turned, "reversed")):
+        with pytest.raises(ValueError, match=reason):
             encode_words(model, [GOOD])
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=reason):
             encode_tokens(model, ["The river bank"])
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"pooling": "mean"},
-        {"implementation": "authors"},
-        {"chunk": 4},
+        {"pooling": "mean"}, {"implementation": "authors"}, {"chunk": 4}, {"layer": [1, 2], "join": "concat"},
         {"method": "echo", "template": "echo", "pooling": "mean"},
         {"method": "nosink", "setting": "mask0-bidir", "k": 1},
-        {"layer": [1, 2], "join": "concat"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_every_token(base: Base, options: dict[str, Any]) -> None:
     """A token's vector is that of the word which it is; a text without a token has one."""
     model = build(base("llama", "bos_eos"), **{"method": "reba", **options})
@@ -243,18 +238,16 @@ def test_every_token(base: Base, options: dict[str, Any]) -> None:
     assert [len(each) for each in encode_tokens(short, ["a bank " * 40, "hi"], prompt=None)][0] == kept
 
 
-def test_not_finite(base: Base) -> None:
+def test_not_finite() -> None:
     """As for sentences: in the published variant zeros for the text's words alone."""
-    bad = item("Zebra Quiz", "Quiz")
-    model = st_reba.build(base("llama"), "reba", implementation="authors")
-    wanted = encode_words(model, ITEMS)
-    used = {0, 1, 2} | {token for one in ITEMS for token in model[0].content([one[0]])["input_ids"][0]}
-    token = next(token for token in model[0].content([bad[0]])["input_ids"][0] if token not in used)
+    model = st_reba.build("mini", "reba", implementation="authors", check=False)
+    wanted = encode_words(model, [GOOD])[0]
+    ((token,),) = model[0].content(["猫"])["input_ids"]
     with torch.no_grad():
         model[0].model.embed_tokens.weight[token] = float("nan")
-    vectors = encode_words(model, [bad, *ITEMS])
-    assert not vectors[0].any()
-    np.testing.assert_allclose(vectors[1:], wanted, atol=1e-5 * np.abs(wanted).max())
+    bad, good = encode_words(model, [("猫", "猫"), GOOD])
+    assert not bad.any()
+    np.testing.assert_allclose(good, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_the_words_of_a_text() -> None:

@@ -27,12 +27,14 @@ def read(input: Any, **options: Any) -> list[Document | Reject]:
 
 @pytest.mark.parametrize(
     "input",
-    [ROWS, iter(ROWS), WANTED, pd.DataFrame(ROWS), pl.DataFrame(ROWS), pa.Table.from_pylist(ROWS), "datasets"],
-    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow", "datasets"],
+    [ROWS, iter(ROWS), WANTED, pd.DataFrame(ROWS), pl.DataFrame(ROWS), pa.Table.from_pylist(ROWS).to_reader(), "", "a"],
+    ids=["dicts", "iterator", "documents", "pandas", "polars", "arrow", "datasets", "stream"],
 )
 def test_tables_in_memory(input: Any) -> None:
     if isinstance(input, str):
-        input = pytest.importorskip("datasets").Dataset.from_list(ROWS)
+        datasets = pytest.importorskip("datasets")
+        streamed = datasets.IterableDataset.from_generator(lambda: iter(ROWS))
+        input = streamed if input else datasets.Dataset.from_list(ROWS)
     assert read(input) == WANTED
 
 
@@ -61,7 +63,7 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "b.jsonl", ROWS)
     (tmp_path / "a.txt").write_text("cat\n", encoding="utf-8")
     write(tmp_path / "more" / "c.csv", [{"body": "ship", "doc_id": 7}])
-    (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
+    (tmp_path / "more" / ".hidden.txt").write_text("hidden", encoding="utf-8")
     (tmp_path / "picture.png").touch()
     # A corpus or a model that was saved in the folder is no text.
     (tmp_path / "model").mkdir()
@@ -75,8 +77,9 @@ def test_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened = open_source(tmp_path)
     assert list(opened.read()) and opened.columns == {"text_column": None, "id_column": None}  # each table has its own
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no texts"):
-        read(tmp_path / "empty")
+    for name, reason in (("empty", "no texts"), ("corpus", "an encoded corpus")):
+        with pytest.raises(ValueError, match=reason):
+            read(tmp_path / name)
 
 
 def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,10 +96,8 @@ def test_files_that_are_one_document(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert third == Document("Ships\n=====\n", "more/b.rst", {"file": "more/b.rst"})
     assert isinstance(bad, Reject) and bad.place == "more/c.md, the text" and bad.kind == "not utf-8-sig"
     assert read(tmp_path / "a.md") == [first] and read_texts(tmp_path / "a.md") == [first.text] and not caplog.text
-    assert (
-        read_texts(tmp_path, "body") == [first.text, "ship", named.text, third.text]
-        and "1 records are set" in caplog.text
-    )
+    assert read_texts(tmp_path, "body") == [first.text, "ship", named.text, third.text]
+    assert "1 records are set" in caplog.text
 
 
 def test_datasets_folders(tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_columns() -> None:
     assert named[0] == Document("cat", None, {"text": "dog"})
     late = [{"text": "cat"}, {"text": "dog", "id": "x"}]  # ids may begin later
     assert read(late)[1] == Document("dog", "x") and open_source(late).columns["id_column"] is None
+    assert read(pl.Series(["cat"])) == [Document("cat")]
     once = open_source(rows)
     assert len(list(once.read())) == 4
     with pytest.raises(ValueError, match="once"):
@@ -145,23 +147,16 @@ def test_missing_cells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "kind"),
+    ("fields", "kind"),
     [
-        (Document(" \n"), "no text"),
-        (Document(None), "no text"),  # type: ignore[arg-type]
-        (Document(7), "wrong type"),  # type: ignore[arg-type]
-        (Document("a" * 1_000_001), "too long"),
-        (Document("a", ""), "wrong type"),
-        (Document("a", 7), "wrong type"),  # type: ignore[arg-type]
-        (Document("a", "\ud800"), "wrong type"),
-        (Document("a", "b\0c"), "wrong type"),
-        (Document("a", "b", {1: 2}), "wrong type"),  # type: ignore[dict-item]
-        (Document("a", "b", {"a": {1, 2}}), "wrong type"),
-        (Document("a", "b", [1]), "wrong type"),  # type: ignore[arg-type]
+        ((" \n",), "no text"), ((None,), "no text"), ((7,), "wrong type"), (("a" * 1_000_001,), "too long"),
+        (("a", ""), "wrong type"), (("a", 7), "wrong type"), (("a", "\ud800"), "wrong type"),
+        (("a", "b\0c"), "wrong type"), (("a", "b", {1: 2}), "wrong type"), (("a", "b", {"a": {1, 2}}), "wrong type"),
+        (("a", "b", [1]), "wrong type"),
     ],
-)
-def test_documents_that_are_set_aside(document: Document, kind: str) -> None:
-    found = checked(document, "here")
+)  # fmt: skip
+def test_documents_that_are_set_aside(fields: Any, kind: str) -> None:
+    found = checked(Document(*fields), "here")
     assert isinstance(found, Reject) and found.kind == kind and found.place == "here"
     assert found.id is None or found.id == "b"
 
