@@ -128,8 +128,14 @@ def test_masks(name: str, m: int) -> None:
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
 
 
-def test_one_sink_unless_said(base: Base) -> None:
-    assert NoSinkTransformer(str(base("llama")), layer_masks=["nosink-forward"] * DEPTH).m == 1
+def test_by_hand(base: Base) -> None:
+    """One copy with one sink unless said, and no masks where the attention was changed."""
+    made = NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH)
+    assert (made.m, made.copies, made.own_input) == (1, 1, False)
+    assert NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH, m=0).m == 0
+    made.model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="not used"):
+        made(made.preprocess(["a"]))
 
 
 def test_one_token(base: Base) -> None:

@@ -12,10 +12,11 @@ import torch
 from marks import Base
 from oracle import TEXTS, assert_close, oracle
 from pipelines import build, encoded, features_of
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import AutoModel
 
-from st_reba.modules import blocks
+from st_reba.modules import ReBAPooling, blocks
 
 TWICE = (None, None)
 # Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
@@ -120,7 +121,7 @@ def test_prompteol(base: Base) -> None:
     assert_all(encoded(build(path, "prompteol")), lambda text: reference.very_last(oracle(path, text, quoted)[1]))
 
 
-@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 12)])
+@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 5), (True, 8)])
 def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> None:
     """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
     path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
@@ -130,6 +131,16 @@ def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> No
     assert room == ((limit - 2) // 3) // (2 if matched else 1)
     placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
     assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
+
+
+@pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
+def test_pipelines_share_no_transformer(base: Base, options: dict[str, Any]) -> None:
+    """The second pipeline's pooling asks for other rows; the first does not give a wrong vector."""
+    model, other = build(base("llama"), **options), ReBAPooling(32, "mean")
+    assert not other.include_special and not other.normalize_weights
+    SentenceTransformer(modules=[model[0], other])
+    with pytest.raises(ValueError, match="RepeatTransformer of its own"):
+        model.encode("a")
 
 
 def test_bfloat16(base: Base) -> None:
