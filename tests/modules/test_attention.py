@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from marks import Base, slow_but
-from pipelines import PIPELINES, TWICE, assert_gradients, encoded, features_of, gradients, made
+from pipelines import PIPELINES, TWICE, assert_gradients, build, encoded, features_of, gradients, made
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from st_reba.modules import blocks
 from st_reba.modules.attention import attention
 from st_reba.modules.blocks import ScoreTerms, attend
-from st_reba.modules.capture import BackwardAttention
+from st_reba.modules.capture import BackwardAttention, Capture
 from st_reba.modules.eager import chosen_keys
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
@@ -99,6 +99,55 @@ def test_chosen_keys() -> None:
     assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
 
 
+KINDS = ["full_attention", "full_attention", "linear_attention", "mamba", "mamba", "mamba"]
+
+
+@pytest.mark.parametrize("second", [None, ["once more"]])
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({}, 6),
+        ({"layer_types": KINDS}, 2),
+        ({"layers_block_type": ["hybrid", *KINDS]}, 3),
+        ({"layer_types": [*"ab"]}, 6),
+    ],
+)
+def test_every_attention_must_show(config: dict[str, Any], layers: int, second: list[str] | None) -> None:
+    """That of a layer that runs twice, twice."""
+    config = SimpleNamespace(num_hidden_layers=6, **config)  # type: ignore[assignment]
+    transformer = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    backward = BackwardAttention([(0, 1)], torch.ones(1, 2, dtype=torch.bool))
+    masks = None if second is None else SimpleNamespace(second=second)
+    state: Any = SimpleNamespace(transformer=transformer, masks=masks, backward=backward, features={})
+    for _ in range(layers + len(second or ())):
+        with pytest.raises(ValueError, match="showed theirs"):
+            Capture("last").finish(state, state)
+        backward.attend(*torch.zeros(3, 1, 1, 2, 4), ScoreTerms(causal=True), False)
+    assert Capture("last").finish(state, state) is state
+    assert state.features["backward_attention"].tolist() == [[[1.0, 0.25]]]
+
+
+def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once; a layer whose hook is lost is missed."""
+    model: Any = build(base("bloom"))
+    wanted = encoded(model)
+    assert torch.equal(encoded(model), wanted) and caplog.text.count("eager attention is observed") == 1
+    model[0].model.h[0].self_attention._forward_hooks.clear()
+    with pytest.raises(ValueError, match="2 layers, but 1 showed"):
+        encoded(model)
+
+
+@pytest.mark.parametrize(("number", "keys"), list(product((1, 2), (1, 2, 3))))
+def test_texts_that_begin_apart(number: int, keys: int) -> None:
+    """A block with few keys holds some of their anchors, or none."""
+    backward = BackwardAttention([(0, number), (1, number)], torch.ones(2, 4, dtype=torch.bool))
+    block, wanted = torch.rand(2, 3, 5, keys), torch.zeros(2, number, 5)
+    for text, place in product((0, 1), range(number)):
+        if text + place < keys:
+            wanted[text, place] = block[text, :, :, text + place].amax(dim=0)
+    assert torch.equal(backward.columns(block), wanted)
+
+
 def test_keys_before_the_queries_numbers_and_dropout() -> None:
     (query, key, value), how = tensors(), ScoreTerms(causal=True)
     torch.testing.assert_close(attend(query[:, :, 2:], key, value, how), attend(query, key, value, how)[:, 2:])
@@ -141,17 +190,14 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operator(*args, **(kwargs or {}))
-        sizes = [
-            each.untyped_storage().nbytes() // each.itemsize for each in tree_leaves(result) if torch.is_tensor(each)
-        ]
-        self.numbers = max([self.numbers, *sizes])
+        for each in filter(torch.is_tensor, tree_leaves(result)):
+            self.numbers = max(self.numbers, each.untyped_storage().nbytes() // each.itemsize)
         return result
 
 
-HEAVY = ("reba last", "reba mean", "reba mask0", "authors mean", "mask0", "inter")
-
-
-@pytest.mark.parametrize("name", slow_but(HEAVY, "reba mean", "mask0"))
+@pytest.mark.parametrize(
+    "name", slow_but(["reba mean", "reba mask0", "authors mean", "mask0", "inter"], "reba mean", "mask0")
+)
 def test_no_matrix_of_all_heads(base: Base, name: str) -> None:
     model: Any = made(base("llama"), name)
     model[0].tokenizer.model_max_length = 2000

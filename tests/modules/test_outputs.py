@@ -69,10 +69,10 @@ def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     long = " ".join(f"{n}" for n in range(50))
     features_of(short, [long[: short[0].content([long], offsets=True)["offset_mapping"][0][6][1]]])
     assert "was cut to" not in caplog.text
-    ids = features_of(short, ["x", long])["input_ids"][1]
+    for _ in range(2):
+        ids = features_of(short, ["x", long])["input_ids"][1]
+        assert caplog.text.count("was cut to 7 a copy") == 1
     assert ids[-1] == short[0].content([long])["input_ids"][0][0]
-    features_of(short, [long])
-    assert caplog.text.count("was cut to 7 a copy") == 1
 
 
 def test_what_reverse_takes_for_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -19,13 +20,10 @@ from st_reba.modules.pieces import ChunkedReBAPooling, cuts
 
 
 def run_of(path: str) -> Run:
-    known: dict[tuple[int, ...], Any] = {}
-
+    @cache
     def run(ids: tuple[int, ...]) -> Any:
-        if ids not in known:
-            hidden, maps = hidden_and_attention(double(path), ids)
-            known[ids] = hidden, symmetrized_max(maps)
-        return known[ids]
+        hidden, maps = hidden_and_attention(double(path), ids)
+        return hidden, symmetrized_max(maps)
 
     return run
 

@@ -16,6 +16,7 @@ from reference import hidden_and_attention, symmetrized_max
 from sentence_transformers import SentenceTransformer
 
 from st_reba import bases
+from st_reba.modules.layers import layers_of, watch_layers
 
 DEPTH, TWICE = 3, (None, None)
 
@@ -79,6 +80,21 @@ def test_bases_that_are_refused(name: str, options: dict[str, Any], says: str, t
     families.save(name, tmp_path)
     with pytest.raises(ValueError, match=says):
         build(str(tmp_path), "echo", **options)
+
+
+def test_the_list_of_layers(base: Base) -> None:
+    """Another list of the same length is not taken for it."""
+    decoder = build(base("llama"), "echo")[0].model
+    decoder.embed_tokens.others = torch.nn.ModuleList([torch.nn.Identity() for _ in decoder.layers])
+    decoder.embed_tokens.others[0].layer_idx = 0
+    assert layers_of(decoder) is decoder.layers
+
+
+def test_layers_are_watched_once(base: Base) -> None:
+    model: Any = build(base("gpt2"), "echo", layer=[1, 2])
+    wanted = encoded(model)
+    watch_layers(model[0].model)
+    assert torch.equal(encoded(model), wanted)
 
 
 def test_states_must_stay(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
