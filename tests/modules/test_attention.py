@@ -34,24 +34,20 @@ def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
     return [torch.randn(2, heads, LENGTH, size, generator=generator).to(dtype) for heads, size in sizes]
 
 
-def scores(name: str) -> ScoreTerms:
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-    near = mask.triu(-6)
-    padded = mask & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
-    bias = torch.randn(1, 4, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
-    return {
-        "causal": ScoreTerms(causal=True, scaling=0.4),
-        "window": ScoreTerms(near, scaling=0.4),
-        "padding": ScoreTerms(padded, scaling=0.4),
-        "additive": ScoreTerms(bias.masked_fill(~mask, -torch.inf), scaling=0.4),
-        "sinks": ScoreTerms(near, scaling=0.4, sinks=torch.randn(4, generator=generator, dtype=torch.float64)),
-        "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
-        "bias": ScoreTerms(causal=True, scaling=0.4, bias=bias),
-    }[name]
-
-
-NAMES = ("causal", "window", "padding", "additive", "sinks", "soft cap", "bias")
+RANDOM = torch.Generator().manual_seed(1)
+MASK = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+NEAR = MASK.triu(-6)
+PADDED = MASK & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
+BIAS = torch.randn(1, 4, LENGTH, LENGTH, generator=RANDOM, dtype=torch.float64)
+SCORES = {
+    "causal": ScoreTerms(causal=True, scaling=0.4),
+    "window": ScoreTerms(NEAR, scaling=0.4),
+    "padding": ScoreTerms(PADDED, scaling=0.4),
+    "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
+    "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=torch.randn(4, generator=RANDOM, dtype=torch.float64)),
+    "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "bias": ScoreTerms(causal=True, scaling=0.4, bias=BIAS),
+}
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple[Tensor, Tensor]:
@@ -67,25 +63,25 @@ def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple
     return (weights / below @ value).transpose(1, 2), weights / below
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", SCORES.values(), ids=SCORES)
+def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grouped heads: output, probabilities and gradients; without gradients, few queries of a text at a time."""
     monkeypatch.setattr(blocks, "BLOCK", 32 * 4 * LENGTH)
     given = [each.requires_grad_() for each in tensors(width=5)]
-    output, wanted = by_hand(*given, scores(name))
+    output, wanted = by_hand(*given, how)
     starts = []
 
     def see(block: Tensor, texts: slice, start: int) -> None:
         starts.append((texts.start, start))
         torch.testing.assert_close(block, wanted[texts, :, start : start + block.shape[2], : block.shape[3]])
 
-    found = attend(*given, scores(name), see)
+    found = attend(*given, how, see)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*given, scores(name), see), output)
+        torch.testing.assert_close(attend(*given, how, see), output)
     cuts = [0]
     while cuts[-1] < LENGTH:  # as many queries as fit with the keys that they see
         cuts.append(cuts[-1] + max(n for n in range(LENGTH) if n * (cuts[-1] + n) <= 32 * LENGTH))
-    assert starts == [(0, 0), *product((0, 1), cuts[:-1] if scores(name).causal else range(0, LENGTH, 32))]
+    assert starts == [(0, 0), *product((0, 1), cuts[:-1] if how.causal else range(0, LENGTH, 32))]
     torch.testing.assert_close(found, output)
     weights = torch.randn_like(output)
     for got, one in zip(*(torch.autograd.grad((each * weights).sum(), given) for each in (found, output)), strict=True):
@@ -130,8 +126,7 @@ def test_every_attention_must_show(config: dict[str, Any], layers: int, second: 
 def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once; a layer whose hook is lost is missed."""
     model: Any = build(base("bloom"))
-    wanted = encoded(model)
-    assert torch.equal(encoded(model), wanted) and caplog.text.count("eager attention is observed") == 1
+    assert torch.equal(encoded(model), encoded(model)) and caplog.text.count("eager attention is observed") == 1
     model[0].model.h[0].self_attention._forward_hooks.clear()
     with pytest.raises(ValueError, match="2 layers, but 1 showed"):
         encoded(model)

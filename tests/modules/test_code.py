@@ -23,7 +23,6 @@ FILES: dict[tuple[str, str], tuple[int, str]] = {
     ("llama", "chunk mean"): (1095, f"{REBA} pieces"),
     ("llama", "chunk mask0"): (1285, "attention blocks masks capture both_ways pooling pieces"),
     ("llama", "echo last"): (570, ""),
-    ("llama", "prompteol"): (600, "templates"),
     ("llama", "reversed"): (690, "templates reversal ensemble"),
     ("llama", "outputs"): (720, "layers outputs templates"),
     ("llama", "concat"): (1060, f"layers reader {REBA}"),

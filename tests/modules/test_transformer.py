@@ -19,7 +19,7 @@ from st_reba.modules.layout import PARTS, Frame, empty_text_token, make_frame, s
 
 
 def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soft caps need the package's attention; no model keeps keys and values; weights of 4 bits are saved as they are."""
+    """Soft caps need the package's attention; keys and values are not kept; weights of 4 bits are saved as they are."""
     monkeypatch.setattr(torch.nn.Linear, "support_avx512bf16_for_cpu", True, raising=False)
     made = RepeatTransformer(base("gemma2"))
     assert not any(getattr(each, "support_avx512bf16_for_cpu", False) for each in made.modules())
