@@ -48,27 +48,3 @@ def test_outputs(base: Base, name: str, ends: Any) -> None:
             ids = features["input_ids"][row][: features["spans"][row].total].tolist()
             wanted = torch.stack(outputs(double(path), ids)[first - 1 : last]).mean(dim=0)[-1]
             assert_close(vector, wanted)
-
-
-def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
-    """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
-    path, texts = base("llama"), ["the cat  sat.", "猫在GPU上。", "x"]
-    model: Any = build(path, "prompteol", template=["A {text} B", "A {reversed} B"], weights=[1.0, 2.0])
-    each = [
-        encoded(build(path, "prompteol", template="A {text} B"), given)
-        for given in (texts, ["sat.  cat the", "。上GPU在猫", "x"])
-    ]
-    units = [torch.nn.functional.normalize(one.double(), dim=1) for one in each]
-    for limit, room in ((256, 251), (10**30, None)):
-        model[0].tokenizer.model_max_length = limit
-        assert model[0].budget() == room
-        for got, wanted in zip(encoded(model, texts), units[0] + 2 * units[1], strict=True):
-            assert_close(got, wanted)
-    short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
-    long = " ".join(f"{n}" for n in range(50))
-    features_of(short, [long[: short[0].content([long], offsets=True)["offset_mapping"][0][6][1]]])
-    assert "was cut to" not in caplog.text
-    for _ in range(2):
-        ids = features_of(short, ["x", long])["input_ids"][1]
-        assert caplog.text.count("was cut to 7 a copy") == 1
-    assert ids[-1] == short[0].content([long])["input_ids"][0][0]

@@ -89,18 +89,6 @@ def test_prompteol(base: Base) -> None:
         assert_close(got, reference.very_last(oracle(path, text, quoted)[1]))
 
 
-@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 5), (True, 8)])
-def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> None:
-    """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
-    path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
-    model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
-    # The oracle knows no half: its limit leaves as many tokens.
-    room = model[0].budget()
-    assert room == ((limit - 2) // 3) // (2 if matched else 1)
-    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
-    assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
-
-
 @pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
 def test_pipelines_share_no_transformer(base: Base, options: dict[str, Any]) -> None:
     """The second pipeline's pooling asks for other rows; the first does not give a wrong vector."""
