@@ -165,10 +165,10 @@ def test_what_layers_may_not_pass(base: Base, says: str, index: Any, keys: int, 
 
 def test_the_usual_scale() -> None:
     assert ATTENTION_NAME == "st_reba"
-    given = (torch.nn.Module(), *torch.randn(3, 1, 2, 4, 16), None)
+    given = (torch.nn.Module(), *torch.randn(3, 3, 2, 4, 16), None)
     assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
     bias = torch.randn(1, 2, 4, 4)
-    mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).expand(3, -1, -1, -1)
     torch.testing.assert_close(attention(*given, position_bias=bias)[0], attention(*given[:-1], mask)[0])
 
 
