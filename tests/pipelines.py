@@ -43,8 +43,6 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "layers": {"method": "echo", "pooling": "mean", "layer": [0, 2]},
     "concat": {"method": "reba", "layer": [1, 2], "join": "concat", "final_norm": False},
 }
-# Their layers run twice.
-TWICE = [name for name, each in PIPELINES.items() if str(each.get("setting")).startswith(("inter", "extra", "extend"))]
 
 
 def made(base: str, name: str, **options: Any) -> SentenceTransformer:

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
+import reference
 import torch
-from reference import (
-    Layout,
-    echo,
-    published_last,
-    published_mean,
-    published_word,
-    reba,
-    reba_tokens,
-    reba_word,
-    symmetrized_max,
-)
+from reference import Layout
 from torch import Tensor
 
 
@@ -28,67 +19,48 @@ def close(actual: Tensor, expected: object) -> None:
 
 
 # Two layers of two heads over three tokens; every row sums to 1.
-ATTENTION = tensor(
-    [
-        [
-            [[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.2, 0.3, 0.5]],
-            [[1.0, 0.0, 0.0], [0.1, 0.9, 0.0], [0.6, 0.2, 0.2]],
-        ],
-        [
-            [[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.1, 0.1, 0.8]],
-            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.3, 0.5, 0.2]],
-        ],
-    ]
-)
-# Largest below the diagonal: [1,0] 0.8, [2,0] 0.6, [2,1] 0.5, each halved; on it: 1, 0.9, 0.8, in full.
-A_NEW = [[1.0, 0.4, 0.3], [0.4, 0.9, 0.25], [0.3, 0.25, 0.8]]
-HIDDEN = tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 3.0]])
-ONE_COPY = Layout(ids=[5, 6, 7], copy_of=[1, 1, 1], n=3, k=1)
+FIRST = [[[1.0, 0.0, 0.0], [0.4, 0.6, 0.0], [0.2, 0.3, 0.5]], [[1.0, 0.0, 0.0], [0.1, 0.9, 0.0], [0.6, 0.2, 0.2]]]
+SECOND = [[[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.1, 0.1, 0.8]], [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.3, 0.5, 0.2]]]
 
 # [BOS] x1 x2 : x1 x2 [EOS], with A_new[i, j] = (10 (i + 1) + (j + 1)) / 100 for i <= j, symmetric.
 TWO_COPIES = Layout(ids=[0, 5, 6, 9, 5, 6, 1], copy_of=[0, 1, 1, 0, 2, 2, 0], n=2, k=2, suffix=1)
-A_NEW_2 = tensor([[(10 * (min(i, j) + 1) + max(i, j) + 1) / 100 for j in range(7)] for i in range(7)])
-HIDDEN_2 = torch.eye(7, dtype=torch.float64)
+A_NEW = tensor([[(10 * (min(i, j) + 1) + max(i, j) + 1) / 100 for j in range(7)] for i in range(7)])
+HIDDEN = torch.eye(7, dtype=torch.float64)
 
 
 def test_symmetrized_max() -> None:
-    close(symmetrized_max(ATTENTION), A_NEW)
-
-
-def test_reba_tokens_of_one_copy() -> None:
-    # e_1 = 1 (1,0) + 0.4 (0,1) + 0.3 (2,3); e_2 = 0.9 (0,1) + 0.25 (2,3); e_3 = 0.8 (2,3)
-    close(reba_tokens(HIDDEN, tensor(A_NEW), ONE_COPY), [[1.6, 1.3], [0.5, 1.65], [1.6, 2.4]])
+    # Largest below the diagonal: [1,0] 0.8, [2,0] 0.6, [2,1] 0.5, each halved; on it: 1, 0.9, 0.8, in full.
+    close(reference.symmetrized_max(tensor([FIRST, SECOND])), [[1.0, 0.4, 0.3], [0.4, 0.9, 0.25], [0.3, 0.25, 0.8]])
 
 
 def test_reba_of_two_copies() -> None:
     # pos(1, .) = 1, 2 and pos(2, .) = 4, 5; with unit vectors as states e_i is its row of weights.
     first, second = [0, 0.22, 0.23, 0, 0.25, 0.26, 0], [0, 0, 0.33, 0, 0.35, 0.36, 0]
-    close(reba_tokens(HIDDEN_2, A_NEW_2, TWO_COPIES), [first, second])
-    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES), second)
-    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [1]), second)
-    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [0, 1]), [(a + b) / 2 for a, b in zip(first, second, strict=True)])
+    close(reference.reba_tokens(HIDDEN, A_NEW, TWO_COPIES), [first, second])
+    close(reference.reba(HIDDEN, A_NEW, TWO_COPIES), second)
+    close(reference.reba_word(HIDDEN, A_NEW, TWO_COPIES, [1]), second)
     # The sums of weights are 0.96 and 1.04.
     normalized = [(a / 0.96 + b / 1.04) / 2 for a, b in zip(first, second, strict=True)]
-    close(reba_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [0, 1], normalize_weights=True), normalized)
-    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES, "mean", normalize_weights=True), normalized)
+    close(reference.reba_word(HIDDEN, A_NEW, TWO_COPIES, [0, 1], normalize_weights=True), normalized)
+    close(reference.reba(HIDDEN, A_NEW, TWO_COPIES, "mean", normalize_weights=True), normalized)
     # Special and template tokens from pos(1, i) on join in; the one at the start never does.
-    close(reba(HIDDEN_2, A_NEW_2, TWO_COPIES, include_special=True), [0, 0, 0.33, 0.34, 0.35, 0.36, 0.37])
+    close(reference.reba(HIDDEN, A_NEW, TWO_COPIES, include_special=True), [0, 0, 0.33, 0.34, 0.35, 0.36, 0.37])
 
 
 def test_published_variants() -> None:
     row = [0.17, 0.27, 0.37, 0.47, 0.57, 0.67, 0.77]
-    close(published_last(HIDDEN_2, A_NEW_2), [w / sum(row) for w in row])
+    close(reference.published_last(HIDDEN, A_NEW), [w / sum(row) for w in row])
     # T = 7: rows 0, 1, 2.
     columns = [0.11, 0.12 + 0.22, 0.13 + 0.23 + 0.33, 0.14 + 0.24 + 0.34]
     columns += [0.15 + 0.25 + 0.35, 0.16 + 0.26 + 0.36, 0.17 + 0.27 + 0.37]
-    close(published_mean(HIDDEN_2, A_NEW_2), [w / sum(columns) for w in columns])
+    close(reference.published_mean(HIDDEN, A_NEW), [w / sum(columns) for w in columns])
     # Row 2 with the earlier columns, read off the symmetric matrix.
     word = [0.13, 0.23, 0.33, 0.34, 0.35, 0.36, 0.37]
-    close(published_word(HIDDEN_2, A_NEW_2, TWO_COPIES, [1]), [w / sum(word) for w in word])
+    close(reference.published_word(HIDDEN, A_NEW, TWO_COPIES, [1]), [w / sum(word) for w in word])
 
 
 def test_echo_over_the_repeats_of_three_copies() -> None:
     three = Layout(ids=[5, 5, 5], copy_of=[1, 2, 3], n=1, k=3)
     hidden = torch.eye(3, dtype=torch.float64)
-    close(echo(hidden, three, "mean", "repeats"), [0, 1 / 2, 1 / 2])
-    close(echo(hidden, three, "mean"), [0, 0, 1])
+    close(reference.echo(hidden, three, "mean", "repeats"), [0, 1 / 2, 1 / 2])
+    close(reference.echo(hidden, three, "mean"), [0, 0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 from unittest.mock import Mock
 
@@ -111,6 +112,27 @@ def test_with_reba(base: Base, name: str, options: Any, wanted: Plan, pooling: A
             assert_close(vector, reference.reba(hidden, fused, placed, pooling))
 
 
+BY_HAND: dict[tuple[str, int, int, int | None], list[str]] = {
+    ("nosink-forward", 4, 2, None): ["x...", "xx..", "..x.", "..xx"],
+    ("nosink-bidirectional", 4, 2, None): ["xxxx", "xxxx", "..xx", "..xx"],
+    # All tokens are among the first m: the rows keep what the kind gives without nosink.
+    ("nosink-forward", 2, 5, None): ["x.", "xx"],
+    ("nosink-bidirectional", 2, 5, None): ["xx", "xx"],
+    ("forward", 4, 1, 2): ["x...", "xx..", ".xx.", "..xx"],
+    ("backward", 4, 1, 2): ["xx..", ".xx.", "..xx", "...x"],
+    ("bidirectional", 4, 1, 2): ["xx..", "xxx.", ".xxx", "..xx"],
+    ("nosink-forward", 4, 1, 2): ["x...", ".x..", ".xx.", "..xx"],
+    ("nosink-bidirectional", 4, 1, 2): ["xx..", ".xx.", ".xxx", "..xx"],
+    ("nosink-bidirectional", 5, 2, 3): ["xxx..", "xxxx.", "..xxx", "..xxx", "..xxx"],
+}
+
+
+@pytest.mark.parametrize(("kind", "length", "m", "window"), BY_HAND)
+def test_visible(kind: str, length: int, m: int, window: int | None) -> None:
+    rows = [[cell == "x" for cell in row] for row in BY_HAND[kind, length, m, window]]
+    assert visible(kind, length, m, window).tolist() == rows
+
+
 @pytest.mark.parametrize("m", [1, 2, 5])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str, m: int) -> None:
@@ -128,14 +150,19 @@ def test_masks(name: str, m: int) -> None:
     assert torch.equal(short[:, 4:], torch.eye(6, dtype=torch.bool)[:, 4:])
 
 
-def test_one_sink_unless_said(base: Base) -> None:
-    assert NoSinkTransformer(str(base("llama")), layer_masks=["nosink-forward"] * DEPTH).m == 1
+def test_by_hand(base: Base) -> None:
+    """One copy with one sink unless said, and no masks where the attention was changed."""
+    made = NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH)
+    assert (made.m, made.copies, made.own_input) == (1, 1, False)
+    assert NoSinkTransformer(base("llama"), layer_masks=["nosink-forward"] * DEPTH, m=0).m == 0
+    made.model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="not used"):
+        made(made.preprocess(["a"]))
 
 
 def test_one_token(base: Base) -> None:
     """A text of one token, without any special one, is never left without a key."""
-    for name, case in ((name, case) for name in ("gpt2", "gpt_oss") for case in SOME):
-        options, wanted = case.values
+    for name, (options, wanted) in product(("gpt2", "gpt_oss"), (case.values for case in SOME)):
         path = base(name, "plain")
         model = build(path, "nosink", **options)
         ids = features_of(model, ["a"])["input_ids"]

@@ -12,7 +12,7 @@ from oracle import assert_close, double
 from pipelines import build, encoded, features_of
 from torch import Tensor
 
-from st_reba.modules.reversal import reverse
+from st_reba.modules.outputs import watch_attention
 
 
 def outputs(model: Any, ids: list[int]) -> list[Tensor]:
@@ -39,6 +39,7 @@ def test_outputs(base: Base, name: str, ends: Any) -> None:
     """By default those of the upper half; the layers above the highest are cut off."""
     path = base(name)
     model: Any = build(path, "prompteol", read="attention", layer=ends)
+    watch_attention(model[0].model)  # which is watched already
     first, last = {None: (2, 3), 2: (2, 2)}.get(ends, ends)
     assert model[0].depth == last
     features = features_of(model)
@@ -47,40 +48,3 @@ def test_outputs(base: Base, name: str, ends: Any) -> None:
             ids = features["input_ids"][row][: features["spans"][row].total].tolist()
             wanted = torch.stack(outputs(double(path), ids)[first - 1 : last]).mean(dim=0)[-1]
             assert_close(vector, wanted)
-
-
-def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
-    """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
-    path, texts = base("llama"), ["the cat sat", "a b", "x"]
-    model: Any = build(path, "prompteol", template=["A {text} B", "A {reversed} B"], weights=[1.0, 2.0])
-    each = [
-        encoded(build(path, "prompteol", template="A {text} B"), given)
-        for given in (texts, ["sat cat the", "b a", "x"])
-    ]
-    units = [torch.nn.functional.normalize(one.double(), dim=1) for one in each]
-    for got, wanted in zip(encoded(model, texts), units[0] + 2 * units[1], strict=True):
-        assert_close(got, wanted)
-    short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
-    long = " ".join(f"{n}" for n in range(50))
-    ids = features_of(short, [long])["input_ids"][0]
-    assert ids[-1] == short[0].content([long])["input_ids"][0][0]
-    features_of(short, [long])
-    assert caplog.text.count("was cut to") == 1
-
-
-def test_what_reverse_takes_for_words() -> None:
-    assert reverse("the cat  sat.") == "sat.  cat the"
-    assert reverse("猫在GPU上。") == "。上GPU在猫"
-    assert reverse("") == ""
-
-
-def test_pipelines_share_no_transformer(base: Base) -> None:
-    """The second pipeline's pooling asks for other rows; the first does not give a wrong vector."""
-    from sentence_transformers import SentenceTransformer
-
-    from st_reba import ReBAPooling
-
-    model = build(base("llama"), "reba", pooling="last")
-    SentenceTransformer(modules=[model[0], ReBAPooling(32, "mean")])
-    with pytest.raises(ValueError, match="RepeatTransformer of its own"):
-        model.encode("a")

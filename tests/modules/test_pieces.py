@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+from contextlib import nullcontext
+from functools import cache
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -14,17 +16,14 @@ from reference import hidden_and_attention, symmetrized_max
 from reference_chunked import Run, chunked_pooled, chunked_tokens, cut
 
 from st_reba.modules import pieces
-from st_reba.modules.pieces import cuts
+from st_reba.modules.pieces import ChunkedReBAPooling, cuts
 
 
 def run_of(path: str) -> Run:
-    known: dict[tuple[int, ...], Any] = {}
-
+    @cache
     def run(ids: tuple[int, ...]) -> Any:
-        if ids not in known:
-            hidden, maps = hidden_and_attention(double(path), ids)
-            known[ids] = hidden, symmetrized_max(maps)
-        return known[ids]
+        hidden, maps = hidden_and_attention(double(path), ids)
+        return hidden, symmetrized_max(maps)
 
     return run
 
@@ -51,6 +50,23 @@ def test_pieces(base: Base, of: tuple[str, int], options: dict[str, Any], monkey
         assert_close(one, chunked_pooled(wanted, "last"))
         assert_close(other, chunked_pooled(wanted, "mean"))
         assert_close(rows[: placed.n], wanted)
+
+
+def test_positions_that_pieces_take(base: Base) -> None:
+    """Those of the longest, wherever its text stands."""
+    model: Any = build(base("llama"), chunk=20, check=False)
+    features = features_of(model, ["a", "x" * 100])
+    sizes = [stop - start for start, stop in pairwise(cuts(features["spans"][1].length, 20))]
+    for room in (0, -1):
+        model[0].config.max_position_embeddings = 1 + 2 * max(sizes) + room
+        with pytest.raises(ValueError, match="chunk=20") if room else nullcontext():
+            model(dict(features))
+
+
+def test_copies_of_a_piece() -> None:
+    assert ChunkedReBAPooling(32, chunk=4).repeats == 2 and ChunkedReBAPooling(32, chunk=4, repeats=1).repeats == 1
+    with pytest.raises(ValueError, match="repeats=65"):
+        ChunkedReBAPooling(32, chunk=4, repeats=65)
 
 
 def test_cuts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 from marks import Base
 from oracle import TEXTS, assert_close, oracle
 from pipelines import build, encoded, features_of
-from torch import Tensor
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from st_reba.modules import blocks
+from st_reba.modules import ReBAPooling, blocks
 
 TWICE = (None, None)
 # Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
@@ -23,38 +22,15 @@ FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini"
 POOLINGS: Any = ("last", "mean")
 
 
-def assert_all(got: Any, wanted: Callable[[str], Tensor]) -> None:
-    for text, one in zip(TEXTS, got, strict=True):
-        assert_close(one, wanted(text))
-
-
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(base: Base, name: str, pooling: Any) -> None:
     path = base(name)
-
-    def reba(text: str) -> Tensor:
+    reba, echo = (encoded(build(path, method, pooling=pooling)) for method in ("reba", "echo"))
+    for text, by_reba, by_echo in zip(TEXTS, reba, echo, strict=True):
         placed, hidden, fused = oracle(path, text, TWICE)
-        return reference.reba(hidden, fused, placed, pooling)
-
-    def echo(text: str) -> Tensor:
-        placed, hidden, _ = oracle(path, text, TWICE)
-        return reference.echo(hidden, placed, pooling)
-
-    assert_all(encoded(build(path, "reba", pooling=pooling)), reba)
-    assert_all(encoded(build(path, "echo", pooling=pooling)), echo)
-
-
-@pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_inputs_of_less_than_four_tokens(base: Base, name: str, options: dict[str, Any]) -> None:
-    """Half of a batch: two copies of one token, beside longer texts."""
-    path, texts = base(name, "plain"), ["a", TEXTS[2], "b", TEXTS[1]]
-    for pooling in POOLINGS:
-        for text, got in zip(texts, encoded(build(path, pooling=pooling, **options), texts), strict=True):
-            placed, hidden, fused = oracle(path, text, TWICE)
-            published = reference.published_last if pooling == "last" else reference.published_mean
-            assert_close(got, published(hidden, fused) if options else reference.reba(hidden, fused, placed, pooling))
+        assert_close(by_reba, reference.reba(hidden, fused, placed, pooling))
+        assert_close(by_echo, reference.echo(hidden, placed, pooling))
 
 
 # Options of ReBA, pieces of the input, and what the oracle calls the options.
@@ -90,8 +66,9 @@ def test_authors(base: Base, of: str, tokenizer: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(blocks, "BLOCK", 1 << 13)
     path = base(of, tokenizer)
     for pooling, wanted in (("last", reference.published_last), ("mean", reference.published_mean)):
-        got = encoded(build(path, implementation="authors", pooling=pooling))
-        assert_all(got, lambda text, wanted=wanted: wanted(*oracle(path, text, TWICE)[1:]))  # type: ignore[misc]
+        model = build(path, implementation="authors", pooling=pooling)
+        for text, got in zip(TEXTS, encoded(model), strict=True):
+            assert_close(got, wanted(*oracle(path, text, TWICE)[1:]))
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
@@ -106,30 +83,20 @@ def test_echo_spans(base: Base, tokenizer: str, pooled: Any) -> None:
         assert_close(got, other[pooled] if pooled in other else reference.echo(hidden, placed, "mean", pooled))
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-@pytest.mark.parametrize("of", ["gpt2", "gemma3_text"])
-def test_classical(base: Base, of: str, pooling: Any) -> None:
-    path = base(of, "cls_sep")
-    for text, got in zip(TEXTS, encoded(build(path, "classical", pooling=pooling)), strict=True):
-        placed, hidden, _ = oracle(path, text, (None,))
-        assert_close(got, reference.classical(hidden, placed, pooling))
-
-
 def test_prompteol(base: Base) -> None:
     path, quoted = base("llama", "bos"), ('This sentence: "', None, '" means in one word:"')
-    assert_all(encoded(build(path, "prompteol")), lambda text: reference.very_last(oracle(path, text, quoted)[1]))
+    for text, got in zip(TEXTS, encoded(build(path, "prompteol")), strict=True):
+        assert_close(got, reference.very_last(oracle(path, text, quoted)[1]))
 
 
-@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 12)])
-def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> None:
-    """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
-    path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
-    model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
-    # The oracle knows no half: its limit leaves as many tokens.
-    room = model[0].budget()
-    assert room == ((limit - 2) // 3) // (2 if matched else 1)
-    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
-    assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
+@pytest.mark.parametrize("options", [{}, {"implementation": "authors"}], ids=str)
+def test_pipelines_share_no_transformer(base: Base, options: dict[str, Any]) -> None:
+    """The second pipeline's pooling asks for other rows; the first does not give a wrong vector."""
+    model, other = build(base("llama"), **options), ReBAPooling(32, "mean")
+    assert not other.include_special and not other.normalize_weights
+    SentenceTransformer(modules=[model[0], other])
+    with pytest.raises(ValueError, match="RepeatTransformer of its own"):
+        model.encode("a")
 
 
 def test_bfloat16(base: Base) -> None:
@@ -145,14 +112,11 @@ def test_bfloat16(base: Base) -> None:
 
 def test_attention_that_is_not_the_models_own_is_refused(base: Base) -> None:
     """Falcon's eager attention counts ALiBi twice: ReBA says so, Echo runs the model's own."""
-    path, ids = base("falcon_alibi"), torch.arange(5, 25)[None]
-    models = [AutoModel.from_pretrained(path, attn_implementation=each).eval() for each in ("sdpa", "eager")]
+    path = base("falcon_alibi")
+    with pytest.raises(ValueError, match="hidden states change"):
+        build(path)
+    echo = build(path, "echo")
+    features, own = features_of(echo, ["他在银行"]), AutoModel.from_pretrained(path, attn_implementation="sdpa").eval()
     with torch.no_grad():
-        hidden = [each(ids, attention_mask=torch.ones_like(ids)).last_hidden_state for each in models]
-        assert not torch.allclose(*hidden, atol=1e-4), "the premise"
-        with pytest.raises(ValueError, match="hidden states change"):
-            build(path)
-        echo = build(path, "echo")
-        features = features_of(echo, ["他在银行"])
-        wanted = models[0](features["input_ids"], attention_mask=features["attention_mask"]).last_hidden_state[0, -1]
+        wanted = own(features["input_ids"], attention_mask=features["attention_mask"]).last_hidden_state[0, -1]
     assert_close(encoded(echo, ["他在银行"])[0], wanted.double())

@@ -16,7 +16,7 @@ from reference import hidden_and_attention, symmetrized_max
 from sentence_transformers import SentenceTransformer
 
 from st_reba import bases
-from st_reba.modules.layers import layers_of
+from st_reba.modules.layers import layers_of, watch_layers
 
 DEPTH, TWICE = 3, (None, None)
 
@@ -46,6 +46,7 @@ def test_one(base: Base, name: str, reading: tuple[int, bool]) -> None:
 def test_several(base: Base, name: str, ends: tuple[int, int], join: Any, final_norm: bool) -> None:
     path, (first, last) = base(name), (each % (DEPTH + 1) for each in ends)
     model = build(path, "echo", pooling="mean", layer=list(ends), join=join, final_norm=final_norm)
+    watch_layers(model[0].model)  # which are watched already
     width = 32 * (last - first + 1 if join == "concat" else 1)
     assert model.get_embedding_dimension() == model[0].get_embedding_dimension() == width
     for text, vector in zip(TEXTS, encoded(model), strict=True):

@@ -1,0 +1,139 @@
+"""The first module by itself: what holds where nothing is said, tokens around a text, weights, and its own code."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from architectures import TOKENIZERS
+from marks import Base
+from oracle import assert_close, oracle
+from pipelines import build, encoded, features_of, made
+from sentence_transformers.sentence_transformer.modules import Transformer
+
+from st_reba.modules import RepeatTransformer, transformer
+from st_reba.modules.layout import PARTS, Frame, empty_text_token, make_frame, special_tokens, tokenize
+
+
+def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soft caps need the package's attention; keys and values are not kept; weights of 4 bits are saved as they are."""
+    monkeypatch.setattr(torch.nn.Linear, "support_avx512bf16_for_cpu", True, raising=False)
+    model = RepeatTransformer(base("gemma2"))
+    assert not any(getattr(each, "support_avx512bf16_for_cpu", False) for each in model.modules())
+    assert model.repeats == 2 and not model.compute_matched and not model.config.use_cache
+    assert model.model.config._attn_implementation == "st_reba"
+    assert model.get_embedding_dimension() == 32
+    with pytest.raises(ValueError, match="repeats=65"):
+        RepeatTransformer(base("llama"), repeats=65)
+
+
+def test_the_task_follows_from_what_is_given(base: Base) -> None:
+    first: Any = build(base("llama"), "echo", template="echo-instruct")[0]
+    query, document = first.frames("Find", "query"), first.frames(task="document")
+    assert first.frames("Find") == first.frames(instruction="Find") == query != document == first.frames()
+
+
+def test_names_of_special_tokens() -> None:
+    """In a text they are text, in a template they are what they name; nothing is cut, padded or added."""
+    tokenizer = TOKENIZERS["bos_eos"]()
+    tokenizer.model_max_length = 2
+    bos, eos = (tokenizer.bos_token_id,), (tokenizer.eos_token_id,)
+    found = tokenize(tokenizer, ["<s>", "a"])
+    assert set(found) == {"input_ids"} and [len(ids) for ids in found["input_ids"]] == [3, 1]
+    assert special_tokens(tokenizer) == (bos, eos)
+    template = (("", "instruction"), ("</s>", "text"))
+    assert make_frame(tokenizer, template, (eos, bos), "b", {"instruction": "<s>"}) == Frame(
+        (eos, bos + eos, None, bos)
+    )
+
+
+def test_a_text_without_a_token() -> None:
+    assert empty_text_token(SimpleNamespace(eos_token_id=None, sep_token_id=0, pad_token_id=1)) == 0
+    with pytest.raises(ValueError):
+        empty_text_token(SimpleNamespace())
+
+
+@pytest.mark.parametrize(("matched", "limit"), [(False, 33), (True, 61), (False, 5), (True, 8)])
+def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> None:
+    """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
+    path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
+    model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
+    # The oracle knows no half: its limit leaves as many tokens.
+    room = model[0].budget()
+    assert room == ((limit - 2) // 3) // (2 if matched else 1)
+    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
+    assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
+
+
+def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+    """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
+    path, texts = base("llama"), ["the cat  sat.", "猫在GPU上。", "x"]
+    model: Any = build(path, "prompteol", template=["A {text} B", "In {reversed} B"], weights=[1.0, 2.0])
+    each = [
+        encoded(build(path, "prompteol", template=f"{before} {{text}} B"), given)
+        for before, given in (("A", texts), ("In", ["sat.  cat the", "。上GPU在猫", "x"]))
+    ]
+    units = [torch.nn.functional.normalize(one.double(), dim=1) for one in each]
+    for limit, room in ((256, 250), (10**30, None)):
+        model[0].tokenizer.model_max_length = limit
+        assert model[0].budget() == room
+        for got, wanted in zip(encoded(model, texts), units[0] + 2 * units[1], strict=True):
+            assert_close(got, wanted)
+    short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
+    long = " ".join(f"{n}" for n in range(50))
+    features_of(short, [long[: short[0].content([long], offsets=True)["offset_mapping"][0][6][1]]])
+    assert "was cut to" not in caplog.text
+    for _ in range(2):
+        ids = features_of(short, ["x", long])["input_ids"][1]
+        assert caplog.text.count("was cut to 7 a copy") == 1
+    assert ids[-1] == short[0].content([long])["input_ids"][0][0]
+
+
+def test_numbers_that_are_not_finite(base: Base) -> None:
+    """An error, but zeros in the authors' variant, for that text alone."""
+    for name in ("prompteol", "reba last", "authors last"):
+        model: Any = made(base("llama"), name)
+        wanted, token = encoded(model, ["a", "银行"]), model[0].content(["a"])["input_ids"][0][0]
+        model[0].model.get_input_embeddings().weight.data[token] = torch.inf
+        if name == "authors last":
+            got = encoded(model, ["a", "银行"])
+            assert not got[0].any() and torch.allclose(got[1], wanted[1], atol=1e-5)
+        else:
+            with pytest.raises(ValueError, match="NaN or infinity for the text 'a'"):
+                encoded(model, ["a", "银行"])
+
+
+def test_checkpointing_that_would_be_wrong_is_refused(base: Base) -> None:
+    unsaid, safe = {"preserve_rng_state": True}, {"use_reentrant": False}  # unsaid, torch's is reentrant
+    for name, given in (("echo last", unsaid), ("reba last", unsaid), ("reba inter", safe)):
+        model: Any = made(base("llama"), name).train()
+        model[0].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=given)
+        with nullcontext() if name == "echo last" else pytest.raises(ValueError, match="Gradient checkpointing"):
+            model(features_of(model))
+        with torch.no_grad():
+            model(features_of(model))
+        model.eval()(features_of(model))
+
+
+def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own may not be missing; those that it leaves to the base may."""
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(), loading={"missing_keys": ["q.lora_A", "k"]})
+    monkeypatch.setattr(Transformer, "load", classmethod(lambda cls, path: loaded))
+    for adapted, name in ((False, "k"), (True, "q.lora_A")):
+        loaded.model._hf_peft_config_loaded = adapted
+        with pytest.raises(ValueError, match=f"missing_keys: {name}"):
+            RepeatTransformer.load("")
+    loaded.loading["missing_keys"].remove("q.lora_A")
+    assert RepeatTransformer.load("") is loaded
+
+
+def test_a_copy_of_the_code_copies_itself(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("code", "stored_as"):
+        monkeypatch.delitem(PARTS, name)
+    RepeatTransformer(base("llama")).save(str(tmp_path / "model"))
+    assert (tmp_path / "model" / "st_reba.py").read_bytes() == Path(transformer.__file__).read_bytes()
