@@ -153,7 +153,7 @@ def check_padding(transformer: Any, name: str) -> None:
     A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
     another mask as soon as there is any.
     """
-    if transformer.causal or getattr(transformer, "changed", False):
+    if transformer.causal:
         return
     ids = torch.arange(1, 7, device=transformer.model.device)[None]
     hidden = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -19,8 +21,9 @@ from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from tiny import tiny_model
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaModel
 
+import st_reba
 from st_reba import RepeatTransformer, assembly
 from st_reba.bases import is_causal
 
@@ -59,8 +62,9 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
         return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
 
     before, limit = generated(), tokenizer.model_max_length
-    model: Any = build(llm, tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
-    assert generated() == before
+    model: Any = build(llm.train(), tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
+    llm.eval()
+    assert generated() == before and model[0].base_model == "base"
     wanted = build(str(folder), max_seq_length=60, **PIPELINES[name])
     assert_close(encoded(model), encoded(wanted).double())
     assert generated() == before and tokenizer.model_max_length == limit
@@ -72,6 +76,7 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
 
 def test_writing_and_embedding_at_once(llama: Path) -> None:
     llm = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    llm.hf_device_map = {"model": "cpu", "lm_head": "cpu"}  # one device
     model = build(llm, tokenizer=AutoTokenizer.from_pretrained(llama), pooling="mean")
     ids, found, failed = torch.arange(5, 12)[None], [], []
     wanted = llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
@@ -101,7 +106,7 @@ def test_writing_and_embedding_at_once(llama: Path) -> None:
 def gguf_file(folder: Path, kind: str) -> Path:
     """A tiny llama as the gguf package writes it; its matrices are of one type."""
     gguf = pytest.importorskip("gguf")
-    generator, size, rows = np.random.default_rng(0), 64, 300
+    generator, size, rows = np.random.default_rng(0), 64, 520
     writer = gguf.GGUFWriter(folder / f"tiny-{kind}.gguf", "llama")
     for name, value in {
         "context_length": 128, "embedding_length": size, "block_count": 2, "feed_forward_length": 96,
@@ -157,7 +162,12 @@ def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
             build(str(file))
 
 
-@pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="this transformers does not make GGUF files dense")
+needs_gguf = pytest.mark.skipif(
+    not hasattr(transformers, "GgufConfig"), reason="this transformers does not make GGUF files dense"
+)
+
+
+@needs_gguf
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
 def test_gguf(kind: str, tmp_path: Path) -> None:
     """Dense and in bfloat16: what is computed now is what is saved and loaded then."""
@@ -171,6 +181,8 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
     by_name = build(str(tmp_path), pooling="mean", gguf_file=file.name)
     assert torch.equal(encoded(by_name), encoded(model))
     assert torch.equal(encoded(build(str(tmp_path), pooling="mean")), encoded(model)), "the only one in its folder"
+    TOKENIZERS["bos"]().save_pretrained(tmp_path / "other")
+    assert build(str(file), tokenizer=str(tmp_path / "other"))[0].tokenizer.bos_token == "<s>"
 
 
 def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +191,26 @@ def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
     with pytest.raises(ValueError, match="several GGUF files"):
         build(str(tmp_path))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="no such file"):
         build(str(tmp_path / "none.gguf"))
     monkeypatch.setattr(assembly, "transformers", object())
     with pytest.raises(ImportError):
         build(str(gguf_file(tmp_path, "F32")))
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "options"),
+    [
+        pytest.param("gguf", "gguf", {"gguf_file": "a.gguf", "local_files_only": True}, marks=needs_gguf),
+        ("bitsandbytes", "quantized", {"quantization": "nf4"}),
+    ],
+)
+def test_an_extra_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, module: str, extra: str, options: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"st-reba\[{extra}\]"):
+        st_reba.build("mini", **options)
 
 
 # Quantized weights.
@@ -195,7 +222,8 @@ def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) ->
     """A text alone and in a batch, saved and loaded by sentence-transformers alone."""
     pytest.importorskip("bitsandbytes")
     model: Any = build(str(llama), quantization=quantization, dtype="float32", **PIPELINES[name])
-    assert model[0].model.config.quantization_config.bnb_4bit_compute_dtype == torch.float32
+    config = model[0].model.config.quantization_config
+    assert config.load_in_8bit == (quantization == "int8") and config.bnb_4bit_compute_dtype == torch.float32
     together = encoded(model)
     assert_close(encoded(model, alone=True), together.double())
     assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, "they were not quantized"
@@ -242,6 +270,30 @@ def test_adapters(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
     assert_close(encoded(model), encoded(build(str(merged), pooling="mean")).double())
     assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
     assert not (tmp_path / "saved" / "adapter_config.json").exists() and model[0].base_model == "adapter"
+    assert all(each.requires_grad for each in model.parameters())
+
+
+def on_the_hub(cache: Path, name: str, folder: Path, revision: str) -> str:
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(folder, place / "snapshots" / ("0" * 40))
+    (place / "refs").mkdir()
+    (place / "refs" / revision).write_text("0" * 40)
+    return name
+
+
+def test_a_revision_of_an_adapter(llama: Path, tmp_path: Path) -> None:
+    """The base has none of that name; the tokenizer is the adapter's own."""
+    adapter, merged = adapt(llama, tmp_path)
+    for folder in (adapter, merged):
+        TOKENIZERS["cls_sep"]().save_pretrained(folder)
+    file = adapter / "adapter_config.json"
+    base = on_the_hub(tmp_path, "a/base", llama, "main")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+    place: dict[str, Any] = {"cache_folder": str(tmp_path), "local_files_only": True, "revision": "v1"}
+    shutil.copy(llama / "config.json", adapter)
+    model: Any = build(on_the_hub(tmp_path, "a/adapter", adapter, "v1"), **place)
+    assert_close(encoded(model), encoded(build(str(merged))).double())
+    assert (model[0].base_model, model[0].base_revision) == ("a/adapter", "v1")
 
 
 def test_an_adapter_that_is_not_whole(llama: Path, tmp_path: Path) -> None:
@@ -289,6 +341,11 @@ def devices(base: Path, folder: Path) -> Any:
     return llm
 
 
+class Needing(LlamaModel):
+    def forward(self, input_ids: Any, pixels: Any, **options: Any) -> Any:
+        return super().forward(input_ids, **options)
+
+
 def on_disk(base: Path, folder: Path) -> Any:
     """One of GPT-2's two embeddings is."""
     llm = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=2))
@@ -296,43 +353,60 @@ def on_disk(base: Path, folder: Path) -> Any:
     return llm
 
 
-Refusal = Callable[[Path, Path], Any]
-REFUSALS: dict[str, Refusal] = {
-    "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": 7})),
-    "missing weights": lambda llama, new: build(without_weights(llama, new)),
-    "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "embeddings on disk": lambda llama, new: build(on_disk(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),
-    "options of what is loaded": lambda llama, new: build(
-        AutoModelForCausalLM.from_pretrained(llama), tokenizer=AutoTokenizer.from_pretrained(llama), dtype="bfloat16"
+def tokenizer(base: Path) -> Any:
+    return AutoTokenizer.from_pretrained(base)
+
+
+# By a part of what is said.
+REFUSALS: dict[str, Callable[[Path, Path], Any]] = {
+    "its quantization 7": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": 7})),
+    "weights are missing": lambda llama, new: build(without_weights(llama, new)),
+    "several devices": lambda llama, new: build(devices(llama, new), tokenizer=tokenizer(llama)),
+    "embeddings on disk": lambda llama, new: build(on_disk(llama, new), tokenizer=tokenizer(llama)),
+    "needs 'pixels'": lambda llama, new: build(Needing.from_pretrained(llama), tokenizer=tokenizer(llama)),
+    "the base is on cpu": lambda llama, new: build(
+        AutoModel.from_pretrained(llama), tokenizer=tokenizer(llama), device="meta"
     ),
-    "no model": lambda llama, new: build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "an empty folder": lambda llama, new: (new.mkdir(), build(str(new))),
-    "a file": lambda llama, new: build(str(llama / "config.json")),
-    "nowhere": lambda llama, new: build(str(new)),
-    "dtype": lambda llama, new: build(str(llama), dtype="float7"),
-    "quantization": lambda llama, new: build(str(llama), quantization="int3"),
-    "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
-    "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
-    "no decoder": lambda llama, new: (tiny_model().save_pretrained(new), build(new, "nosink", setting="mask0-1", k=2)),
-    "an adapter of what is quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
-    "a file beside mini": lambda llama, new: build("mini", gguf_file="a.gguf", local_files_only=True),
+    "needs its tokenizer": lambda llama, new: build(AutoModel.from_pretrained(llama)),
+    "dtype='bfloat16'": lambda llama, new: build(
+        AutoModel.from_pretrained(llama), tokenizer=tokenizer(llama), dtype="bfloat16"
+    ),
+    "Linear is neither": lambda llama, new: build(torch.nn.Linear(2, 2), tokenizer=tokenizer(llama)),
+    "no config.json and": lambda llama, new: (new.mkdir(), build(str(new))),
+    "is a file": lambda llama, new: build(str(llama / "config.json")),
+    "could not be loaded": lambda llama, new: build(str(new)),
+    "'float7'": lambda llama, new: build(str(llama), dtype="float7"),
+    "'int3'": lambda llama, new: build(str(llama), quantization="int3"),
+    "an embedder already": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
+    "a StaticEmbedding of": lambda llama, new: (
+        tiny_model().save_pretrained(new), st_reba.build(new, "nosink", setting="mask0-1", k=2)
+    ),
+    "into quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
+    "mini/a.gguf (GGUF)": lambda llama, new: st_reba.build("mini", gguf_file="a.gguf", local_files_only=True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(llama: Path, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("says", REFUSALS)
+def test_refusals(llama: Path, says: str, tmp_path: Path) -> None:
     # An ImportError where an older transformers reads no GGUF files.
     with pytest.raises((ValueError, OSError, ImportError)) as raised:
-        REFUSALS[name](llama, tmp_path / "new")
-    assert name == "nowhere" or len(str(raised.value).splitlines()) == 1
+        REFUSALS[says](llama, tmp_path / "new")
+    assert says in str(raised.value)
+    assert type(raised.value) is OSError or len(str(raised.value).splitlines()) == 1
 
 
-def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path) -> None:
+def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama)
     assert is_causal(model)
     model.model.layers[1].self_attn.is_causal = False
     assert not is_causal(model)
+    # Where no layer says it, it is tried.
+    families.save("bert", tmp_path, decoder=False)
+    for path, causal in ((llama, True), (tmp_path, False)):
+        model = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+        for each in model.modules():
+            vars(each).pop("is_causal", None)
+        assert is_causal(model) is causal
 
 
 def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:

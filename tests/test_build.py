@@ -93,7 +93,7 @@ def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, i
     assert torch.equal(encoded(again), encoded(converted))
     own = ({"max_seq_length": 20}, {"tokenizer": "mini"}, {"quantization": "nf4"}, {"normalize": False})
     for wrong in (*own, {"config_kwargs": {"output_hidden_states": True}}):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="keeps its own|states of every layer"):
             st_reba.build(path, "nosink", setting="mask0-bidir", k=1, **wrong)
     weights = load_file(tmp_path / "embedder" / "model.safetensors")
     del weights[next(name for name in weights if "q_proj" in name)]
@@ -103,10 +103,24 @@ def test_nosink_keeps_the_input_of_an_embedder(tmp_path: Path, tokenizer: str, i
 
 
 def test_another_tokenizer(base: Base, tmp_path: Path) -> None:
-    TOKENIZERS["cls_sep"]().save_pretrained(tmp_path)
+    """It may have as many tokens as the base has embeddings."""
+    tokenizer = TOKENIZERS["cls_sep"]()
+    tokenizer.add_tokens([f"<{number}>" for number in range(512 - len(tokenizer))])
+    tokenizer.save_pretrained(tmp_path)
     model = build(base("llama", "bos"), "echo", tokenizer=str(tmp_path))
     wanted = build(base("llama", "cls_sep"), "echo")
     assert torch.equal(encoded(model), encoded(wanted))
+    tokenizer.add_tokens(["<one more>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="513 ids"):
+        build(base("llama", "bos"), "echo", tokenizer=str(tmp_path))
+
+
+def test_the_most_that_may_be_asked_for(base: Base) -> None:
+    path = base("llama", "bos_eos")
+    build(path, chunk=127, max_seq_length=256)  # two copies, and a token on either side
+    lowest, embeddings = (build(path, "echo", layer=layer) for layer in (-4, 0))
+    assert torch.equal(encoded(lowest), encoded(embeddings))
 
 
 def test_features_without_spans(base: Base) -> None:
@@ -128,7 +142,8 @@ REFUSALS: dict[str, Call] = {
     "auto without texts": lambda path: build(path, "auto"),
     "auto with an option": lambda path: build(path, "auto", texts=["a"], layer=1),
     "tokenizer object": lambda path: build(path, tokenizer=TOKENIZERS["bos"]()),
-    "a layer too many": lambda path: build(path, layer=4),
+    "a layer too many": lambda path: build(path, layer=[1, 5]),
+    "a layer too few": lambda path: build(path, layer=-5),
     "no attention below the layers": lambda path: build(path, "prompteol", read="attention", layer=0),
     "both slots": lambda path: build(path, template="{text} {reversed}"),
     "layers upside down": lambda path: build(path, layer=[2, 1]),
@@ -143,7 +158,7 @@ REFUSALS: dict[str, Call] = {
     "slots of classical": lambda path: build(path, "classical", template="{text}{text}"),
     "instruction without a place": lambda path: build(path, instruction="x"),
     "no room": lambda path: build(path, max_seq_length=2),
-    "more than the positions": lambda path: encoded(build(path, max_seq_length=9999)),
+    "more than the positions": lambda path: build(path, max_seq_length=257),
     "more than they later": lambda path: setattr(model := build(path), "max_seq_length", 9999) or encoded(model),
     "no copy": lambda path: RepeatTransformer(path, repeats=0),
     "pooled": lambda path: RepeatTransformer(path, pooled="first"),
@@ -163,7 +178,7 @@ REFUSALS: dict[str, Call] = {
     "half a text": lambda path: PromptEnsemble([1.0, 1.0])({"sentence_embedding": torch.ones(3, 2)}),
     "a part of the package": lambda path: PARTS["nothing"],
     "no place": lambda path: special_tokens(lambda text, **_: {"input_ids": [[3]] if isinstance(text, list) else [1]}),
-    "a chunk too long": lambda path: build(path, chunk=200),
+    "a chunk too long": lambda path: build(path, chunk=128),
     "a field without a value": lambda path: encoded(build(path, template="{kind} {text}{text}")),
     "an unknown field": lambda path: build(path)[0].frames(kind="x"),  # type: ignore[operator]
     "an unknown task": lambda path: build(path)[0].frames(task="x"),  # type: ignore[operator]

@@ -10,9 +10,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
@@ -20,7 +22,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm,
 
 import st_reba
 from st_reba.bases import EMBEDDED
-from st_reba.safety import RepositoryRefused, check_repository, load, sized
+from st_reba.safety import RepositoryRefused, _Files, check_repository, load, sized
 
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
@@ -30,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 MINI = str(EMBEDDED["mini"])
 FIRST, CONFIG = "sentence_bert_config.json", "config.json"
-KERNEL = "evil/kernel"
+APART, KERNEL = "0_Transformer", "evil/kernel"
 ROUTER, ROUTES = "sentence_transformers.sentence_transformer.modules.Router", "router_config.json"
 Damage = Callable[[Path], Any]
 
@@ -51,8 +53,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, options in METHODS.items():
         model = st_reba.build("mini", check=False, device="cpu", **{"method": "reba", **options})
         model.save_pretrained(str(root / name))
-    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16)]
+    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16, bias=False)]
     SentenceTransformer(modules=plain, device="cpu", prompts={"query": "Q: "}).save_pretrained(str(root / "plain"))
+    # With a folder for the first module too.
+    shutil.copytree(root / "plain", root / "apart")
+    (root / "apart" / APART).mkdir()
+    for path in root.joinpath("apart").iterdir():
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(root / "apart" / APART / path.name)
+    change(root / "apart", path=APART)
     # As older versions of sentence-transformers wrote it.
     old = {"word_embedding_dimension": 192, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     shutil.copytree(root / "plain", root / "old")
@@ -77,9 +86,11 @@ Copy = Callable[[str], Path]
 
 def refused(place: Path, word: str, trust: bool = False) -> None:
     """Loading refuses, in a short message that names the place of the fault."""
-    with pytest.raises(RepositoryRefused) as error:
-        load(place, trust_remote_code=trust, device="cpu")
-    assert word in str(error.value) and len(str(error.value)) < 1500, str(error.value)
+    options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
+    for call in (load, check_repository):
+        with pytest.raises(RepositoryRefused) as error:
+            call(place, **options)
+        assert word in str(error.value) and len(str(error.value)) < 1500, str(error.value)
 
 
 def put(name: str, **values: Any) -> Damage:
@@ -114,10 +125,20 @@ class Planted:
         return exec, ("import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('pickle')",)
 
 
-@pytest.mark.parametrize("kind", [*METHODS, "plain", "old"])
+@pytest.mark.parametrize("kind", [*METHODS, "plain", "old", "apart"])
 def test_sound(models: dict[str, Path], kind: str) -> None:
     plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
     assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
+
+
+def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", made := Mock())
+    for backend, weights in (("torch", {"use_safetensors": True}), ("onnx", {})):
+        load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
+        options = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32, **weights, "a": 1}}
+        made.assert_called_with(str(models["plain"]), device="cpu", backend=backend, **options)
+    with pytest.raises(ValueError, match="'cpuu' cannot be used"):
+        load(models["plain"], device="cpuu")
 
 
 def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
@@ -139,6 +160,13 @@ def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
     (snapshot / CONFIG).write_text(json.dumps({"_attn_implementation": KERNEL}))
     with pytest.raises(RepositoryRefused, match=KERNEL):
         load("a/b", **options)
+    # As the base of an adapter, whose revision is its own.
+    adapter = tmp_path / "models--a--c" / "snapshots" / ("1" * 40)
+    adapter.mkdir(parents=True)
+    put("adapter_config.json", base_model_name_or_path="a/b")(adapter)
+    options = {"cache_folder": str(tmp_path), "local_files_only": True, "revision": "1" * 40}
+    with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **options):
+        pass
 
 
 # Incomplete, or larger than the weights.
@@ -188,7 +216,8 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("echo", put(CONFIG, num_hidden_layers=2), CONFIG),
     ("echo", put(CONFIG, num_hidden_layers=7), CONFIG),
     ("echo", put(CONFIG, num_hidden_layers=900), CONFIG),
-    ("echo", put(CONFIG, num_hidden_layers=10**12), "num_hidden_layers=1000000000000"),
+    ("echo", put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
+    ("apart", put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more"),
     ("echo", put(CONFIG, vocab_size=10**13), CONFIG),
     ("echo", put(CONFIG, hidden_size=192 * 10**5), CONFIG),
     ("echo", put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
@@ -198,12 +227,12 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("plain", lose("2_Dense/model.safetensors"), "2_Dense"),
     ("nosink", put(FIRST, layer_masks=["forward"] * 10**5), "layer_masks"),
     ("nosink", put(FIRST, layer_masks=["sideways"] * 6), "'sideways'"),
-    ("reba", header, "model.safetensors"),
-    ("reba", half, "model.safetensors"),
-    ("reba", shard, "b.safetensors"),
-    ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "model.safetensors"),
-    ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json"),
-    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json"),
+    ("reba", header, "model.safetensors: it is no"),
+    ("reba", half, "model.safetensors: it is no"),
+    ("reba", shard, "b.safetensors: it is missing"),
+    ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "safetensors: it is no"),
+    ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json: it is not"),
+    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json: a value"),
     ("plain", lambda place: (place / "2_Dense" / CONFIG).write_text("[]"), "2_Dense/config.json: it holds a list"),
     ("plain", put("2_Dense/config.json", out_features="x"), "2_Dense/config.json: a value is"),
     ("plain", lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), f"{ROUTES}: a value is"),
@@ -270,10 +299,26 @@ def test_kernel_and_size_of_a_base(repository: Copy) -> None:
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
+def test_numbers(tmp_path: Path) -> None:
+    """Those of every module count, and packed ones as many."""
+    for folder, size in (("", 3), ("1", 1000), ("2", 1)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        kept = {"a": torch.zeros(size, 2, dtype=torch.int32), "b": torch.zeros(5, dtype=torch.uint8)}
+        save_file({**kept, "c": torch.zeros(4), "d": torch.zeros(7).half()}, tmp_path / folder / "model.safetensors")
+    assert _Files(str(tmp_path), {}).numbers("") == 3 * 2 * 16 + 5 * 4 + 4 + 7
+    assert _Files(str(tmp_path), {}).numbers("3") is None
+    with sized(str(tmp_path), ["", "1", "2"]):
+        torch.nn.Linear(1200, 1000, device="meta")
+    for folders in ([""], ["", "2"]):
+        with sized(str(tmp_path), folders), pytest.raises(RepositoryRefused):
+            torch.nn.Linear(1200, 1000, device="meta")
+
+
 # Modules.
 
 TYPES = [
-    *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "ReBAPooling", "x" * 10**6, 3),
+    *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "x" * 10**6, 3),
+    *("ReBAPooling", "evil.ReBAPooling"),
     "sentence_transformers.util.import_from_string",
     "sentence_transformers.base.model.torch",
     "sentence_transformers.SentenceTransformer",
@@ -293,10 +338,10 @@ def test_unknown_types(
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     change(place, type=ROUTER if inside else type_)
     put(ROUTES, types={"query_0": type_}, structure={}, parameters={})(place)
-    refused(place, file)
+    refused(place, f"{file}: type=")
     if str(type_).startswith("sentence_transformers."):
         # Trust in a repository's code opens nothing there.
-        refused(place, file, trust=True)
+        refused(place, f"{file}: type=", trust=True)
 
 
 def test_a_kernel_inside_a_router(repository: Copy) -> None:

@@ -12,6 +12,7 @@ from marks import Base
 from pipelines import build
 
 from st_reba.modules import RepeatTransformer, capture, masks, second
+from st_reba.selfcheck import _seen
 
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
 
@@ -72,6 +73,23 @@ def test_a_base_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RepeatTransformer, "forward", Mock(side_effect=RuntimeError("sizes")))
     with pytest.raises(ValueError, match="cannot run it: sizes"):
         build("mini", "nosink", setting="mask0-for", k=2)
+
+
+def test_masks_that_hold_more_than_what_is_seen(tmp_path: Any) -> None:
+    families.save("doge", tmp_path)
+    with pytest.raises(ValueError, match="position biases"):
+        build(str(tmp_path), "nosink", setting="mask0-bidir", k=1)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 1000.0])
+def test_what_is_seen_faintly(size: float) -> None:
+    """By a part of the largest number; rounding is not seen."""
+    hidden = 10 * torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(1))
+    below, above = torch.ones(4, 4).tril(-1).bool(), torch.ones(4, 4).triu(1).bool()
+    weights = size * (torch.eye(4) + 5e-6 * below + 1e-9 * above)
+    module = Mock(forward=lambda hidden_states: (weights @ hidden_states,))
+    for given in (((hidden,), {}), ((), {"hidden_states": hidden})):
+        assert torch.equal(_seen(module, *given), ~above)
 
 
 @pytest.mark.parametrize(("name", "m"), [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1)])
