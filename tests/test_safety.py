@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 import shutil
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import sentence_transformers
 import torch
+from architectures import on_the_hub
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
@@ -97,17 +97,19 @@ def put(name: str, **values: Any) -> Damage:
     """Change values of a JSON file, which need not be there."""
 
     def change(place: Path) -> None:
+        place.mkdir(exist_ok=True)
         stored = json.loads((place / name).read_text(encoding="utf-8")) if (place / name).exists() else {}
         (place / name).write_text(json.dumps({**stored, **values}), encoding="utf-8")
 
     return change
 
 
-def change(place: Path, **fields: Any) -> None:
-    """Change the first entry of modules.json."""
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
+def change(place: Path, *others: dict[str, Any], without: int = 9, **fields: Any) -> None:
+    """Change the first entry of modules.json, leave one out, or put others behind."""
+    file = place / "modules.json"
+    modules = json.loads(file.read_text(encoding="utf-8"))
     modules[0].update(fields)
-    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    file.write_text(json.dumps([*modules[:without], *modules[without + 1 :], *others]), encoding="utf-8")
 
 
 def plant(folder: Path) -> None:
@@ -142,49 +144,29 @@ def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPa
 
 
 def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
-    """By its id, from huggingface_hub's cache, where every file is a link to one beside it."""
-    cache = tmp_path / "models--a--b"
-    snapshot = cache / "snapshots" / ("0" * 40)
-    for number, file in enumerate(sorted(path for path in models["reba"].rglob("*") if path.is_file())):
-        blob, link = cache / "blobs" / str(number), snapshot / file.relative_to(models["reba"])
-        for place in (link, blob, cache / "refs" / "main"):
-            place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, blob)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    (cache / "refs" / "main").write_text("0" * 40)
-    options: dict[str, Any] = {"device": "cpu", "cache_folder": str(tmp_path), "local_files_only": True}
+    """By its id, from huggingface_hub's cache."""
+    snapshot = on_the_hub(tmp_path, "a/b", models["reba"])
+    options: dict[str, Any] = {"cache_folder": str(tmp_path), "local_files_only": True}
     wanted = load(models["reba"], device="cpu").encode("hi")
-    assert np.array_equal(load("a/b", **options).encode("hi"), wanted)
+    assert np.array_equal(load("a/b", device="cpu", **options).encode("hi"), wanted)
     assert np.array_equal(load(snapshot, device="cpu").encode("hi"), wanted)
     (snapshot / CONFIG).unlink()
     (snapshot / CONFIG).write_text(json.dumps({"_attn_implementation": KERNEL}))
     with pytest.raises(RepositoryRefused, match=KERNEL):
         load("a/b", **options)
     # As the base of an adapter, whose revision is its own.
-    adapter = tmp_path / "models--a--c" / "snapshots" / ("1" * 40)
-    adapter.mkdir(parents=True)
-    put("adapter_config.json", base_model_name_or_path="a/b")(adapter)
-    options = {"cache_folder": str(tmp_path), "local_files_only": True, "revision": "1" * 40}
-    with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **options):
+    put("adapter_config.json", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
+    on_the_hub(tmp_path, "a/c", adapter, "v1")
+    with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **{**options, "revision": "v1"}):
         pass
-
-
-# Incomplete, or larger than the weights.
 
 
 def lose(name: str) -> Damage:
     return lambda place: (place / name).unlink()
 
 
-def header(place: Path) -> None:
-    """The header's length says more than there is."""
-    file = place / "model.safetensors"
-    file.write_bytes((1 << 60).to_bytes(8, "little") + file.read_bytes()[8:])
-
-
-def half(place: Path) -> None:
-    file = place / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def weights(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda place: (file := place / "model.safetensors").write_bytes(change(file.read_bytes()))
 
 
 def shard(place: Path) -> None:
@@ -192,29 +174,19 @@ def shard(place: Path) -> None:
     put("model.safetensors.index.json", weight_map={"x": "a.safetensors", "y": "b.safetensors"})(place)
 
 
-def no_pooling(place: Path) -> None:
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
-    (place / "modules.json").write_text(json.dumps([modules[0], modules[2]]), encoding="utf-8")
-
-
 def wide(place: Path) -> None:
     """A module that has no weights in the repository."""
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
-    modules.append({"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
-    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    (place / "9").mkdir()
-    put("9/config.json", dimension=4 * 10**7)(place)
+    change(place, {"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
+    put(CONFIG, dimension=4 * 10**7)(place / "9")
 
 
 BROKEN: list[tuple[str, Damage, str]] = [
     ("reba", lose(FIRST), FIRST),
     ("reba", lose("modules.json"), "Run: st-reba build"),
     ("reba", lose("1_ReBAPooling/config.json"), ""),
-    ("echo", lose("1_Pooling/config.json"), ""),
-    ("ensemble", lose("2_PromptEnsemble/config.json"), ""),
-    ("reba", no_pooling, "modules.json"),
+    ("reba", lose("model.safetensors"), "model.safetensors"),
+    ("reba", lambda place: change(place, without=1), "modules.json"),
     ("echo", put(CONFIG, num_hidden_layers=2), CONFIG),
-    ("echo", put(CONFIG, num_hidden_layers=7), CONFIG),
     ("echo", put(CONFIG, num_hidden_layers=900), CONFIG),
     ("echo", put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
     ("apart", put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more"),
@@ -227,10 +199,10 @@ BROKEN: list[tuple[str, Damage, str]] = [
     ("plain", lose("2_Dense/model.safetensors"), "2_Dense"),
     ("nosink", put(FIRST, layer_masks=["forward"] * 10**5), "layer_masks"),
     ("nosink", put(FIRST, layer_masks=["sideways"] * 6), "'sideways'"),
-    ("reba", header, "model.safetensors: it is no"),
-    ("reba", half, "model.safetensors: it is no"),
+    ("reba", weights(lambda whole: (1 << 60).to_bytes(8, "little") + whole[8:]), "model.safetensors: it is no"),
+    ("reba", weights(lambda whole: whole[: len(whole) // 2]), "model.safetensors: it is no"),
     ("reba", shard, "b.safetensors: it is missing"),
-    ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "safetensors: it is no"),
+    ("reba", weights(lambda whole: pickle.dumps(Planted())), "model.safetensors: it is no"),
     ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json: it is not"),
     ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json: a value"),
     ("plain", lambda place: (place / "2_Dense" / CONFIG).write_text("[]"), "2_Dense/config.json: it holds a list"),
@@ -249,9 +221,6 @@ def test_incomplete_or_too_large(repository: Copy, kind: str, damage: Damage, wo
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
-# Settings.
-
-
 def elsewhere(place: Path) -> None:
     """An adapter, whose base is in a folder beside."""
     base = place.with_name("base")
@@ -264,6 +233,10 @@ def older_name(place: Path) -> None:
     """Under which sentence-transformers finds the settings where the usual file says nothing."""
     (place / FIRST).write_text("{}", encoding="utf-8")
     put("sentence_xlnet_config.json", model_args={"attn_implementation": KERNEL})(place)
+
+
+def pickled(lost: str, name: str) -> Damage:
+    return lambda place: ((place / lost).unlink(), (place / name).write_bytes(pickle.dumps(Planted())))
 
 
 WILD: list[tuple[str, Damage, str]] = [
@@ -281,6 +254,9 @@ WILD: list[tuple[str, Damage, str]] = [
     ("plain", put(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
     ("plain", put("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
     ("plain", put("config_sentence_transformers.json", model_type="CrossEncoder"), "CrossEncoder"),
+    ("reba", pickled("model.safetensors", "pytorch_model.bin"), "pytorch_model.bin"),
+    ("reba", pickled("model.safetensors", "MODEL.PTH"), "MODEL.PTH"),
+    ("plain", pickled("2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
 ]
 
 
@@ -314,8 +290,6 @@ def test_numbers(tmp_path: Path) -> None:
             torch.nn.Linear(1200, 1000, device="meta")
 
 
-# Modules.
-
 TYPES = [
     *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "x" * 10**6, 3),
     *("ReBAPooling", "evil.ReBAPooling"),
@@ -348,8 +322,7 @@ def test_a_kernel_inside_a_router(repository: Copy) -> None:
     place = repository("plain")
     change(place, type=ROUTER)
     put(ROUTES, types={"query_0": ROUTER.replace("Router", "Transformer")}, structure={}, parameters={})(place)
-    (place / "query_0").mkdir()
-    put("query_0/config.json", _attn_implementation=KERNEL)(place)
+    put(CONFIG, _attn_implementation=KERNEL)(place / "query_0")
     refused(place, "query_0/config.json")
 
 
@@ -361,25 +334,6 @@ def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
     with pytest.raises(ValueError, match="could not be loaded"):
         load(place, trust_remote_code=True)
     marker.unlink()
-
-
-# Pickles.
-
-
-@pytest.mark.parametrize(
-    ("kind", "lost", "name"),
-    [
-        ("reba", "model.safetensors", "pytorch_model.bin"),
-        ("reba", "model.safetensors", "MODEL.PTH"),
-        ("plain", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
-    ],
-)
-def test_pickle_in_place_of_safetensors(repository: Copy, kind: str, lost: str, name: str) -> None:
-    place = repository(kind)
-    (place / lost).unlink()
-    (place / name).write_bytes(pickle.dumps(Planted()))
-    (place / name).with_name("onnx").mkdir()
-    refused(place, name)
 
 
 def test_pickle_of_an_adapter(repository: Copy) -> None:

@@ -46,22 +46,6 @@ def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: 
     build("mini", "nosink", check=False, **OPTIONS)
 
 
-@pytest.mark.parametrize("name", [name for name in masks.MASKS if name != "forward"])
-def test_a_rule_that_hides_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A model that ignores its mask: what attention gets is the base's own."""
-    options = {"setting": {"backward": "inplace-back", "bidirectional": "inplace-bidir", "nosink-forward": "mask0-for",
-                           "nosink-bidirectional": "mask0-bidir", "rerouted": "rerouted"}[name], "k": [2]}  # fmt: skip
-    told = masks.LayerMasks.of
-
-    def ignored(self: Any, module: Any, own: Any, causal: bool) -> Any:
-        told(self, module, own, causal)
-        return own, causal, False
-
-    monkeypatch.setattr(masks.LayerMasks, "of", ignored)
-    with pytest.raises(ValueError, match=f"layer 2 .*running as {name}"):
-        build("mini", "nosink", **options)
-
-
 @pytest.mark.parametrize("setting", ["inter-back", "extra-back", "extend-back"])
 def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setattr(second.SecondRuns, "begin", lambda self, state: None)
