@@ -48,10 +48,11 @@ def check_masks(transformer: Any) -> None:
             own[module] = _seen(module, arguments, keywords)
 
     def compare(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        state = current_pass()
-        if state is None or state.masks is None or state.masks.last is None or state.masks.last[0] is not module:
+        state: Any = current_pass()
+        masks = state.masks
+        if masks.last is None or masks.last[0] is not module:
             return
-        layer, name, mask = module.layer_idx, state.masks.last[1], state.masks.own
+        layer, name, mask = module.layer_idx, masks.last[1], masks.own
         changed = mask is not None and name != "forward" and mask.dtype != torch.bool
         if changed and ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any():
             raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")

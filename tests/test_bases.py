@@ -139,8 +139,7 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
     assert kind in model[0].base_model and str(tmp_path) not in model[0].base_model
     size = (tmp_path / "saved" / "model.safetensors").stat().st_size
     assert size < 2.2 * sum(each.numel() for each in model.parameters())
-    by_name = build(str(tmp_path), pooling="mean", gguf_file=file.name)
-    assert torch.equal(encoded(by_name), encoded(model))
+    assert torch.equal(encoded(build(str(tmp_path), pooling="mean", gguf_file=file.name)), encoded(model))
     assert torch.equal(encoded(build(str(tmp_path), pooling="mean")), encoded(model)), "the only one in its folder"
     TOKENIZERS["bos"]().save_pretrained(tmp_path / "other")
     assert build(str(file), tokenizer=str(tmp_path / "other"))[0].tokenizer.bos_token == "<s>"
@@ -229,10 +228,9 @@ def test_a_revision_of_an_adapter(llama: Path, tmp_path: Path) -> None:
     file = adapter / "adapter_config.json"
     on_the_hub(tmp_path, "a/base", llama)
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "a/base"}))
-    place: dict[str, Any] = {"cache_folder": str(tmp_path), "local_files_only": True, "revision": "v1"}
     shutil.copy(llama / "config.json", adapter)
     on_the_hub(tmp_path, "a/adapter", adapter, "v1")
-    model: Any = build("a/adapter", **place)
+    model: Any = build("a/adapter", revision="v1", cache_folder=str(tmp_path), local_files_only=True)
     assert_close(encoded(model), encoded(build(str(merged))).double())
     assert (model[0].base_model, model[0].base_revision) == ("a/adapter", "v1")
 

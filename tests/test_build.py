@@ -59,10 +59,9 @@ def test_prompts_and_fields(base: Base) -> None:
     taught = build(path, "echo", template="echo-instruct", instruction="Find it")
     wanted = build(path, "echo", template="Instruct: Find it\nQuery: {text}\nQuery again: {text}")
     assert torch.equal(taught.encode_query(TEXTS[2:3], convert_to_tensor=True), encoded(wanted, TEXTS[2:3]))
-    other = build(path, "echo", template="echo-instruct").encode_query(
-        TEXTS[2:3], prompt="Find it", convert_to_tensor=True
-    )
-    assert torch.equal(other, encoded(wanted, TEXTS[2:3]))
+    bare = build(path, "echo", template="echo-instruct")
+    vector = bare.encode_query(TEXTS[2:3], prompt="Find it", convert_to_tensor=True)
+    assert torch.equal(vector, encoded(wanted, TEXTS[2:3]))
     field = build(path, "echo", template="{kind}: {text} {text}")
     assert_close(encoded(field, kind="a"), encoded(build(path, "echo", template="a: {text} {text}")).double())
 
@@ -118,6 +117,7 @@ def test_the_most_that_may_be_asked_for(base: Base) -> None:
     build(path, chunk=127, max_seq_length=256)  # two copies, and a token on either side
     lowest, embeddings = (build(path, "echo", layer=layer) for layer in (-4, 0))
     assert torch.equal(encoded(lowest), encoded(embeddings))
+    assert build(path, layer=1)[0].reading is None  # the last of the layers that are left
 
 
 def test_features_without_spans(base: Base) -> None:
@@ -129,8 +129,7 @@ def test_features_without_spans(base: Base) -> None:
     assert torch.equal(model({name: each[1:] for name, each in features.items()})["sentence_embedding"], wanted[1:])
 
 
-Call = Callable[[str], Any]
-REFUSALS: dict[str, Call] = {
+REFUSALS: dict[str, Callable[[str], Any]] = {
     "option": lambda path: build(path, repeat=2),
     "prompts that are no texts": lambda path: build(path, prompts={"query": 3}),
     "no such device": lambda path: build(path, device="cpuu"),

@@ -25,8 +25,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-DEPTH = 3
-WINDOW = 6
+DEPTH, WINDOW = 3, 6
 _NO_IDS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
 _GROUPS = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS}
@@ -44,7 +43,6 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 # Further tokens that a processor asks its tokenizer for.
 _TOKENS = {"gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}}
-_TAIL = [("image", "video", "audio"), ("token_id", "token_index")]
 PLAN: dict[str, Any] = {"setting": "mask0&bidir", "k": 2, "k0": 1}
 Base = Callable[[str], str]
 
@@ -53,9 +51,9 @@ def _config(name: str) -> Any:
     parts = {"text_config": dict(MODELS[name][0]), "vision_config": dict(MODELS[name][1])}
     config = AutoConfig.for_model(name.removesuffix("_falcon"), **parts, mm_tokens_per_image=4)
     # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
-    for place, (kind, end) in enumerate((kind, end) for kind in _TAIL[0] for end in _TAIL[1]):
-        if getattr(config, f"{kind}_{end}", None) is not None:
-            setattr(config, f"{kind}_{end}", 530 + place)
+    for name in ("image_token_id", "image_token_index"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 530)
     return config
 
 

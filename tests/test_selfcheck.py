@@ -10,6 +10,7 @@ import pytest
 import torch
 from marks import Base
 from pipelines import build
+from transformers import AutoModel, AutoTokenizer
 
 from st_reba.modules import RepeatTransformer, capture, masks, second
 from st_reba.selfcheck import _seen
@@ -51,6 +52,24 @@ def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, sett
     monkeypatch.setattr(second.SecondRuns, "begin", lambda self, state: None)
     with pytest.raises(ValueError, match="setting: "):
         build("mini", "nosink", setting=setting, k=2)
+
+
+def test_a_layer_that_asks_for_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = masks.LayerMasks.of
+
+    def silent(self: Any, module: Any, *own: Any) -> Any:
+        return (*own, False) if module.layer_idx == 5 else told(self, module, *own)
+
+    monkeypatch.setattr(masks.LayerMasks, "of", silent)
+    with pytest.raises(ValueError, match="layer 5 ran as nosink-forward 0 times"):
+        build("mini", "nosink", setting="mask0-for", k=2)
+
+
+def test_whole_layers_that_know_their_number(base: Base) -> None:
+    model = AutoModel.from_pretrained(base("llama"))
+    for number, layer in enumerate(model.layers):
+        layer.layer_idx = number
+    build(model, "nosink", setting="inter-back", k=2, tokenizer=AutoTokenizer.from_pretrained(base("llama")))
 
 
 def test_a_base_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

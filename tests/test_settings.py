@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from st_reba.settings import SETTINGS, masks_of
+from st_reba.settings import MASKS, SETTINGS, masks_of
 
-SHORT = {"forward": "f", "backward": "b", "bidirectional": "a", "nosink-forward": "F", "nosink-bidirectional": "A",
-         "rerouted": "r"}  # fmt: skip
+SHORT = dict(zip(MASKS, "fbaFAr", strict=True))
 # The masks of five layers with k = 3, and k0 where it stands beside the name; layers that run again, and their masks.
 WANTED = {
     "baseline": "fffff", "inplace-back": "ffbbb", "inplace-bidir": "ffaaa", "rerouted": "ffrrr",
