@@ -88,7 +88,7 @@ class Assembly:
         first: Any = model[0]
         if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
             raise ValueError(f"base={self.name!r} starts with a {type(first).__name__} of its own. Give pooling=….")
-        if getattr(first.config, "output_hidden_states", False):
+        if first.config.output_hidden_states:
             raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
         if load_file_path(self.path, "config.json", **self.place):
             first.model = None  # as ours, it says what weights are missing, and of which type they are
@@ -133,10 +133,10 @@ class Assembly:
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
-        layers = self._layers(base.depth)
-        if layers is not None:
-            bases.cut(model, layers[-1])
-            if layers[0] == layers[-1] > 0 and self.method.final_norm and self.method.read == "states":
+        if (layers := self._layers(base.depth)) is not None:
+            first, last = layers
+            bases.cut(model, last)
+            if first == last > 0 and self.method.final_norm and self.method.read == "states":
                 layers = None
         return self._module(base, layers=layers)
 
@@ -251,7 +251,7 @@ class Assembly:
         """A Transformer around the weights of a loaded model; its tokenizer is a copy, with settings of its own."""
         if self.tokenizer is None or isinstance(self.tokenizer, (str, os.PathLike)):
             raise ValueError("A loaded model needs its tokenizer: build(llm, tokenizer=tokenizer, …).")
-        if not hasattr(self.llm, "base_model") or not hasattr(self.llm, "config"):
+        if not hasattr(self.llm, "base_model"):
             raise ValueError(f"base={type(self.llm).__name__} is neither a name nor a loaded model of transformers.")
         model = bases.shared(self.llm)
 

@@ -72,7 +72,7 @@ def gguf_quantization(file: str) -> str:
         try:
             gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
         except (NotImplementedError, ValueError, KeyError):
-            return kind.name in ("F32", "F16")
+            return False
         return True
 
     try:
@@ -140,21 +140,21 @@ def cut(model: Any, layers: int) -> None:
         raise ValueError(f"layer={layers}: {type(model).__name__} has towers beside its decoder. Save that alone.")
     kept = max(1, layers)  # Layer 0, the embeddings, is what enters the first.
     states: list[torch.Tensor] = []
-    hook = listed[kept - 1].register_forward_hook(
+    with listed[kept - 1].register_forward_hook(
         lambda module, given, output: states.append(output[0] if isinstance(output, tuple) else output)
-    )
-    _run(model, [[*range(1, 9)]])
-    del listed[kept:]
-    for name, value in dict(vars(config)).items():
-        if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
-            setattr(config, name, value[:kept])
-    config.num_hidden_layers = kept
-    try:
+    ):
         _run(model, [[*range(1, 9)]])
-    except (RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"layer={layers}: {type(model).__name__} cannot run without those above. {said}") from error
-    hook.remove()
+        del listed[kept:]
+        for name, value in dict(vars(config)).items():
+            if isinstance(value, (list, tuple)) and len(value) == depth and name not in _NOT_LAYERS:
+                setattr(config, name, value[:kept])
+        config.num_hidden_layers = kept
+        try:
+            _run(model, [[*range(1, 9)]])
+        except (RuntimeError, ValueError) as error:
+            said = " ".join(str(error).split())
+            wrong = f"{type(model).__name__} cannot run without those above"
+            raise ValueError(f"layer={layers}: {wrong}. {said}") from error
     before, after = (each.float() for each in states)
     difference = float((before - after).abs().max() / before.abs().max())
     if not difference <= 1e-6:
@@ -182,7 +182,7 @@ def check_model(model: Any, name: str) -> None:
     needed = [each.name for each in parameters if each.default is each.empty and "VAR" not in each.kind.name]
     needed = [each for each in needed if each not in ("input_ids", "attention_mask", "position_ids", "use_cache")]
     for wrong, problem in (
-        (getattr(config, "is_encoder_decoder", False), "is an encoder-decoder. Use a decoder-only base"),
+        (config.is_encoder_decoder, "is an encoder-decoder. Use a decoder-only base"),
         (not isinstance(depth, int), "is no single stack of layers. Use a decoder-only base"),
         (model.get_output_embeddings() is not None, "gives the outputs of a head. Save its decoder alone"),
         (needed, f"needs {', '.join(needed)!r} beside a text. Save its text decoder alone"),

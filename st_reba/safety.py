@@ -257,12 +257,11 @@ def _kind(name: Any) -> Any:
     if package != "sentence_transformers":
         return None
     try:
+        # Any name of that package would be fetched, and its ``load`` called.
         found: Any = import_from_string(name)
+        return found if issubclass(found, Module) and found.__module__.startswith("sentence_transformers.") else None
     except Exception:
         return None
-    # Any name of that package would be fetched, and its ``load`` called.
-    ours = isinstance(found, type) and issubclass(found, Module)
-    return found if ours and found.__module__.startswith("sentence_transformers.") else None
 
 
 def _check_base(files: _Files, folder: str) -> _Files | None:

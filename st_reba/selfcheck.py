@@ -48,10 +48,11 @@ def check_masks(transformer: Any) -> None:
             own[module] = _seen(module, arguments, keywords)
 
     def compare(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        state = current_pass()
-        if state is None or state.masks is None or state.masks.last is None or state.masks.last[0] is not module:
+        state: Any = current_pass()
+        masks = state.masks
+        if masks.last is None or masks.last[0] is not module:
             return
-        layer, name, mask = module.layer_idx, state.masks.last[1], state.masks.own
+        layer, name, mask = module.layer_idx, masks.last[1], masks.own
         changed = mask is not None and name != "forward" and mask.dtype != torch.bool
         if changed and ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any():
             raise ValueError("setting: the model adds position biases to its masks, so these cannot be changed.")
@@ -153,7 +154,7 @@ def check_padding(transformer: Any, name: str) -> None:
     A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
     another mask as soon as there is any.
     """
-    if transformer.causal or getattr(transformer, "changed", False):
+    if transformer.causal:
         return
     ids = torch.arange(1, 7, device=transformer.model.device)[None]
     hidden = []

@@ -66,8 +66,8 @@ def masks_of(
         raise ValueError(f"setting={setting!r} needs k0, the topmost layers that hide the sink.")
     if m != 1 and not setting.startswith("mask0"):
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
-    hiding = fixed if fixed is not None else k0 or 0
-    hiding = min(hiding, max(1, hiding // 2)) if setting == "mask0-mid" else hiding
+    hiding = k0 or fixed or 0
+    hiding = hiding // 2 or hiding if setting == "mask0-mid" else hiding
     layers = _layers(k, depth, extend=architecture == "extend")
     depth = depth or _DEPTH
     if hiding > len(layers):

@@ -7,12 +7,15 @@ row or factor would hardly change a number.
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -122,6 +125,21 @@ def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast
         tokenizer = TOKENIZERS[tokenizer]()
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def lose(file: Path, part: str) -> None:
+    """Take a weight with this part of a name out of a file."""
+    weights = load_file(file)
+    del weights[next(name for name in weights if part in name)]
+    save_file(weights, file, {"format": "pt"})
+
+
+def on_the_hub(cache: Path, name: str, folder: Path, revision: str = "main") -> Path:
+    """A folder by a Hub id, as huggingface_hub's cache holds it: every file is a link."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / revision).write_text("0" * 40)
+    return Path(shutil.copytree(folder, place / "snapshots" / ("0" * 40), copy_function=os.symlink))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

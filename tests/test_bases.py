@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import torch
 import transformers
-from architectures import TOKENIZERS, save
+from architectures import TOKENIZERS, lose, on_the_hub, save
 from marks import slow_but
 from oracle import assert_close
 from pipelines import PIPELINES, build, encoded
 from sentence_transformers import SentenceTransformer
 from tiny import tiny_model
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaModel
 
+import st_reba
 from st_reba import RepeatTransformer, assembly
 from st_reba.bases import is_causal
 
@@ -34,9 +36,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> SentenceTransformer:
     model.save_pretrained(str(folder))
     return SentenceTransformer(str(folder), device="cpu", **options)
-
-
-# Loaded models.
 
 
 LOADED = [
@@ -59,8 +58,10 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
         return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
 
     before, limit = generated(), tokenizer.model_max_length
-    model: Any = build(llm, tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
-    assert generated() == before
+    llm.hf_device_map = {"model": "cpu", "lm_head": "cpu"}  # one device
+    model: Any = build(llm.train(), tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
+    llm.eval()
+    assert generated() == before and model[0].base_model == "base"
     wanted = build(str(folder), max_seq_length=60, **PIPELINES[name])
     assert_close(encoded(model), encoded(wanted).double())
     assert generated() == before and tokenizer.model_max_length == limit
@@ -70,38 +71,10 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     assert generated() == before
 
 
-def test_writing_and_embedding_at_once(llama: Path) -> None:
-    llm = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
-    model = build(llm, tokenizer=AutoTokenizer.from_pretrained(llama), pooling="mean")
-    ids, found, failed = torch.arange(5, 12)[None], [], []
-    wanted = llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
-    vectors = encoded(model)
-
-    def work(job: Callable[[], Any]) -> None:
-        try:
-            found.extend(job() for _ in range(6))
-        except Exception as error:
-            failed.append(error)
-
-    jobs = (
-        lambda: llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist() == wanted,
-        lambda: torch.allclose(encoded(model), vectors, atol=1e-5),
-    )
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed and found == [True] * 24
-
-
-# GGUF files.
-
-
 def gguf_file(folder: Path, kind: str) -> Path:
     """A tiny llama as the gguf package writes it; its matrices are of one type."""
     gguf = pytest.importorskip("gguf")
-    generator, size, rows = np.random.default_rng(0), 64, 300
+    generator, size, rows = np.random.default_rng(0), 64, 520
     writer = gguf.GGUFWriter(folder / f"tiny-{kind}.gguf", "llama")
     for name, value in {
         "context_length": 128, "embedding_length": size, "block_count": 2, "feed_forward_length": 96,
@@ -140,24 +113,22 @@ def gguf_file(folder: Path, kind: str) -> Path:
     return folder / f"tiny-{kind}.gguf"
 
 
-def test_a_gguf_file_that_names_more_than_it_holds(tmp_path: Path) -> None:
+def test_a_gguf_file_that_holds_less_than_it_says(tmp_path: Path) -> None:
     file = gguf_file(tmp_path, "Q8_0")
-    content = bytearray(file.read_bytes())
-    content[8:16] = (1 << 60).to_bytes(8, "little")  # tensors
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match="a part reaches beyond its end"):
-        build(str(file))
-
-
-def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
-    file = gguf_file(tmp_path, "Q8_0")
-    for size in (file.stat().st_size - 5000, 4000, 30):
-        file.write_bytes(file.read_bytes()[:size])
-        with pytest.raises(ValueError, match="tiny-Q8_0.gguf"):
+    whole = file.read_bytes()
+    many = whole[:8] + (1 << 60).to_bytes(8, "little") + whole[16:]  # tensors
+    for content in (many, whole[:-5000], whole[:4000], whole[:30]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="tiny-Q8_0.gguf.*beyond its end"):
             build(str(file))
 
 
-@pytest.mark.skipif(not hasattr(transformers, "GgufConfig"), reason="this transformers does not make GGUF files dense")
+needs_gguf = pytest.mark.skipif(
+    not hasattr(transformers, "GgufConfig"), reason="this transformers does not make GGUF files dense"
+)
+
+
+@needs_gguf
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
 def test_gguf(kind: str, tmp_path: Path) -> None:
     """Dense and in bfloat16: what is computed now is what is saved and loaded then."""
@@ -168,9 +139,10 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
     assert kind in model[0].base_model and str(tmp_path) not in model[0].base_model
     size = (tmp_path / "saved" / "model.safetensors").stat().st_size
     assert size < 2.2 * sum(each.numel() for each in model.parameters())
-    by_name = build(str(tmp_path), pooling="mean", gguf_file=file.name)
-    assert torch.equal(encoded(by_name), encoded(model))
+    assert torch.equal(encoded(build(str(tmp_path), pooling="mean", gguf_file=file.name)), encoded(model))
     assert torch.equal(encoded(build(str(tmp_path), pooling="mean")), encoded(model)), "the only one in its folder"
+    TOKENIZERS["bos"]().save_pretrained(tmp_path / "other")
+    assert build(str(file), tokenizer=str(tmp_path / "other"))[0].tokenizer.bos_token == "<s>"
 
 
 def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +151,19 @@ def test_gguf_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copyfile(tmp_path / "tiny-Q8_1.gguf", tmp_path / "other.gguf")
     with pytest.raises(ValueError, match="several GGUF files"):
         build(str(tmp_path))
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="no such file"):
         build(str(tmp_path / "none.gguf"))
     monkeypatch.setattr(assembly, "transformers", object())
     with pytest.raises(ImportError):
         build(str(gguf_file(tmp_path, "F32")))
 
 
-# Quantized weights.
+@needs_gguf
+def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for extra, module, option in (("gguf", "gguf", "gguf_file"), ("quantized", "bitsandbytes", "quantization")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"st-reba\[{extra}\]"):
+            st_reba.build("mini", **{option: "nf4"})
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
@@ -195,7 +172,8 @@ def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) ->
     """A text alone and in a batch, saved and loaded by sentence-transformers alone."""
     pytest.importorskip("bitsandbytes")
     model: Any = build(str(llama), quantization=quantization, dtype="float32", **PIPELINES[name])
-    assert model[0].model.config.quantization_config.bnb_4bit_compute_dtype == torch.float32
+    config = model[0].model.config.quantization_config
+    assert config.load_in_8bit == (quantization == "int8") and config.bnb_4bit_compute_dtype == torch.float32
     together = encoded(model)
     assert_close(encoded(model, alone=True), together.double())
     assert (together - encoded(build(str(llama), **PIPELINES[name]))).abs().max() > 1e-4, "they were not quantized"
@@ -204,9 +182,6 @@ def test_quantized(llama: Path, quantization: str, name: str, tmp_path: Path) ->
     settings = json.loads((tmp_path / "saved" / "config_sentence_transformers.json").read_text())
     assert "bitsandbytes" in settings["requirements"]
     assert "quantization_config" in json.loads((tmp_path / "saved" / "config.json").read_text())
-
-
-# Adapters.
 
 
 def adapt(base: Path, folder: Path, **options: Any) -> tuple[Path, Path]:
@@ -242,17 +217,29 @@ def test_adapters(llama: Path, options: dict[str, Any], tmp_path: Path) -> None:
     assert_close(encoded(model), encoded(build(str(merged), pooling="mean")).double())
     assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
     assert not (tmp_path / "saved" / "adapter_config.json").exists() and model[0].base_model == "adapter"
+    assert all(each.requires_grad for each in model.parameters())
+
+
+def test_a_revision_of_an_adapter(llama: Path, tmp_path: Path) -> None:
+    """The base has none of that name; the tokenizer is the adapter's own."""
+    adapter, merged = adapt(llama, tmp_path)
+    for folder in (adapter, merged):
+        TOKENIZERS["cls_sep"]().save_pretrained(folder)
+    file = adapter / "adapter_config.json"
+    on_the_hub(tmp_path, "a/base", llama)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "a/base"}))
+    shutil.copy(llama / "config.json", adapter)
+    on_the_hub(tmp_path, "a/adapter", adapter, "v1")
+    model: Any = build("a/adapter", revision="v1", cache_folder=str(tmp_path), local_files_only=True)
+    assert_close(encoded(model), encoded(build(str(merged))).double())
+    assert (model[0].base_model, model[0].base_revision) == ("a/adapter", "v1")
 
 
 def test_an_adapter_that_is_not_whole(llama: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    file = adapt(llama, tmp_path)[0] / "adapter_model.safetensors"
-    weights = load_file(file)
-    weights.pop(next(name for name in weights if "lora_B" in name))
-    save_file(weights, file)
+    adapter = adapt(llama, tmp_path)[0]
+    lose(adapter / "adapter_model.safetensors", "lora_B")
     with pytest.raises(ValueError, match="missing adapter keys"):
-        build(str(file.parent))
+        build(str(adapter))
 
 
 def test_adapters_that_are_refused(tmp_path: Path) -> None:
@@ -263,76 +250,75 @@ def test_adapters_that_are_refused(tmp_path: Path) -> None:
             build(str(tmp_path))
 
 
-# What is refused.
+class Needing(LlamaModel):
+    def forward(self, input_ids: Any, pixels: Any, **options: Any) -> Any:
+        return super().forward(input_ids, **options)
 
 
-def with_config(base: Path, folder: Path, **values: Any) -> str:
-    shutil.copytree(base, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-    return str(folder)
-
-
-def without_weights(base: Path, folder: Path) -> str:
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(base, folder)
-    weights = load_file(folder / "model.safetensors")
-    del weights[next(name for name in weights if "q_proj" in name)]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return str(folder)
-
-
-def devices(base: Path, folder: Path) -> Any:
-    llm = AutoModelForCausalLM.from_pretrained(base)
-    llm.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    return llm
-
-
-def on_disk(base: Path, folder: Path) -> Any:
+def on_disk() -> Any:
     """One of GPT-2's two embeddings is."""
     llm = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=2))
     llm.transformer.wpe.weight = torch.nn.Parameter(torch.empty(32, 8, device="meta"))
     return llm
 
 
-Refusal = Callable[[Path, Path], Any]
-REFUSALS: dict[str, Refusal] = {
-    "unknown quantization": lambda llama, new: build(with_config(llama, new, quantization_config={"quant_method": 7})),
-    "missing weights": lambda llama, new: build(without_weights(llama, new)),
-    "several devices": lambda llama, new: build(devices(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "embeddings on disk": lambda llama, new: build(on_disk(llama, new), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "no tokenizer": lambda llama, new: build(AutoModelForCausalLM.from_pretrained(llama)),
-    "options of what is loaded": lambda llama, new: build(
-        AutoModelForCausalLM.from_pretrained(llama), tokenizer=AutoTokenizer.from_pretrained(llama), dtype="bfloat16"
+def loaded(llama: Path, model: Any = None, spread: Any = None, **options: Any) -> None:
+    model = model or AutoModel.from_pretrained(llama)
+    model.hf_device_map = spread
+    build(model, **{"tokenizer": AutoTokenizer.from_pretrained(llama), **options})
+
+
+# By a part of what is said.
+REFUSALS: dict[str, Callable[[Path, Path], Any]] = {
+    "its quantization 7": lambda llama, new: (
+        setattr((model := AutoModel.from_pretrained(llama)).config, "quantization_config", {"quant_method": 7}),
+        loaded(llama, model),
     ),
-    "no model": lambda llama, new: build(torch.nn.Linear(2, 2), tokenizer=AutoTokenizer.from_pretrained(llama)),
-    "an empty folder": lambda llama, new: (new.mkdir(), build(str(new))),
-    "a file": lambda llama, new: build(str(llama / "config.json")),
-    "nowhere": lambda llama, new: build(str(new)),
-    "dtype": lambda llama, new: build(str(llama), dtype="float7"),
-    "quantization": lambda llama, new: build(str(llama), quantization="int3"),
-    "a larger vocabulary": lambda llama, new: build(str(llama), tokenizer="mini"),
-    "an embedder": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
-    "no decoder": lambda llama, new: (tiny_model().save_pretrained(new), build(new, "nosink", setting="mask0-1", k=2)),
-    "an adapter of what is quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
-    "a file beside mini": lambda llama, new: build("mini", gguf_file="a.gguf", local_files_only=True),
+    "weights are missing": lambda llama, new: (
+        shutil.copytree(llama, new), lose(new / "model.safetensors", "q_proj"), build(str(new))
+    ),
+    "several devices": lambda llama, new: loaded(llama, spread={"layers": 0, "norm": "cpu"}),
+    "embeddings on disk": lambda llama, new: loaded(llama, on_disk()),
+    "needs 'pixels'": lambda llama, new: loaded(llama, Needing.from_pretrained(llama)),
+    "the base is on cpu": lambda llama, new: loaded(llama, device="meta"),
+    "needs its tokenizer": lambda llama, new: loaded(llama, tokenizer=None),
+    "dtype='bfloat16'": lambda llama, new: loaded(llama, dtype="bfloat16"),
+    "Linear is neither": lambda llama, new: loaded(llama, torch.nn.Linear(2, 2)),
+    "no config.json and": lambda llama, new: (new.mkdir(), build(str(new))),
+    "is a file": lambda llama, new: build(str(llama / "config.json")),
+    "could not be loaded": lambda llama, new: build(str(new)),
+    "'float7'": lambda llama, new: build(str(llama), dtype="float7"),
+    "'int3'": lambda llama, new: build(str(llama), quantization="int3"),
+    "an embedder already": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
+    "a StaticEmbedding of": lambda llama, new: (
+        tiny_model().save_pretrained(new), st_reba.build(new, "nosink", setting="mask0-1", k=2)
+    ),
+    "into quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
+    "mini/a.gguf (GGUF)": lambda llama, new: st_reba.build("mini", gguf_file="a.gguf", local_files_only=True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_refusals(llama: Path, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("says", REFUSALS)
+def test_refusals(llama: Path, says: str, tmp_path: Path) -> None:
     # An ImportError where an older transformers reads no GGUF files.
     with pytest.raises((ValueError, OSError, ImportError)) as raised:
-        REFUSALS[name](llama, tmp_path / "new")
-    assert name == "nowhere" or len(str(raised.value).splitlines()) == 1
+        REFUSALS[says](llama, tmp_path / "new")
+    assert says in str(raised.value)
+    assert type(raised.value) is OSError or len(str(raised.value).splitlines()) == 1
 
 
-def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path) -> None:
+def test_a_layer_that_looks_both_ways_makes_a_model_that_does(llama: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama)
     assert is_causal(model)
     model.model.layers[1].self_attn.is_causal = False
     assert not is_causal(model)
+    # Where no layer says it, it is tried.
+    families.save("bert", tmp_path, decoder=False)
+    for path, causal in ((llama, True), (tmp_path, False)):
+        model = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+        for each in model.modules():
+            vars(each).pop("is_causal", None)
+        assert is_causal(model) is causal
 
 
 def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
@@ -340,11 +326,11 @@ def test_the_number_type_of_the_base(llama: Path, tmp_path: Path) -> None:
     stored = tmp_path / "half"
     AutoModelForCausalLM.from_pretrained(llama).to(torch.bfloat16).save_pretrained(stored)
     AutoTokenizer.from_pretrained(llama).save_pretrained(stored)
-    assert RepeatTransformer(str(stored)).model.dtype == torch.float32
-    for number, (dtype, saved) in enumerate([(None, 2), ("float32", 4), ("bfloat16", 2)]):
+    assert RepeatTransformer(str(stored)).model.dtype == st_reba.build(str(stored)).dtype == torch.float32
+    for number, (dtype, saved) in enumerate([(None, 2), ("float32", 4), (torch.bfloat16, 2), ("auto", 2)]):
         model = build(str(stored), dtype=dtype)
         again = reloaded(model, tmp_path / str(number), model_kwargs={"dtype": torch.float32})
-        if dtype != "bfloat16":
+        if number < 2:
             assert model.dtype == torch.float32 and torch.equal(encoded(again), encoded(model))
         size = (tmp_path / str(number) / "model.safetensors").stat().st_size
         assert size == pytest.approx(saved * sum(each.numel() for each in model.parameters()), rel=0.05)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from st_reba.files import make_folder, remove_leftovers, sole_writer, whole_file, write_npy
+from st_reba.files import make_folder, remove_leftovers, sole_writer, whole_file, whole_path, write_npy
 
 
 def names(folder: Path) -> list[str]:
@@ -25,6 +26,8 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path, there: bool) -> None:
         with pytest.raises(error), whole_file(path) as stream:
             stream.write(b"half")
             raise error
+        with pytest.raises(error), whole_path(path):
+            raise error  # before there is a file
         assert names(tmp_path) == before and (not there or path.read_bytes() == b"old")
     with whole_file(str(path)) as stream:
         stream.write(b"all")
@@ -54,11 +57,31 @@ def test_leftovers_of_the_killed_alone_are_removed(tmp_path: Path) -> None:
 def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
     path = tmp_path / "one" / "two"
     assert make_folder(path) and path.is_dir() and not make_folder(path)
-    with pytest.raises(OSError) as told, sole_writer(path, "*"):
-        raise OSError(errno.ENOSPC, "full")
-    assert told.value.filename == str(path)
-    with pytest.raises(PermissionError, match="its own words"), sole_writer(path, "*"):
+    with pytest.raises(PermissionError) as told, sole_writer(path, "no file"):
         raise PermissionError(errno.EACCES, "its own words", "its own file")
+    assert told.value.filename == "its own file" and path.is_dir()
+    made = tmp_path / "made"
+    for kept, stays in (("no file", False), ("*.npy", True)):
+        with pytest.raises(OSError) as full, sole_writer(made, kept):
+            write_npy(made / "a.npy", np.zeros(1))
+            raise OSError(errno.ENOSPC, "full")
+        assert full.value.filename == str(made) and made.is_dir() == stays
+    (path / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="a link"), sole_writer(path, "*"):
+        pass
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
         make_folder(tmp_path / "file" / "below")
+
+
+def test_what_is_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, and the names in its folder; nothing stays open."""
+    synced, opened = [], []
+    monkeypatch.setattr(os, "fsync", lambda number: (synced.append(os.fstat(number).st_ino), opened.append(number)))
+    with whole_file(tmp_path / "a"):
+        pass
+    make_folder(tmp_path / "b")
+    assert synced == [(tmp_path / "a").stat().st_ino, *[tmp_path.stat().st_ino] * 2]
+    for number in opened:
+        with pytest.raises(OSError):
+            os.fstat(number)

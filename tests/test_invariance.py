@@ -14,17 +14,10 @@ from oracle import assert_close
 from pipelines import PIPELINES, build, encoded, made
 
 HOSTILE = (
-    "",
-    "a",
-    "今天天气很好，我们去公园散步吧。",
-    "🙂👩‍👩‍👧‍👦🇨🇳",
-    "<s></s> <|endoftext|> [PAD][CLS]",
-    "\ud83d lone \udc00",
-    "\x00\n\t ",
-    "{text} {instruction} {{",
-    "The river runs past the old mill and under the bridge. " * 12,
-    "e\u0301" * 40,
-)
+    "", "a", "今天天气很好，我们去公园散步吧。", "🙂👩‍👩‍👧‍👦🇨🇳", "<s></s> <|endoftext|> [PAD][CLS]",
+    "\ud83d lone \udc00", "\x00\n\t ", "{text} {instruction} {{",
+    "The river runs past the old mill and under the bridge. " * 12, "e\u0301" * 40,
+)  # fmt: skip
 # Every pipeline on one base, and at night on another, in turn.
 QUICK = [("llama", name) for name in PIPELINES] + [("gemma2", "mask0"), ("gpt_oss", "reba mask0"), ("gpt_oss", "inter")]
 CASES = [*QUICK, *(pair for pair in zip(cycle(("gpt2", "gemma2", "gpt_oss")), PIPELINES) if pair not in QUICK)]

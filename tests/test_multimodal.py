@@ -22,77 +22,38 @@ from pipelines import build, encoded
 from reference import Layout
 from reference_nosink import hooked, plan
 from sentence_transformers import SentenceTransformer
-from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-DEPTH = 3
-WINDOW = 6
+DEPTH, WINDOW = 3, 6
 _NO_IDS: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-_TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": POSITIONS,
-    "vocab_size": 544,
-    **_NO_IDS,
-}
-_VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 4,
-}
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
+_GROUPS = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS}
+_TEXT: dict[str, Any] = {**_SIZES, **_GROUPS, "vocab_size": 544, **_NO_IDS}
+_VISION: dict[str, Any] = {**_SIZES, "image_size": 16, "patch_size": 4}
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": WINDOW}
 _CLIP = {**_VISION, "model_type": "clip_vision_model"}
-# Text tower, vision tower, the rest of the configuration, image processor.
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {
-    "gemma3": (
-        {**_TEXT, **_ALTERNATING, "query_pre_attn_scalar": 8},
-        _VISION,
-        {"mm_tokens_per_image": 4},
-        "Gemma3ImageProcessor",
-    ),
-    "llava": ({**_TEXT, "model_type": "llama"}, _CLIP, {}, "CLIPImageProcessor"),
+_FALCON = {"model_type": "falcon", "multi_query": False, "new_decoder_architecture": False, "alibi": False}
+# Text tower, vision tower, image processor.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "gemma3": ({**_TEXT, **_ALTERNATING, "query_pre_attn_scalar": 8}, _VISION, "Gemma3ImageProcessor"),
+    "llava": ({**_TEXT, "model_type": "llama"}, _CLIP, "CLIPImageProcessor"),
     # A decoder that calls no attention interface, beside a vision tower that does.
-    "llava_falcon": (
-        {
-            "model_type": "falcon",
-            "hidden_size": 32,
-            "num_hidden_layers": DEPTH,
-            "num_attention_heads": 4,
-            "vocab_size": 544,
-            "multi_query": False,
-            "new_decoder_architecture": False,
-            "alibi": False,
-            **_NO_IDS,
-        },
-        _CLIP,
-        {},
-        "CLIPImageProcessor",
-    ),
+    "llava_falcon": ({**_SIZES, **_FALCON, "vocab_size": 544, **_NO_IDS}, _CLIP, "CLIPImageProcessor"),
 }
 # Further tokens that a processor asks its tokenizer for.
 _TOKENS = {"gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}}
-_TAIL = [("image", "video", "audio"), ("token_id", "token_index")]
 PLAN: dict[str, Any] = {"setting": "mask0&bidir", "k": 2, "k0": 1}
 Base = Callable[[str], str]
 
 
 def _config(name: str) -> Any:
-    text, vision, rest, _ = MODELS[name]
-    config = AutoConfig.for_model(
-        name.removesuffix("_falcon"), text_config=dict(text), vision_config=dict(vision or {}), **rest
-    )
+    parts = {"text_config": dict(MODELS[name][0]), "vision_config": dict(MODELS[name][1])}
+    config = AutoConfig.for_model(name.removesuffix("_falcon"), **parts, mm_tokens_per_image=4)
     # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
-    for place, (kind, end) in enumerate((kind, end) for kind in _TAIL[0] for end in _TAIL[1]):
-        if getattr(config, f"{kind}_{end}", None) is not None:
-            setattr(config, f"{kind}_{end}", 530 + place)
+    for name in ("image_token_id", "image_token_index"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 530)
     return config
 
 
@@ -108,7 +69,7 @@ def save(name: str, folder: Path) -> str:
     tokenizer.model_max_length = 2 * POSITIONS  # more than the text tower can
     tokenizer.save_pretrained(folder)
     processor = PROCESSOR_MAPPING_NAMES[name.removesuffix("_falcon")]
-    image = {"image_processor_type": MODELS[name][3], "processor_class": processor}
+    image = {"image_processor_type": MODELS[name][2], "processor_class": processor}
     (folder / "preprocessor_config.json").write_text(json.dumps({**image, "image_seq_length": 4}))
     written = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**written, "extra_special_tokens": tokens, **tokens}))
@@ -132,18 +93,14 @@ def layout(path: str, text: str, pieces: tuple[str | None, ...]) -> Layout:
     return reference.layout(AutoTokenizer.from_pretrained(path), text, list(pieces))
 
 
-def run(path: str, text: str, *pieces: str | None) -> tuple[Layout, Tensor, Tensor]:
-    placed = layout(path, text, pieces)
-    return placed, *reference.hidden_and_attention(tower(path), placed.ids)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_methods(base: Base, name: str, tmp_path: Path) -> None:
     path = base(name)
     echo, reba = build(path, "echo", pooling="mean"), build(path)
     assert name == "llava_falcon" or echo.max_seq_length == POSITIONS
     for text, by_echo, by_reba in zip(TEXTS, encoded(echo), encoded(reba), strict=True):
-        placed, hidden, attention = run(path, text, None, None)
+        placed = layout(path, text, (None, None))
+        hidden, attention = reference.hidden_and_attention(tower(path), placed.ids)
         assert_close(by_echo, reference.echo(hidden, placed, "mean"))
         assert_close(by_reba, reference.reba(hidden, reference.symmetrized_max(attention), placed, "last"))
     reba.save_pretrained(str(tmp_path))

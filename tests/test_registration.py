@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model import BaseModel
 from torch import nn
 
@@ -48,18 +47,6 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def model() -> SentenceTransformer:
-    return st_reba.build("mini", "reba", pooling="mean")
-
-
-@pytest.fixture(scope="module")
-def folder(model: SentenceTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("saved")
-    model.save_pretrained(str(path))
-    return path
-
-
 def test_an_import_and_a_wrong_value_are_light() -> None:
     imported = set(python(IMPORT).split())  # and the function is not hidden by the module of its name
     assert "st_reba.methods" in imported
@@ -69,9 +56,10 @@ def test_an_import_and_a_wrong_value_are_light() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["st_reba, sentence_transformers", "sentence_transformers, st_reba"])
-def test_fresh_process_with_import(model: SentenceTransformer, folder: Path, tmp_path: Path, order: str) -> None:
+def test_fresh_process_with_import(tmp_path: Path, order: str) -> None:
     """It loads without a flag, whichever is imported first, and imports nothing that a model does not need."""
-    vectors = tmp_path / "vectors.npy"
+    model, folder, vectors = st_reba.build("mini", "reba", pooling="mean"), tmp_path / "saved", tmp_path / "vectors.npy"
+    model.save_pretrained(str(folder))
     printed = python(WITH_IMPORT.format(imports=f"import {order}"), str(folder), str(vectors), *TEXTS)
     assert np.allclose(np.load(vectors), model.encode(TEXTS), atol=1e-5)
     imported = printed.split()

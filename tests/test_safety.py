@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
+from architectures import lose, on_the_hub
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
 
 import st_reba
 from st_reba.bases import EMBEDDED
-from st_reba.safety import RepositoryRefused, check_repository, load, sized
+from st_reba.safety import RepositoryRefused, _Files, check_repository, load, sized
 
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
@@ -30,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 MINI = str(EMBEDDED["mini"])
 FIRST, CONFIG = "sentence_bert_config.json", "config.json"
-KERNEL = "evil/kernel"
+APART, KERNEL = "0_Transformer", "evil/kernel"
 ROUTER, ROUTES = "sentence_transformers.sentence_transformer.modules.Router", "router_config.json"
 Damage = Callable[[Path], Any]
 
@@ -51,8 +53,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, options in METHODS.items():
         model = st_reba.build("mini", check=False, device="cpu", **{"method": "reba", **options})
         model.save_pretrained(str(root / name))
-    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16)]
+    plain = [Transformer(MINI), Pooling(192, "mean"), Dense(192, 16, bias=False)]
     SentenceTransformer(modules=plain, device="cpu", prompts={"query": "Q: "}).save_pretrained(str(root / "plain"))
+    # With a folder for the first module too.
+    shutil.copytree(root / "plain", root / "apart")
+    (root / "apart" / APART).mkdir()
+    for path in root.joinpath("apart").iterdir():
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(root / "apart" / APART / path.name)
+    change(root / "apart", path=APART)
     # As older versions of sentence-transformers wrote it.
     old = {"word_embedding_dimension": 192, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     shutil.copytree(root / "plain", root / "old")
@@ -77,26 +86,30 @@ Copy = Callable[[str], Path]
 
 def refused(place: Path, word: str, trust: bool = False) -> None:
     """Loading refuses, in a short message that names the place of the fault."""
-    with pytest.raises(RepositoryRefused) as error:
-        load(place, trust_remote_code=trust, device="cpu")
-    assert word in str(error.value) and len(str(error.value)) < 1500, str(error.value)
+    options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
+    for call in (load, check_repository):
+        with pytest.raises(RepositoryRefused) as error:
+            call(place, **options)
+        assert word in str(error.value) and len(str(error.value)) < 1500, str(error.value)
 
 
 def put(name: str, **values: Any) -> Damage:
     """Change values of a JSON file, which need not be there."""
 
     def change(place: Path) -> None:
+        place.mkdir(exist_ok=True)
         stored = json.loads((place / name).read_text(encoding="utf-8")) if (place / name).exists() else {}
         (place / name).write_text(json.dumps({**stored, **values}), encoding="utf-8")
 
     return change
 
 
-def change(place: Path, **fields: Any) -> None:
-    """Change the first entry of modules.json."""
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
+def change(place: Path, *others: dict[str, Any], without: int = 9, **fields: Any) -> None:
+    """Change the first entry of modules.json, leave one out, or put others behind."""
+    file = place / "modules.json"
+    modules = json.loads(file.read_text(encoding="utf-8"))
     modules[0].update(fields)
-    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    file.write_text(json.dumps([*modules[:without], *modules[without + 1 :], *others]), encoding="utf-8")
 
 
 def plant(folder: Path) -> None:
@@ -114,49 +127,46 @@ class Planted:
         return exec, ("import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('pickle')",)
 
 
-@pytest.mark.parametrize("kind", [*METHODS, "plain", "old"])
+@pytest.mark.parametrize("kind", [*METHODS, "plain", "old", "apart"])
 def test_sound(models: dict[str, Path], kind: str) -> None:
     plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
     assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
 
 
+def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", made := Mock())
+    for backend, weights in (("torch", {"use_safetensors": True}), ("onnx", {})):
+        load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
+        options = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32, **weights, "a": 1}}
+        made.assert_called_with(str(models["plain"]), device="cpu", backend=backend, **options)
+    with pytest.raises(ValueError, match="'cpuu' cannot be used"):
+        load(models["plain"], device="cpuu")
+
+
 def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
-    """By its id, from huggingface_hub's cache, where every file is a link to one beside it."""
-    cache = tmp_path / "models--a--b"
-    snapshot = cache / "snapshots" / ("0" * 40)
-    for number, file in enumerate(sorted(path for path in models["reba"].rglob("*") if path.is_file())):
-        blob, link = cache / "blobs" / str(number), snapshot / file.relative_to(models["reba"])
-        for place in (link, blob, cache / "refs" / "main"):
-            place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, blob)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    (cache / "refs" / "main").write_text("0" * 40)
-    options: dict[str, Any] = {"device": "cpu", "cache_folder": str(tmp_path), "local_files_only": True}
+    """By its id, from huggingface_hub's cache."""
+    snapshot = on_the_hub(tmp_path, "a/b", models["reba"])
+    options: dict[str, Any] = {"cache_folder": str(tmp_path), "local_files_only": True}
     wanted = load(models["reba"], device="cpu").encode("hi")
-    assert np.array_equal(load("a/b", **options).encode("hi"), wanted)
+    assert np.array_equal(load("a/b", device="cpu", **options).encode("hi"), wanted)
     assert np.array_equal(load(snapshot, device="cpu").encode("hi"), wanted)
     (snapshot / CONFIG).unlink()
     (snapshot / CONFIG).write_text(json.dumps({"_attn_implementation": KERNEL}))
     with pytest.raises(RepositoryRefused, match=KERNEL):
         load("a/b", **options)
+    # As the base of an adapter, whose revision is its own.
+    put("adapter_config.json", base_model_name_or_path="a/b")(adapter := tmp_path / "adapter")
+    on_the_hub(tmp_path, "a/c", adapter, "v1")
+    with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **{**options, "revision": "v1"}):
+        pass
 
 
-# Incomplete, or larger than the weights.
-
-
-def lose(name: str) -> Damage:
+def missing(name: str) -> Damage:
     return lambda place: (place / name).unlink()
 
 
-def header(place: Path) -> None:
-    """The header's length says more than there is."""
-    file = place / "model.safetensors"
-    file.write_bytes((1 << 60).to_bytes(8, "little") + file.read_bytes()[8:])
-
-
-def half(place: Path) -> None:
-    file = place / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+def weights(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda place: (file := place / "model.safetensors").write_bytes(change(file.read_bytes()))
 
 
 def shard(place: Path) -> None:
@@ -164,46 +174,37 @@ def shard(place: Path) -> None:
     put("model.safetensors.index.json", weight_map={"x": "a.safetensors", "y": "b.safetensors"})(place)
 
 
-def no_pooling(place: Path) -> None:
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
-    (place / "modules.json").write_text(json.dumps([modules[0], modules[2]]), encoding="utf-8")
-
-
 def wide(place: Path) -> None:
     """A module that has no weights in the repository."""
-    modules = json.loads((place / "modules.json").read_text(encoding="utf-8"))
-    modules.append({"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
-    (place / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    (place / "9").mkdir()
-    put("9/config.json", dimension=4 * 10**7)(place)
+    change(place, {"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
+    put(CONFIG, dimension=4 * 10**7)(place / "9")
 
 
 BROKEN: list[tuple[str, Damage, str]] = [
-    ("reba", lose(FIRST), FIRST),
-    ("reba", lose("modules.json"), "Run: st-reba build"),
-    ("reba", lose("1_ReBAPooling/config.json"), ""),
-    ("echo", lose("1_Pooling/config.json"), ""),
-    ("ensemble", lose("2_PromptEnsemble/config.json"), ""),
-    ("reba", no_pooling, "modules.json"),
+    ("reba", missing(FIRST), FIRST),
+    ("reba", missing("modules.json"), "Run: st-reba build"),
+    ("reba", missing("1_ReBAPooling/config.json"), ""),
+    ("reba", missing("model.safetensors"), "model.safetensors"),
+    ("reba", lambda place: change(place, without=1), "modules.json"),
     ("echo", put(CONFIG, num_hidden_layers=2), CONFIG),
-    ("echo", put(CONFIG, num_hidden_layers=7), CONFIG),
     ("echo", put(CONFIG, num_hidden_layers=900), CONFIG),
-    ("echo", put(CONFIG, num_hidden_layers=10**12), "num_hidden_layers=1000000000000"),
+    ("echo", put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
+    ("apart", put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more"),
     ("echo", put(CONFIG, vocab_size=10**13), CONFIG),
     ("echo", put(CONFIG, hidden_size=192 * 10**5), CONFIG),
     ("echo", put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
     ("echo", wide, "it asks for far more"),
     ("plain", put("2_Dense/config.json", out_features=20_000_000), "20000000"),
-    ("plain", put("2_Dense/config.json", in_features=10**12), "1000000000000"),
-    ("plain", lose("2_Dense/model.safetensors"), "2_Dense"),
+    ("plain", missing("2_Dense/model.safetensors"), "2_Dense"),
     ("nosink", put(FIRST, layer_masks=["forward"] * 10**5), "layer_masks"),
     ("nosink", put(FIRST, layer_masks=["sideways"] * 6), "'sideways'"),
-    ("reba", header, "model.safetensors"),
-    ("reba", half, "model.safetensors"),
-    ("reba", shard, "b.safetensors"),
-    ("reba", lambda place: (place / "model.safetensors").write_bytes(pickle.dumps(Planted())), "model.safetensors"),
-    ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json"),
-    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json"),
+    ("reba", weights(lambda whole: (1 << 60).to_bytes(8, "little") + whole[8:]), "model.safetensors: it is no"),
+    ("reba", weights(lambda whole: whole[: len(whole) // 2]), "model.safetensors: it is no"),
+    ("reba", lambda place: lose(place / "model.safetensors", "q_proj"), "missing_keys: "),
+    ("reba", shard, "b.safetensors: it is missing"),
+    ("reba", weights(lambda whole: pickle.dumps(Planted())), "model.safetensors: it is no"),
+    ("reba", lambda place: (place / "modules.json").write_text("[" * 200_000), "modules.json: it is not"),
+    ("plain", lambda place: (place / "modules.json").write_text('[{"idx": 0}]'), "modules.json: a value"),
     ("plain", lambda place: (place / "2_Dense" / CONFIG).write_text("[]"), "2_Dense/config.json: it holds a list"),
     ("plain", put("2_Dense/config.json", out_features="x"), "2_Dense/config.json: a value is"),
     ("plain", lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), f"{ROUTES}: a value is"),
@@ -220,9 +221,6 @@ def test_incomplete_or_too_large(repository: Copy, kind: str, damage: Damage, wo
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
 
 
-# Settings.
-
-
 def elsewhere(place: Path) -> None:
     """An adapter, whose base is in a folder beside."""
     base = place.with_name("base")
@@ -235,6 +233,10 @@ def older_name(place: Path) -> None:
     """Under which sentence-transformers finds the settings where the usual file says nothing."""
     (place / FIRST).write_text("{}", encoding="utf-8")
     put("sentence_xlnet_config.json", model_args={"attn_implementation": KERNEL})(place)
+
+
+def pickled(lost: str, name: str) -> Damage:
+    return lambda place: ((place / lost).unlink(), (place / name).write_bytes(pickle.dumps(Planted())))
 
 
 WILD: list[tuple[str, Damage, str]] = [
@@ -252,6 +254,9 @@ WILD: list[tuple[str, Damage, str]] = [
     ("plain", put(CONFIG, configuration_files=["config.4.0.0.json"]), "configuration_files"),
     ("plain", put("adapter_config.json", megatron_config={"a": 1}), "megatron_config"),
     ("plain", put("config_sentence_transformers.json", model_type="CrossEncoder"), "CrossEncoder"),
+    ("reba", pickled("model.safetensors", "pytorch_model.bin"), "pytorch_model.bin"),
+    ("reba", pickled("model.safetensors", "MODEL.PTH"), "MODEL.PTH"),
+    ("plain", pickled("2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
 ]
 
 
@@ -270,10 +275,24 @@ def test_kernel_and_size_of_a_base(repository: Copy) -> None:
         torch.nn.Linear(10**6, 10**6, device="meta")
 
 
-# Modules.
+def test_numbers(tmp_path: Path) -> None:
+    """Those of every module count, and packed ones as many."""
+    for folder, size in (("", 3), ("1", 1000), ("2", 1)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        kept = {"a": torch.zeros(size, 2, dtype=torch.int32), "b": torch.zeros(5, dtype=torch.uint8)}
+        save_file({**kept, "c": torch.zeros(4), "d": torch.zeros(7).half()}, tmp_path / folder / "model.safetensors")
+    assert _Files(str(tmp_path), {}).numbers("") == 3 * 2 * 16 + 5 * 4 + 4 + 7
+    assert _Files(str(tmp_path), {}).numbers("3") is None
+    with sized(str(tmp_path), ["", "1", "2"]):
+        torch.nn.Linear(1200, 1000, device="meta")
+    for folders in ([""], ["", "2"]):
+        with sized(str(tmp_path), folders), pytest.raises(RepositoryRefused):
+            torch.nn.Linear(1200, 1000, device="meta")
+
 
 TYPES = [
-    *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "ReBAPooling", "x" * 10**6, 3),
+    *("os.system", "evil.Module", "builtins.exec", "st_reba.Evil", "st_reba.MODULES", "x" * 10**6, 3),
+    *("ReBAPooling", "evil.ReBAPooling"),
     "sentence_transformers.util.import_from_string",
     "sentence_transformers.base.model.torch",
     "sentence_transformers.SentenceTransformer",
@@ -293,18 +312,17 @@ def test_unknown_types(
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     change(place, type=ROUTER if inside else type_)
     put(ROUTES, types={"query_0": type_}, structure={}, parameters={})(place)
-    refused(place, file)
+    refused(place, f"{file}: type=")
     if str(type_).startswith("sentence_transformers."):
         # Trust in a repository's code opens nothing there.
-        refused(place, file, trust=True)
+        refused(place, f"{file}: type=", trust=True)
 
 
 def test_a_kernel_inside_a_router(repository: Copy) -> None:
     place = repository("plain")
     change(place, type=ROUTER)
     put(ROUTES, types={"query_0": ROUTER.replace("Router", "Transformer")}, structure={}, parameters={})(place)
-    (place / "query_0").mkdir()
-    put("query_0/config.json", _attn_implementation=KERNEL)(place)
+    put(CONFIG, _attn_implementation=KERNEL)(place / "query_0")
     refused(place, "query_0/config.json")
 
 
@@ -316,25 +334,6 @@ def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
     with pytest.raises(ValueError, match="could not be loaded"):
         load(place, trust_remote_code=True)
     marker.unlink()
-
-
-# Pickles.
-
-
-@pytest.mark.parametrize(
-    ("kind", "lost", "name"),
-    [
-        ("reba", "model.safetensors", "pytorch_model.bin"),
-        ("reba", "model.safetensors", "MODEL.PTH"),
-        ("plain", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"),
-    ],
-)
-def test_pickle_in_place_of_safetensors(repository: Copy, kind: str, lost: str, name: str) -> None:
-    place = repository(kind)
-    (place / lost).unlink()
-    (place / name).write_bytes(pickle.dumps(Planted()))
-    (place / name).with_name("onnx").mkdir()
-    refused(place, name)
 
 
 def test_pickle_of_an_adapter(repository: Copy) -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from marks import Base
 from pipelines import build
+from transformers import AutoModel, AutoTokenizer
 
 from st_reba.modules import RepeatTransformer, capture, masks, second
+from st_reba.selfcheck import _seen
 
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
 
@@ -45,22 +47,6 @@ def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: 
     build("mini", "nosink", check=False, **OPTIONS)
 
 
-@pytest.mark.parametrize("name", [name for name in masks.MASKS if name != "forward"])
-def test_a_rule_that_hides_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A model that ignores its mask: what attention gets is the base's own."""
-    options = {"setting": {"backward": "inplace-back", "bidirectional": "inplace-bidir", "nosink-forward": "mask0-for",
-                           "nosink-bidirectional": "mask0-bidir", "rerouted": "rerouted"}[name], "k": [2]}  # fmt: skip
-    told = masks.LayerMasks.of
-
-    def ignored(self: Any, module: Any, own: Any, causal: bool) -> Any:
-        told(self, module, own, causal)
-        return own, causal, False
-
-    monkeypatch.setattr(masks.LayerMasks, "of", ignored)
-    with pytest.raises(ValueError, match=f"layer 2 .*running as {name}"):
-        build("mini", "nosink", **options)
-
-
 @pytest.mark.parametrize("setting", ["inter-back", "extra-back", "extend-back"])
 def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setattr(second.SecondRuns, "begin", lambda self, state: None)
@@ -68,10 +54,45 @@ def test_a_second_run_that_does_not_happen(monkeypatch: pytest.MonkeyPatch, sett
         build("mini", "nosink", setting=setting, k=2)
 
 
+def test_a_layer_that_asks_for_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = masks.LayerMasks.of
+
+    def silent(self: Any, module: Any, *own: Any) -> Any:
+        return (*own, False) if module.layer_idx == 5 else told(self, module, *own)
+
+    monkeypatch.setattr(masks.LayerMasks, "of", silent)
+    with pytest.raises(ValueError, match="layer 5 ran as nosink-forward 0 times"):
+        build("mini", "nosink", setting="mask0-for", k=2)
+
+
+def test_whole_layers_that_know_their_number(base: Base) -> None:
+    model = AutoModel.from_pretrained(base("llama"))
+    for number, layer in enumerate(model.layers):
+        layer.layer_idx = number
+    build(model, "nosink", setting="inter-back", k=2, tokenizer=AutoTokenizer.from_pretrained(base("llama")))
+
+
 def test_a_base_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RepeatTransformer, "forward", Mock(side_effect=RuntimeError("sizes")))
     with pytest.raises(ValueError, match="cannot run it: sizes"):
         build("mini", "nosink", setting="mask0-for", k=2)
+
+
+def test_masks_that_hold_more_than_what_is_seen(tmp_path: Any) -> None:
+    families.save("doge", tmp_path)
+    with pytest.raises(ValueError, match="position biases"):
+        build(str(tmp_path), "nosink", setting="mask0-bidir", k=1)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 1000.0])
+def test_what_is_seen_faintly(size: float) -> None:
+    """By a part of the largest number; rounding is not seen."""
+    hidden = 10 * torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(1))
+    below, above = torch.ones(4, 4).tril(-1).bool(), torch.ones(4, 4).triu(1).bool()
+    weights = size * (torch.eye(4) + 5e-6 * below + 1e-9 * above)
+    module = Mock(forward=lambda hidden_states: (weights @ hidden_states,))
+    for given in (((hidden,), {}), ((), {"hidden_states": hidden})):
+        assert torch.equal(_seen(module, *given), ~above)
 
 
 @pytest.mark.parametrize(("name", "m"), [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1)])
