@@ -20,7 +20,7 @@ TEXT = "The cat sleeps on the mat 😀"
 def test_maps_equal_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # Several blocks of queries a layer.
     monkeypatch.setattr("st_reba.modules.blocks.BLOCK", 1)
-    model = st_reba.build("mini", "echo").train()
+    model = st_reba.build("mini", "echo", repeats=3).train()
     maps = attention_maps(model, TEXT)
     features = model[0].preprocess([TEXT])
     own = st_reba.build("mini", "classical")[0].model
