@@ -99,7 +99,7 @@ def attention_maps(model: SentenceTransformer, text: str, *, prompt: str | None 
 class _Recorder:
     """Takes the place of a Capture, and keeps the attention of each layer, mean over heads."""
 
-    pieces, zeros, both = None, False, True
+    pieces, zeros = None, False
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, str, Tensor]] = []

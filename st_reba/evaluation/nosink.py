@@ -56,8 +56,8 @@ def choose_k(
             return Method("nosink", pooling=pooling, setting="baseline")
         return Method("nosink", pooling=pooling, setting=setting, k=k, k0=k0, m=m if "mask0" in setting else 1)
 
-    def rank(each: Method) -> tuple[float, int, int]:
-        return -scores[each], each.k or 0, each.k0 or 0
+    def rank(each: Method) -> tuple[float, int]:
+        return -scores[each], each.k or 0  # of equal ones the first: the smaller k0
 
     def best(methods: Sequence[Method]) -> Method:
         found = compare(model, task, methods, draws=0).results
@@ -67,7 +67,7 @@ def choose_k(
     numbers = range(1, transformer.depth + 1)
     bidirectional = best([method("inplace-bidir", k) for k in (0, *numbers)])
     masked = best([method("mask0-bidir", k) for k in numbers])
-    for k0 in sorted({masked.k, max(1, masked.k // 2)} & {*range(1, 1 + (bidirectional.k or 0))}):
+    for k0 in sorted({masked.k, masked.k // 2} & {*range(1, 1 + (bidirectional.k or 0))}):
         best([method("mask0&bidir", bidirectional.k, k0)])
     rows = [(each.setting, each.k or 0, each.k0, score) for each, score in scores.items()]
     return min(scores, key=rank), pd.DataFrame(rows, columns=["setting", "k", "k0", "score"])

@@ -128,7 +128,7 @@ def readout_of(method: Method, depth: int) -> Readout | None:
         return None
     ends = given if isinstance(given, tuple) else (given, given)
     first, layer = (each % (depth + 1) for each in ends)
-    known = 0 < first <= layer and all(-depth - 1 <= each <= depth for each in ends)
+    known = 0 < first <= layer and all(-depth <= each <= depth for each in ends)
     if not known or (method.setting is not None and _masks(method, layer) is None):
         return None  # by itself: build says what cannot be
     name = {"reba": f"reba-{pooling}", "prompteol": "end"}.get(method.name, pooling)
@@ -207,7 +207,6 @@ def read(
     if any(each.first is not None for each in readouts):
         watch_attention(transformer.model)
     join = next((each for each in model if isinstance(each, PromptEnsemble)), None)
-    model.eval()
     found = {each: np.empty((len(texts), width), np.float32) for each in readouts}
     for batch in token_batches(lengths, max(1, min(batch_tokens, _MOST_NUMBERS // (width * len(layers))))):
         features = batch_to_device(transformer.preprocess([texts[row] for row in batch], **layout), model.device)

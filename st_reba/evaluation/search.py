@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class Scored:
     method: Method
     filtered: bool  # a filter follows
     cost: float  # positions times layers, in passes of the text through the whole base
-    evidence: Tensor = field(repr=False)
+    evidence: Tensor
 
     @property
     def score(self) -> float:

@@ -129,8 +129,6 @@ def tune(
     Raises:
         ValueError: Too few texts, or an argument that cannot be.
     """
-    if texts is None and labels is None:
-        raise ValueError("Give texts, or labels, or both.")
     started, folder = time.perf_counter(), Path(out)
     task = None if labels is None else read_task(labels)
     found = draw_texts(getattr(task, "texts", ()) if texts is None else texts, sample, seed)
@@ -167,7 +165,7 @@ def tune(
     return report
 
 
-def auto(base: Any, texts: Iterable[str], *, seed: int = 0, check: bool = True, **rest: Any) -> SentenceTransformer:
+def auto(base: Any, texts: Iterable[str], *, seed: int = 0, check: bool, **rest: Any) -> SentenceTransformer:
     """``build(base, "auto", texts=…)``: :func:`tune` with fewer passes, and no texts that report.
 
     Args:
@@ -240,9 +238,10 @@ def _part(task: Task, items: Iterable[tuple[Any, ...]]) -> Task:
 
 def _write(report: TuneReport, base: Any, model: Any, loading: Mapping[str, Any]) -> None:
     folder = Path(report.folder)
-    named = os.fspath(base) if isinstance(base, (str, os.PathLike)) else str(model[0].base_model)
-    given = {name: loading[name] for name in LOADING if name in loading}
-    save_recipe(folder / "recipe.yaml", named, report.method, **given)
+    places = (base, loading.get("tokenizer"))  # objects, where a loaded model is the base
+    named, tokenizer = (os.fspath(each) if isinstance(each, (str, os.PathLike)) else None for each in places)
+    given: dict[str, Any] = {**{name: loading.get(name) for name in LOADING}, "tokenizer": tokenizer}
+    save_recipe(folder / "recipe.yaml", named or str(model[0].base_model), report.method, **given)
     (folder / "report.md").write_text(f"{report}\n", encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False), encoding="utf-8")
     save(model, folder / "model", overwrite=True)

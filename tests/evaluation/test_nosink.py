@@ -56,3 +56,4 @@ def test_without_a_better_k_no_k0_fits(ran: list[Method], monkeypatch: pytest.Mo
     best, table = choose_k(opened("mini"), toy_tasks(["S3"], ["en"])[0])
     assert best.setting == "baseline"
     assert "mask0&bidir" not in set(table["setting"])
+    assert {each.m for each in ran} == {1}

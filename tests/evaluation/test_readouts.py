@@ -4,40 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from marks import slow_but
 
-import st_reba
 from st_reba import Method
 from st_reba.encode import copied_positions
+from st_reba.evaluation.encoding import progress_bar, usable
 from st_reba.evaluation.readouts import Readout, of_base, opened, read, readout_of, shared, vectors
+from st_reba.evaluation.views import views_of
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
 SHARED = [
-    "echo:pooling=mean",
-    "echo",
-    "reba",
-    "reba:pooling=mean",
-    "reba:pooling=mean,layer=1",
-    "reba:layer=-2",
-    "echo:pooling=mean,layer=1",
-    "classical",
-    "classical:pooling=mean,layer=1",
-    "prompteol",
-    "prompteol:layer=1",
-    "nosink:setting=mask0-bidir,k=1",
-    "echo:pooling=mean,setting=mask0-bidir,k=1",
-    "reba:pooling=mean,setting=inplace-bidir,k=1",
-    "reba:normalize=false",
-    "prompteol:read=attention",
-    "prompteol:read=attention,layer=1",
-    "echo:read=attention,pooling=mean,layer=[1,2]",
-    "prompteol:template=reverseol",
+    "echo:pooling=mean", "echo", "reba", "reba:pooling=mean", "reba:pooling=mean,layer=1", "reba:layer=-2",
+    "echo:pooling=mean,layer=1", "classical", "classical:pooling=mean,layer=1", "prompteol", "prompteol:layer=1",
+    "nosink:setting=mask0-bidir,k=1", "nosink:setting=mask0-bidir,k=2", "nosink:setting=mask0-bidir,k=1,layer=2",
+    "echo:pooling=mean,setting=mask0-bidir,k=1", "reba:pooling=mean,setting=inplace-bidir,k=1",
+    "reba:normalize=false", "prompteol:read=attention", "prompteol:read=attention,layer=1",
+    "echo:read=attention,pooling=mean,layer=[1,2]", "prompteol:template=reverseol",
     "prompteol:template=reverseol,read=attention",
     'prompteol:template=["{text} is","{text} means"],weights=[1,-0.5],equal_norms=false,layer=1',
-]
+]  # fmt: skip
 ALONE = [
     "nosink:setting=inter-bidir,k=1", "classical:pooling=cls", "classical:pooling=mean,layer=[0,1]",
     "classical:pooling=mean,layer=0", "reba:implementation=authors", "reba:include_special=true",
@@ -62,16 +51,18 @@ def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: s
         np.testing.assert_allclose(found[method], expected, atol=limit, rtol=0, err_msg=str(method))
 
 
-def test_masks_of_inner_layers_share_the_pass_of_all_layers() -> None:
-    methods = [
-        Method("nosink", setting="mask0-bidir", k=4),
-        Method("nosink", setting="mask0-bidir", k=2, layer=4),
-        Method("classical", pooling="mean", layer=2),
-    ]
-    found = vectors(opened("mini"), methods, TEXTS)
-    assert shared(methods, 6) == {methods[0]: methods}
-    for method in methods:
-        np.testing.assert_allclose(found[method], st_reba.build("mini", method).encode(TEXTS), atol=2e-6, rtol=0)
+def test_layers_of_a_readout() -> None:
+    found = {
+        "prompteol:read=attention": Readout(8, "end", 5),
+        "classical:layer=-8": Readout(1, "last"),
+        "classical:layer=10": None,
+        "classical:layer=-10": None,
+        "echo:read=attention,layer=[1,11]": None,
+    }
+    assert {name: readout_of(Method.parse(name), 8) for name in found} == found
+    base, method = opened("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
+    alone = read(base, [Readout(4, "mean", 2)], TEXTS)
+    np.testing.assert_allclose(alone[Readout(4, "mean", 2)], of_base(base, method).encode(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +73,7 @@ def test_masks_of_inner_layers_share_the_pass_of_all_layers() -> None:
         (["echo", "echo:repeats=3", "echo:repeats=4", "echo:compute_matched=true", "echo:template=echo"], 5),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=2"], 2),
         (["nosink:setting=mask0-bidir,k=3", "nosink:setting=mask0-bidir,k=3,m=2"], 2),
+        (["nosink:setting=mask0-bidir,k=4", "nosink:setting=mask0-bidir,k=2,layer=4", "classical:layer=2"], 1),
         (["nosink:setting=inplace-bidir,k=3", "nosink:setting=mask0-bidir,k=3", "classical:layer=3"], 2),
         (["prompteol", "classical:template=prompteol,layer=3", "classical"], 2),
         (ALONE[:3], 3),
@@ -97,30 +89,32 @@ def test_methods_share_a_pass_if_and_only_if_input_and_masks_agree(names: list[s
 
 
 def test_a_vector_depends_on_neither_batch_nor_repetition() -> None:
-    base, methods = opened("mini"), _methods(["reba:pooling=mean", "echo"])
+    base, methods = opened("mini"), _methods(["reba:pooling=mean", "reba", "echo"])
     whole = vectors(base, methods, TEXTS)
-    pieces = vectors(base, methods, [*TEXTS[::-1], *TEXTS], batch_tokens=8)
     for method in methods:
-        np.testing.assert_allclose(pieces[method], np.concatenate([whole[method][::-1], whole[method]]), atol=1e-6)
+        pieces = vectors(base, [method], [*TEXTS[::-1], *TEXTS], batch_tokens=32)[method]
+        np.testing.assert_allclose(pieces, np.concatenate([whole[method][::-1], whole[method]]), atol=1e-6)
 
 
-def test_parts_are_words() -> None:
-    base = opened("mini")
-    methods = _methods(["echo:pooling=mean", "echo", "reba:pooling=mean", "reba"])
+def test_parts_are_words(base: Callable[..., str]) -> None:
+    model = opened(base("deep"))
+    names = ["echo:pooling=mean", "echo:pooling=last", "reba:pooling=mean", "reba:pooling=last"]
+    methods = _methods([f"{name},normalize=false" for name in names])
     text = TEXTS[2]
-    transformer: Any = base[0]
+    transformer: Any = model[0]
     count = len(transformer.content([text])["input_ids"][0])
-    raw = {method: Method(**{**method.to_dict(), "normalize": False}) for method in methods}
 
     def found(parts: list[tuple[int, int]]) -> dict[Method, Any]:
-        made = vectors(base, list(raw.values()), [text] * len(parts), parts=parts)
-        return {method: made[each] for method, each in raw.items()}
+        return {each: vectors(model, [each], [text] * len(parts), parts=parts)[each] for each in methods}
 
     singles = found([(token, token + 1) for token in range(count)])
     whole, pair = found([(0, count)]), found([(1, 3)])
-    plain = vectors(base, list(raw.values()), [text])
-    for method, one in raw.items():
-        np.testing.assert_allclose(whole[method][0], plain[one][0], atol=2e-5)
+    plain = vectors(model, methods, [text])
+    # Of one token, mean and last are the same.
+    for mean, last in (methods[:2], methods[2:]):
+        np.testing.assert_allclose(singles[mean], singles[last], atol=1e-4)
+    for method in methods:
+        np.testing.assert_allclose(whole[method][0], plain[method][0], atol=1e-4)
         if method.pooling == "mean":
             np.testing.assert_allclose(whole[method][0], singles[method].mean(axis=0), atol=2e-5)
             np.testing.assert_allclose(pair[method][0], singles[method][1:3].mean(axis=0), atol=2e-5)
@@ -130,17 +124,28 @@ def test_parts_are_words() -> None:
     assert np.abs(singles[methods[0]][1] - singles[methods[0]][2]).max() > 0.01
 
 
-def test_an_opened_base_stays_as_it_is_and_shares_its_weights() -> None:
+def test_an_opened_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     base = opened("mini", max_seq_length=32)
     before = base.encode(TEXTS)
     model = of_base(base, Method("reba", layer=3))
     assert next(model.parameters()).data_ptr() == next(base.parameters()).data_ptr()
     # The length is the base's, unless the method says another.
-    assert model[0].tokenizer.model_max_length == 32
+    assert (model[0].tokenizer.model_max_length, model[0].recipe["max_seq_length"]) == (32, 32)
     assert of_base(base, Method("reba", max_seq_length=16))[0].tokenizer.model_max_length == 16
+    checked = Mock()
+    monkeypatch.setattr("st_reba.assembly.check_masks", checked)
     vectors(base, _methods(["reba", "nosink:setting=mask0-bidir,k=2"]), TEXTS)
+    assert checked.called
     assert base[0].depth == 6
     np.testing.assert_array_equal(base.encode(TEXTS), before)
+
+
+def test_vectors_with_a_zero_are_usable_and_those_with_a_gap_are_not() -> None:
+    task, rows = views_of(["a b c d"]), np.array([[0.0, 1.0]] * 4, np.float32)
+    assert usable(rows, task, "m") is rows
+    rows[2, 0] = np.nan
+    with pytest.raises(ValueError, match="a b"):
+        usable(rows, task, "m")
 
 
 def test_progress_counts_positions() -> None:
@@ -148,6 +153,7 @@ def test_progress_counts_positions() -> None:
     vectors(base, [Method("echo")], TEXTS, batch_tokens=16, progress=seen.append)
     assert len(seen) > 1
     vectors(base, [Method("echo", pooled="repeats")], TEXTS, progress=seen.append)
+    assert [progress_bar(1, show).disable for show in (True, False)] == [False, True]
     assert sum(seen) == 2 * sum(copied_positions(of_base(base, Method("echo"))[0], TEXTS, {}))
 
 
@@ -161,8 +167,6 @@ def test_progress_counts_positions() -> None:
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
-        lambda base: vectors(base, [Method("classical", layer=9)], ["a"]),
-        lambda base: vectors(base, [Method("classical", layer=[4, 2])], ["a"]),
     ],
 )
 def test_refusals(call: Callable[[Any], object]) -> None:
