@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     assert all(each.data_ptr() in own for each in model.parameters()), "a weight was copied"
     assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
     assert generated() == before
+
+
+def test_writing_and_embedding_at_once(llama: Path) -> None:
+    llm = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    model = build(llm, tokenizer=AutoTokenizer.from_pretrained(llama), pooling="mean")
+
+    def generated() -> Any:
+        return llm.generate(torch.arange(5, 12)[None], max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+
+    written, vectors = generated(), encoded(model)
+    with ThreadPoolExecutor(4) as pool:
+        both = [(pool.submit(generated), pool.submit(encoded, model)) for _ in range(12)]
+    for tokens, embedded in both:
+        assert tokens.result() == written
+        assert_close(embedded.result(), vectors.double())
 
 
 def gguf_file(folder: Path, kind: str) -> Path:
