@@ -7,6 +7,8 @@ import pytest
 
 from st_reba.evaluation.statistics import Evidence, paired_bootstrap
 
+DRAWN = np.random.default_rng(0).integers(400, size=(1000, 400))
+
 
 def mean(rows: Evidence) -> float:
     return float(rows.mean())
@@ -20,7 +22,7 @@ def test_intervals_have_the_width_of_a_binomial() -> None:
     intervals, none = paired_bootstrap({"a": right(200)}, mean)
     low, high = intervals["a"]
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 / 400), rel=0.1)
-    assert low < 0.5 < high and none == []
+    assert (low, high) == pytest.approx(np.percentile(right(200)[DRAWN].mean(axis=(1, 2)), [2.5, 97.5])) and none == []
 
 
 def test_what_two_methods_share_does_not_blur_their_difference() -> None:
@@ -32,6 +34,8 @@ def test_what_two_methods_share_does_not_blur_their_difference() -> None:
     assert paired.value == pytest.approx(apart.value)
     assert paired.significant and not apart.significant
     assert paired.high - paired.low < apart.high - apart.low
+    moved = np.abs((better - base)[DRAWN].mean(axis=(1, 2)) - 0.05)
+    assert (paired.low, paired.high) == pytest.approx(0.05 + np.percentile(moved, 95) * np.array([-1, 1]))
     (equal,) = paired_bootstrap({"a": base, "b": base}, mean)[1]
     assert (equal.low, equal.high, equal.significant) == (0, 0, False)
 

@@ -30,7 +30,7 @@ def test_published_questions(tmp_path: Path) -> None:
         ["“银行”", *FOUR[:3], " ", "A"],
         ["“银行”", *FOUR, "E"],
     ]
-    pd.DataFrame(rows, columns=CHINESE).to_csv(tmp_path / "q.csv", index=True)
+    pd.DataFrame(rows, columns=CHINESE).to_csv(tmp_path / "q.csv", index=False)
     task = read_task(tmp_path / "q.csv")
     assert (task.kind, task.texts, task.items) == ("WordSense", tuple(FOUR), (((0, 1, 2, 3), 2),))
     assert [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)] == ["银行"] * 4
