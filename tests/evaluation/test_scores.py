@@ -40,8 +40,7 @@ def test_the_first_ten_and_the_first_thousand() -> None:
 def test_cosines_that_float32_cannot_tell_apart_are_equal() -> None:
     vectors = np.array([[1, 0], [0.6, 0.8], [0.6 + 2e-7, 0.8], [0, 0]])
     first, second, zero = cosines(vectors, [0, 0, 0], [1, 2, 3])
-    assert first == second == 0.6
-    assert zero == 0
+    assert (first, second, zero) == (0.6, 0.6, 0)
 
 
 def test_pairs_and_their_classes() -> None:
@@ -123,7 +122,7 @@ def test_entities_are_counted_whole() -> None:
     words, tags = ("New", "York", "sleeps"), ("B-LOC", "I-LOC", "O")
     vectors = np.tile(np.eye(3), (2, 1)) * 30
     train = ((0, words, tags),) * 10
-    asked = ((1, words, ("B-LOC", "I-LOC", "O")),) * 6 + ((1, words, ("B-LOC", "O", "O")),) * 2
+    asked: Any = ((1, words, ("B-LOC", "I-LOC", "O")),) * 6 + ((1, words, ("B-LOC", "O", "O")),) * 2
     asked += ((1, words, ("O", "O", "O")),) * 2
     found = scored(Task("t", "NER", ("New York sleeps", "other"), asked, train), vectors)
     # 10 are found, 8 wanted, 6 right.

@@ -99,8 +99,7 @@ def test_beir_folder(tmp_path: Path) -> None:
 
 
 def test_conll(tmp_path: Path) -> None:
-    sentence = "-DOCSTART- -X- O O\n\nU.N. NNP B-ORG 0 more\nofficial NN O O\n\n"
-    (tmp_path / "a.txt").write_text(sentence * 10, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("-DOCSTART- -X- O O\n\nU.N. NNP B-ORG 0 more\nofficial NN O O\n\n" * 10)
     task = read_task(tmp_path / "a.txt", "NER", train=tmp_path / "a.txt", limit=10)
     assert task.items[0] == (0, ("U.N.", "official"), ("B-ORG", "O"))
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
