@@ -41,7 +41,9 @@ def test_published_questions(tmp_path: Path) -> None:
 
 
 def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
-    task = word_sense_task(pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1])))
+    table = pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1]))
+    task = word_sense_task(table)
+    assert word_sense_task(table, limit=1) == word_sense_task(table, limit=1, seed=0)
     methods = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
     found = compare("mini", task, methods, draws=0)
     assert all(each.scores["accuracy cosine"] == 0.25 for each in found.results)
