@@ -30,10 +30,11 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     """Write a figure as PNG or SVG, by the suffix."""
     from matplotlib import font_manager, rc_context
 
-    there = set(font_manager.get_font_names())
+    fonts = [name for name in FONTS if name in font_manager.get_font_names()]
     # Titles and names are texts of their users: a dollar sign begins no formula.
-    settings: Any = {"font.sans-serif": [name for name in FONTS if name in there], "text.parse_math": False}
-    with rc_context(settings), warnings.catch_warnings():
+    for text in figure.findobj(lambda each: hasattr(each, "set_parse_math")):
+        text.set_parse_math(False)
+    with rc_context({"font.sans-serif": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*missing from font.*")
         figure.savefig(path)
 

@@ -188,8 +188,7 @@ def curve(
     varied = [each for each in frame.to_numpy().ravel() if isinstance(each, str)]
     if not varied:
         raise ValueError(f"{option}: none of the methods takes the values {list(values)}.")
-    if figure is not None:
-        check_figure(figure)
+    _keep((), None, figure)
     results = compare(model, table, varied, draws=0, **options).results
     scores = {each.method: each.score for each in results}
     frame = frame.map(scores.get).astype(float)

@@ -206,7 +206,7 @@ def _nearer(rows: Evidence) -> float:
 
 
 def _f1(rows: Evidence, average: str) -> float:
-    return float(f1_score(rows[:, 1], rows[:, 0], average=average, zero_division=0))
+    return float(f1_score(rows[:, 1], rows[:, 0], average=average))
 
 
 def _v_measure(rows: Evidence, starts: int) -> float:

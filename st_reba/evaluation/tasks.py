@@ -190,11 +190,11 @@ def frame_of(source: Any) -> pd.DataFrame:
     if isinstance(source, pd.DataFrame):
         return source
     path = Path(source)
-    if not path.is_file() or path.suffix not in (".tsv", ".csv", ".txt"):
+    if path.suffix not in (".tsv", ".csv", ".txt"):
         return read_table(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
+    except (OSError, UnicodeDecodeError):
         return read_table(path)
     for separator, fields, places in _BARE:
         cells = lines[0].split(separator)

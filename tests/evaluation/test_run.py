@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from sentence_transformers import SentenceTransformer
 
 import st_reba
 from st_reba.evaluation import encoding, readouts
-from st_reba.evaluation.figures import draw_results
+from st_reba.evaluation.figures import draw_curve, draw_results
 from st_reba.evaluation.instructions import Instructions
-from st_reba.evaluation.run import Result, compare, curve, evaluate, markdown
+from st_reba.evaluation.run import Comparison, Result, compare, curve, evaluate, markdown
+from st_reba.evaluation.statistics import Difference
 from st_reba.evaluation.tasks import Task, read_task
 from st_reba.evaluation.toy import toy_tasks
 from st_reba.methods import Method
@@ -27,6 +30,9 @@ WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "
 PAIRS = pd.DataFrame({"text1": WORDS, "text2": [f"the {word}" for word in WORDS[::-1]], "score": range(12)})
 RANKING = pd.DataFrame([(f"q {w}", f"d {v}", int(w == v)) for w in WORDS for v in WORDS[:3] + [w]])
 RANKING.columns = ["query", "document", "relevance"]
+PROMPTS = {"tasks": {"*": "Find: "}, "query": "{instruction}", "document": "{instruction}"}
+WRONG = ({"one": "Find", "other": ""}, {**PROMPTS, "document": "Find"})
+TAGGED = ((0, ("New", "York"), ("B-LOC", "I-LOC")), (1, ("he", "is"), ("O", "O")))
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +51,33 @@ def opened(small: str) -> SentenceTransformer:
         read_task(PAIRS, name="pairs"),
         read_task(RANKING, "Retrieval", name="ranking"),
         toy_tasks(["S3"], ["en"], "early", limit=12)[0],
-        Task(
-            "ner",
-            "NER",
-            ("New York", "he is"),
-            ((0, ("New", "York"), ("B-LOC", "I-LOC")),) * 10,
-            ((1, ("he", "is"), ("O", "O")),),
-        ),
+        Task("ner", "NER", ("New York", "he is"), TAGGED[:1] * 10, TAGGED[1:]),
     ],
     ids=lambda task: task.name,
 )
 def test_compare_scores_what_evaluate_scores(small: str, opened: SentenceTransformer, task: Task) -> None:
     others = {"pairs": "reba:pooling=mean", "ranking": "nosink:setting=inter-bidir,k=2"}
     methods = [PLAIN, others.get(task.name, "prompteol")]
-    found = compare(opened, task, methods)
+    found = compare(opened, task, methods, prompts=PROMPTS)
     assert [each.method for each in found.results] == methods
     for method, result in zip(methods, found.results, strict=True):
-        (alone,) = evaluate(st_reba.build(small, method), task)
+        (alone,) = evaluate(st_reba.build(small, method), task, prompts=PROMPTS)
         assert alone.scores == pytest.approx(result.scores, abs=1e-3)
         assert alone.interval == pytest.approx(result.interval, abs=1e-3)
-        assert (alone.method, alone.items) == (method, result.items)
+        assert (alone.method, alone.items, alone.prompts, result.prompts) == (method, result.items, "own", "own")
 
 
 def test_methods_with_the_same_input_run_once(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = []
-    read = readouts.read
+    passes: Any = []
+    bars: Any = []
+    read, bar_of = readouts.read, encoding.progress_bar
     monkeypatch.setattr(readouts, "read", lambda *args, **options: passes.append(args) or read(*args, **options))
-    compare(opened, PAIRS, ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"], draws=0)
+    monkeypatch.setattr(encoding, "progress_bar", lambda *given: bars.append(bar_of(*given)) or bars[-1])
+    methods = ["classical", PLAIN, "echo", "echo:pooling=mean", "reba", "reba:layer=3"]
+    compare(opened, PAIRS, methods, draws=0, show_progress_bar=True)
     assert len(passes) == 2
+    # The time that is left is right: the bar counts what its total does.
+    assert [each.n for each in bars] == [each.total for each in bars] and bars[0].total > 0
 
 
 def test_templates_of_queries_and_documents(small: str, opened: SentenceTransformer) -> None:
@@ -88,115 +93,95 @@ def test_templates_of_queries_and_documents(small: str, opened: SentenceTransfor
         assert np.abs(vectors[each][task.queries] - model.encode_document(document)).max() < 1e-5
 
 
-def test_instructions_stand_before_queries(small: str, opened: SentenceTransformer) -> None:
-    task = read_task(RANKING, "Retrieval", name="mine")
-    prompts = {"mine": "Find: "}
-    (told,) = compare(opened, task, [PLAIN], prompts=prompts).results
-    (alone,) = evaluate(st_reba.build(small, PLAIN), task, prompts=prompts)
-    (without,) = compare(opened, task, [PLAIN]).results
-    assert told.prompts == "own"
-    assert told.scores == pytest.approx(alone.scores, abs=1e-3)
-    assert told.scores != without.scores
-
-
+@pytest.mark.filterwarnings("error:Glyph")
 def test_each_result_is_a_line_and_the_figure_is_drawn(small: str, opened: SentenceTransformer, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    found = compare(opened, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="a $ name_")
+    found = compare(opened, PAIRS, [PLAIN, "echo"], out=out, figure=tmp_path / "c.png", name="$_$ 名")
     tasks = [read_task(PAIRS, name=name) for name in "bc"]
-    evaluate(st_reba.build(small, "reba"), tasks, out=out, figure=tmp_path / "e.svg")
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    named = [(each["task"], each["method"]) for each in lines[1:]]
-    assert named == [("a $ name_", "echo"), ("b", "reba"), ("c", "reba")]
-    first = Result(**{**lines[0], "interval": tuple(lines[0]["interval"])})
-    assert first == found.results[0]
-    bars = draw_results(found.results).axes[0]
+    alone = evaluate(st_reba.build(small, "reba"), tasks, out=out, figure=tmp_path / "e.svg")
+    text = out.read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(each["task"], each["method"]) for each in lines[1:]] == [("$_$ 名", "echo"), ("b", "reba"), ("c", "reba")]
+    assert "名" in text and all(each["seconds"] < time.perf_counter() for each in lines)
+    assert Result(**{**lines[0], "interval": tuple(lines[0]["interval"])}) == found.results[0]
+    figure = draw_results([*found.results, *alone])
+    bars, *others = figure.axes
+    assert (bars.get_title(), bars.get_xlabel(), len(others)) == ("$_$ 名", "cosine_spearman", 2)
     assert [each.get_text() for each in bars.get_yticklabels()] == ["echo", PLAIN] and len(bars.lines) == 2
-    assert bars.figure.get_size_inches().tolist() == pytest.approx([6.0, 1.64])
+    assert figure.get_size_inches().tolist() == pytest.approx([11.6, 1.64])
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     assert "</svg>" in (tmp_path / "e.svg").read_text()
 
 
-def test_the_table_counts_significant_differences(opened: SentenceTransformer) -> None:
-    table = pd.DataFrame({"text1": WORDS * 10, "text2": (WORDS[::-1] + WORDS) * 5, "score": ([0] * 12 + [1] * 12) * 5})
-    table["text1"] = [f"{word} {n}" for n, word in enumerate(table["text1"])]
-    found = compare(opened, table, [PLAIN, "prompteol", "classical"])
-    rows = found.table()
-    certain = [each for each in found.differences if each.significant]
-    assert rows["better"].sum() == rows["worse"].sum() == len(certain) > 0
-    best = max(found.results, key=lambda each: each.score).method
-    assert rows.loc[best, "better"] == sum(best in (each.first, each.second) for each in certain)
-    assert rows.loc[best, "worse"] == 0
+def test_the_table_counts_significant_differences() -> None:
+    results = [Result("t", "STS", f"model {n}", n, "ndcg", int(n) / 8, (0.1, int(n)), seconds=2) for n in "123"]
+    apart = [Difference("1", "2", -1, -2, 0), Difference("1", "3", -1, -2, -0.1), Difference("3", "2", 0.5, 0.1, 1)]
+    found = Comparison("t: STS, 9 items", results, apart)
+    rows = {"ndcg": [0.125, 0.25, 0.375], "low": [0.1] * 3, "high": [1, 2, 3], "better": [0, 0, 2], "worse": [1, 1, 0]}
+    assert found.table().to_dict("list") == rows and [*found.table().index] == ["1", "2", "3"]
+    assert str(found).startswith("model 1, t: STS, 9 items, 2.0 seconds\n\n|  | ndcg |")
+    assert Comparison("t", [replace(results[0], interval=None)], ()).table()["low"].isna().all()
 
 
-def test_dropped_rows_are_told(opened: SentenceTransformer) -> None:
+def test_metrics_and_dropped_rows(opened: SentenceTransformer) -> None:
     labels = {str(number): number for number in range(10)}
-    assert "table: STS, 10 items, 2 dropped (its label)" in str(compare(opened, PAIRS, [PLAIN], labels=labels))
-
-
-def test_metrics(opened: SentenceTransformer) -> None:
-    (found,) = compare(opened, PAIRS, [PLAIN], metric="paper").results
-    assert (found.metric, found.score) == ("cosine_pearson", found.scores["cosine_pearson"])
-    (found,) = compare(opened, PAIRS, [PLAIN], draws=0).results
-    assert (found.metric, found.interval) == ("cosine_spearman", None)
+    found = compare(opened, PAIRS, [PLAIN], metric="paper", labels=labels)
+    (result,) = found.results
+    assert (found.task, result.model) == ("table: STS, 10 items, 2 dropped (its label)", encoding.name_of(opened))
+    assert (result.metric, result.score) == ("cosine_pearson", result.scores["cosine_pearson"])
+    (result,) = compare(opened, PAIRS, [PLAIN], draws=0).results
+    assert (result.metric, result.interval) == ("cosine_spearman", None)
+    assert result.score != compare(opened, PAIRS, [PLAIN], draws=0, prompts=PROMPTS).results[0].score
 
 
 def test_curves(opened: SentenceTransformer, tmp_path: Path) -> None:
     frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "layer", [2, 4], figure=tmp_path / "f.png")
     (found,) = compare(opened, PAIRS, [f"{PLAIN},layer=4"]).results
     assert frame.loc[PLAIN, "4"] == pytest.approx(found.score)
-    assert frame.shape == (2, 2)
+    (lines,) = draw_curve(frame, "layer", "score").axes
+    assert (frame.shape, len(lines.lines)) == ((2, 2), 2)
     assert (tmp_path / "f.png").stat().st_size > 0
     frame = curve(opened, PAIRS, [PLAIN, "echo:pooling=mean"], "repeats", [2, 3])
     assert frame.isna().all(axis=1).tolist() == [True, False]
     frame = curve(opened, PAIRS, [PLAIN, "prompteol"], "max_seq_length", [4, 40])
     assert frame.isna().to_numpy().tolist() == [[False, False], [True, False]]
+    for option in ("repeats", "depth"):
+        with pytest.raises(ValueError, match=option):
+            curve(opened, PAIRS, [PLAIN], option, [2])
 
 
 def test_tasks_by_their_names(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    PAIRS.to_csv(tmp_path / "p.csv", index=False)
+    PAIRS.to_csv(tmp_path / "p=q.csv", index=False)
     model = st_reba.build(small, "reba")
     model.save(str(tmp_path / "model"))
-    names = ["toy:S1,en", f"STS={tmp_path / 'p.csv'}", "p.csv", PAIRS]
+    names = ["toy:S1,en", f"STS={tmp_path / 'p=q.csv'}", "p=q.csv", PAIRS]
     found = evaluate(tmp_path / "model", names, limit=11)
-    assert [(each.task, each.items) for each in found] == [("S1 en", 11), ("p", 11), ("p", 11), ("table", 11)]
+    assert [(each.task, each.items) for each in found] == [("S1 en", 11), ("p=q", 11), ("p=q", 11), ("table", 11)]
     assert {each.method for each in found} == {"reba"}
 
 
-@pytest.mark.slow
-def test_the_estimate_of_a_slow_model_holds(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a third of the work on, the time that is left is within a factor of 1.5."""
-    texts = [" ".join(WORDS[: 1 + n % 12]) + f" {n}" for n in range(240)]
-    task = read_task(pd.DataFrame({"text1": texts, "text2": texts[::-1], "score": range(240)}))
-    seen: list[tuple[float, float]] = []
-    bar_of = encoding.progress_bar
-
-    def slow(total: int, show: bool | None) -> Any:
-        bar = bar_of(total, True)
-
-        def update(positions: int, own: Any = bar.update) -> None:
-            time.sleep(positions / 4000)
-            own(positions)
-            about = bar.format_dict
-            seen.append((time.perf_counter(), (about["total"] - about["n"]) * about["elapsed"] / about["n"]))
-
-        bar.update = update
-        return bar
-
-    monkeypatch.setattr(encoding, "progress_bar", slow)
-    compare(opened, task, [PLAIN, "echo", "prompteol"], draws=0, batch_tokens=512)
-    end = seen[-1][0]
-    checked = [(at, left) for at, left in seen if (at - seen[0][0]) > (end - seen[0][0]) / 3 and end - at > 0.2]
-    assert len(checked) > 5
-    assert all((end - at) / 1.5 < left < (end - at) * 1.5 for at, left in checked)
+@pytest.mark.parametrize("options", [{"methods": []}, {"metric": "accuracy"}, *({"prompts": each} for each in WRONG)])
+def test_refused(opened: SentenceTransformer, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        compare(opened, PAIRS, **{"methods": [PLAIN], **options})
 
 
-@pytest.mark.parametrize(
-    ("methods", "options"), [([], {}), (["eco"], {}), ([PLAIN], {"metric": "accuracy"}), ([PLAIN], {"kinds": "STS"})]
-)
-def test_refused(opened: SentenceTransformer, methods: list[str], options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        compare(opened, PAIRS, methods, **options)
+def test_what_cannot_be_written_is_told_before_the_work(opened: SentenceTransformer, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "f.png"
+    for call in (
+        lambda: compare(None, PAIRS, [PLAIN], out=nowhere),
+        lambda: curve(opened, PAIRS[:3], [PLAIN], "layer", [2], figure=nowhere),
+        lambda: evaluate(opened, PAIRS[:3], figure=nowhere),
+    ):
+        with pytest.raises(FileNotFoundError):
+            call()
+    with pytest.raises(ValueError, match="what"):
+        evaluate(opened, PAIRS[:3], figure=tmp_path / "f.what")
+
+
+def test_a_draw_without_a_seed_is_that_of_0() -> None:
+    assert signature(compare).parameters["seed"].default == signature(evaluate).parameters["seed"].default == 0
 
 
 def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
@@ -208,8 +193,6 @@ def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
         bad[3] = value
         with pytest.raises(ValueError, match=task.texts[3]):
             encoding.usable(bad, task, "m")
-    with pytest.raises(ValueError):
-        curve(opened, PAIRS, [PLAIN], "repeats", [2])
 
 
 def test_markdown() -> None:

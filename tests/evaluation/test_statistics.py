@@ -16,11 +16,15 @@ def right(count: int, of: int = 400, seed: int = 0) -> Evidence:
     return np.random.default_rng(seed).permutation(np.arange(of) < count).astype(float)[:, None]
 
 
-def test_intervals_have_the_width_of_a_binomial() -> None:
-    intervals, none = paired_bootstrap({"a": right(200)}, mean)
-    low, high = intervals["a"]
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 / 400), rel=0.1)
-    assert low < 0.5 < high and none == []
+def test_intervals_are_those_of_the_draws() -> None:
+    rows = np.random.default_rng(1).normal(size=(400, 2))
+    intervals, (pair,) = paired_bootstrap({"a": rows[:, :1], "b": rows[:, 1:]}, mean)
+    draws = rows[np.random.default_rng(0).integers(400, size=(1000, 400))].mean(axis=1)
+    np.testing.assert_allclose([*intervals.values()], np.percentile(draws, [2.5, 97.5], axis=0).T)
+    value = mean(rows[:, 0]) - mean(rows[:, 1])
+    half = np.percentile(np.abs(draws[:, 0] - draws[:, 1] - value), 95)
+    np.testing.assert_allclose([pair.low, pair.value, pair.high], [value - half, value, value + half])
+    assert paired_bootstrap({"a": rows}, mean)[1] == []
 
 
 def test_what_two_methods_share_does_not_blur_their_difference() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,7 +22,6 @@ def frame(**columns: object) -> pd.DataFrame:
     ("table", "kind", "found", "item"),
     [
         (PAIRS, None, "STS", (0, 1, 0.0)),
-        (frame(text1=WORDS, text2=WORDS[::-1], label=[0, 1] * 6), None, "PairClassification", (0, 1, 0)),
         (frame(text1=WORDS, text2=WORDS[::-1], label=["0", "2"] * 6), "sts", "STS", (0, 1, 0.0)),
         (frame(text=WORDS, label=list("ab") * 6), None, "Classification", (0, "a")),
         (frame(text=WORDS, label=list("ab") * 6), "clustering", "Clustering", (0, "a")),
@@ -31,8 +30,7 @@ def frame(**columns: object) -> pd.DataFrame:
 )
 def test_columns_tell_the_kind(table: pd.DataFrame, kind: str | None, found: str, item: object) -> None:
     task = read_task(table, kind)
-    assert task.kind == found
-    assert task.items[0] == item
+    assert (task.kind, task.queries, task.items[0]) == (found, 0, item)
 
 
 def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
@@ -46,10 +44,12 @@ def test_files_without_a_header_are_read_unquoted(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n", encoding="utf-8-sig")
         task = read_task(tmp_path / name)
-        assert (task.kind, len(task.items), task.texts[0], task.items[9][2]) == ("STS", 10, f"{quoted} 0", 9.5)
+        assert (task.kind, task.texts[:2], task.items[9]) == ("STS", (f"{quoted} 0", "other 0"), (18, 19, 9.5))
         (tmp_path / name).write_text(f"{text}\n1\t2", encoding="utf-8")
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="line 11"):
             read_task(tmp_path / name)
+    (tmp_path / "named.tsv").write_text("score\ttext1\ttext2\n" + files["semeval.tsv"], encoding="utf-8")
+    assert read_task(tmp_path / "named.tsv").items == task.items
 
 
 def test_labels_columns_and_train() -> None:
@@ -57,6 +57,8 @@ def test_labels_columns_and_train() -> None:
     columns = {"text1": "a", "text2": "b", "label": "gold"}
     task = read_task(table, columns=columns, labels={"entailment": 1, "contradiction": 0})
     assert (len(task.items), task.dropped, task.items[1][2]) == (16, {"its label": 8}, 0)
+    told = read_task(frame(text1=WORDS, text2=WORDS[::-1], label=["0", 0.0, "FALSE", "1", "1.0", True] * 2))
+    assert (told.kind, [value for *_, value in told.items]) == ("PairClassification", [0, 0, 0, 1, 1, 1] * 2)
     known = frame(text=["word 0", "new"] * 6, label=list("ab") * 6)
     task = read_task(frame(text=WORDS, label=list("ab") * 6), train=known)
     assert (task.train[:2], len(task.texts)) == (((0, "a"), (12, "b")), 13)
@@ -71,26 +73,26 @@ def test_rankings() -> None:
     assert task.dropped == {"queries without both relevant and irrelevant documents": 1}
     assert "x" not in task.texts and "x" in read_task(table, "Retrieval").texts
     assert read_task(table, "Retrieval").queries == 12
-    assert read_task(table, limit=10, seed=1).queries == 10
+    some = read_task(table, limit=10)
+    assert some == read_task(table, limit=10, seed=0) != read_task(table, limit=10, seed=1) and some.queries == 10
 
 
 def test_beir_folder(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
-    lines = [json.dumps({"_id": n, "title": "T" * (n % 2), "text": f"text {n}"}) for n in range(12)]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    lines = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(12)]
-    (tmp_path / "queries.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    header = "query-id\tcorpus-id\tscore\n"
+    corpus = frame(_id=range(12), title=["", "T"] * 6, text=WORDS)
+    corpus.to_json(tmp_path / "corpus.jsonl", orient="records", lines=True)
+    queries = frame(_id=[f"q{n}" for n in range(12)], text=[f"query {n}" for n in range(12)])
+    queries.to_json(tmp_path / "queries.jsonl", orient="records", lines=True)
     for split, grade in (("dev", 1), ("test", 2)):
-        judged = "".join(f"q{n}\t{n}\t{grade}\n" for n in range(11))
-        (tmp_path / "qrels" / f"{split}.tsv").write_text(header + judged, encoding="utf-8")
+        judged = frame(query=queries["_id"][:11], document=range(11), score=grade)
+        judged.to_csv(tmp_path / "qrels" / f"{split}.tsv", sep="\t", index=False)
     task = read_task(tmp_path)
     with pytest.raises(ValueError, match="kind"):
         read_task(tmp_path, "STS")
-    assert (task.kind, task.queries, len(task.texts)) == ("Retrieval", 11, 23)
-    assert task.items[1] == (1, (12,), (2.0,)) and task.texts[11:13] == ("text 0", "T text 1")
-    (tmp_path / "qrels" / "test.tsv").write_text(header + "q0\t99\t1\n", encoding="utf-8")
-    with pytest.raises(ValueError):
+    assert (task.kind, task.queries, len(task.texts), task.dropped) == ("Retrieval", 11, 23, {})
+    assert task.items[1] == (1, (12,), (2.0,)) and task.texts[11:13] == ("word 0", "T word 1")
+    judged.assign(document=99).to_csv(tmp_path / "qrels" / "test.tsv", sep="\t", index=False)
+    with pytest.raises(ValueError, match="99"):
         read_task(tmp_path)
     (tmp_path / "qrels").rename(tmp_path / "judgements")
     with pytest.raises(ValueError, match="there is no qrels"):
@@ -98,8 +100,7 @@ def test_beir_folder(tmp_path: Path) -> None:
 
 
 def test_conll(tmp_path: Path) -> None:
-    sentence = "-DOCSTART- O O\n\nU.N. NNP B-ORG 0\nofficial NN O 0\n\n"
-    (tmp_path / "a.txt").write_text(sentence.replace("-DOCSTART- O O", "-DOCSTART- -X- O O") * 10, encoding="utf-8")
+    (tmp_path / "a.txt").write_text("-DOCSTART- -X- O O\n\nU.N. NNP B-ORG 0\nofficial NN O O more\n\n" * 10)
     task = read_task(tmp_path / "a.txt", "NER", train=tmp_path / "a.txt", limit=10)
     assert task.items[0] == (0, ("U.N.", "official"), ("B-ORG", "O"))
     assert (task.texts, len(task.train)) == (("U.N. official",), 10)
@@ -119,28 +120,30 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "options"),
+    ("table", "options", "told"),
     [
-        (PAIRS, {"kind": "Pairs"}),
-        (PAIRS, {"columns": {"text1": "nowhere"}}),
-        (PAIRS, {"columns": {"text3": "sentence1"}}),
-        (PAIRS, {"kind": "Classification"}),
-        (PAIRS, {"train": PAIRS}),
-        (frame(query=WORDS, document=WORDS, relevance=[0, 1] * 6), {"train": PAIRS}),
-        (PAIRS, {"kind": "WordSense", "labels": {}}),
-        (PAIRS[:9], {}),
-        (PAIRS.assign(score=1), {}),
-        (PAIRS.assign(score="high"), {}),
-        (PAIRS.assign(score=float("nan")), {}),
-        (PAIRS.assign(sentence1=" "), {}),
-        (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}),
-        (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}),
-        (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}),
+        (PAIRS, {"kind": "Pairs"}, "'Pairs'"),
+        (PAIRS, {"columns": {"text1": "nowhere"}}, "'nowhere'"),
+        (PAIRS, {"columns": {"text3": "sentence1"}}, "'text3'"),
+        (PAIRS, {"kind": "Classification"}, "text, label"),
+        (PAIRS, {"train": PAIRS}, "train="),
+        (frame(query=WORDS, document=WORDS, relevance=[0, 1] * 6), {"train": PAIRS}, "train="),
+        (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
+        ("a.conll", {"kind": "STS"}, "kind="),
+        (PAIRS[:9], {}, "10 are needed"),
+        (PAIRS.assign(score=1), {}, "1.0"),
+        (PAIRS.assign(score=float("inf")), {}, "row 1: inf"),
+        (PAIRS.assign(score=float("nan")), {}, "row 1: .* missing"),
+        (PAIRS.assign(sentence1=" "), {}, "row 1: ' '"),
+        (frame(text=WORDS, label=["a", "b", " "] * 4), {}, "row 3: .* missing"),
+        (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}, "'yes'"),
+        (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}, "row 2: 'True'"),
+        (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}, "'b'"),
     ],
 )
-def test_refused(table: pd.DataFrame, options: dict[str, object]) -> None:
-    with pytest.raises(ValueError):
-        read_task(table, **options)  # type: ignore[arg-type]
+def test_refused(table: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        read_task(table, **options)
 
 
 def test_a_task_stays_as_it_is_and_says_what_it_holds() -> None:

@@ -45,9 +45,10 @@ def test_the_tasks_of_a_part_stand_for_its_characters() -> None:
 
 
 def test_draws() -> None:
-    assert toy_tasks(["S1"], ["zh"])[0].texts == toy_tasks(["S1"], ["zh"])[0].texts
-    assert toy_tasks(["S1"], ["zh"], seed=1)[0].texts != toy_tasks(["S1"], ["zh"])[0].texts
-    assert len(toy_tasks(["S1"], ["zh"], limit=30)[0].items) == 30
+    assert triples("S1", "zh") == triples("S1", "zh", seed=0) != triples("S1", "zh", seed=1)
+    (task,) = toy_tasks(["S1"], ["zh"], limit=30)
+    assert [task] == toy_tasks(["S1"], ["zh"], limit=30, seed=0) == toy_tasks_named("toy:S1,zh", 30)
+    assert len(task.items) == 30
     assert [task.name for task in toy_tasks_named("toy:en,S2,late")] == ["S2 en late"]
     assert len(toy_tasks_named("toy")) == 6
 

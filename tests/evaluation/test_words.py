@@ -30,7 +30,7 @@ def test_published_questions(tmp_path: Path) -> None:
         ["“银行”", *FOUR[:3], " ", "A"],
         ["“银行”", *FOUR, "E"],
     ]
-    pd.DataFrame(rows, columns=CHINESE).to_csv(tmp_path / "q.csv", index=True)
+    pd.DataFrame(rows, columns=CHINESE).to_csv(tmp_path / "q.csv", index=False)
     task = read_task(tmp_path / "q.csv")
     assert (task.kind, task.texts, task.items) == ("WordSense", tuple(FOUR), (((0, 1, 2, 3), 2),))
     assert [text[start:end] for text, (start, end) in zip(task.texts, task.spans, strict=True)] == ["银行"] * 4
@@ -41,7 +41,9 @@ def test_published_questions(tmp_path: Path) -> None:
 
 
 def test_words_share_passes_and_have_the_vectors_of_encode_words() -> None:
-    task = word_sense_task(pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1])))
+    table = pd.DataFrame([["银行", *FOUR, letter] for letter in "ABCD"], columns=list(QUESTIONS[1]))
+    task = word_sense_task(table)
+    assert word_sense_task(table, limit=1) == word_sense_task(table, limit=1, seed=0)
     methods = ["classical", "echo", "reba", "reba:pooling=mean", "nosink:setting=inter-bidir,k=2"]
     found = compare("mini", task, methods, draws=0)
     assert all(each.scores["accuracy cosine"] == 0.25 for each in found.results)
