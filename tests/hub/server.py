@@ -72,10 +72,11 @@ class Refused(Exception):
 
 
 class Hub:
-    """Repositories, and the paths of the requests that came."""
+    """Repositories, the paths of the requests that came, and the messages of commits."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint, self.repos, self.seen, self.lock = endpoint, dict[str, Repo](), list[str](), threading.RLock()
+        self.messages: list[str] = []
 
 
 @contextmanager
@@ -174,6 +175,8 @@ class Answer(BaseHTTPRequestHandler):
                 files[item["value"]["path"]] = Blob(base64.b64decode(item["value"]["content"]))
             elif item["key"] == "deletedFile":
                 del files[item["value"]["path"]]
+            else:
+                self.hub.messages.append(item["value"]["summary"])
         answer = {}
         if self.query.get("create_pr") == ["1"]:
             revision, answer = "refs/pr/1", {"pullRequestUrl": f"{self.hub.endpoint}/{repo}/discussions/1"}

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 
 import st_reba
 import st_reba.hub.save  # noqa: F401
+from st_reba.bases import EMBEDDED
 from st_reba.hub import save
 
 module = sys.modules["st_reba.hub.save"]
@@ -32,9 +35,9 @@ def model() -> SentenceTransformer:
 def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:
     save(model, tmp_path / "a")
     save(model, tmp_path / "a", overwrite=True)
-    save(SentenceTransformer(str(tmp_path / "a"), device="cpu"), tmp_path / "new" / "b")
+    save(SentenceTransformer(str(tmp_path / "a"), device="cpu"), tmp_path / "new" / "b" / "c")
     first = files(tmp_path / "a")
-    assert files(tmp_path / "new" / "b") == first
+    assert files(tmp_path / "new" / "b" / "c") == first
     assert {"golden.json", "README.md", "st_reba.py", "model.safetensors"} <= set(first)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]
     assert "local_files_only" not in json.loads(first["tokenizer_config.json"])
@@ -47,9 +50,10 @@ def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
     try:
         save(model, tmp_path / "a", golden=False)
     finally:
-        os.umask(mask)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*") if path.is_file()}
-    assert modes == {0o640} and not (tmp_path / "a" / "golden.json").exists()
+        left = os.umask(mask)
+    modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "a").rglob("*")}
+    assert modes == {(True, 0o640), (False, 0o751)} and left == 0o026
+    assert not (tmp_path / "a" / "golden.json").exists()
 
 
 @pytest.mark.parametrize("step", ["write_golden", "write_card", "put"])
@@ -73,12 +77,18 @@ def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     (tmp_path / "file").write_text("keep")
-    for name, overwrite in (("empty", False), ("mine", True), ("file", True)):
+    for name, given in (("empty", {}), ("mine", {"overwrite": True}), ("file", {"overwrite": True})):
         with pytest.raises(FileExistsError):
-            save(model, tmp_path / name, overwrite=overwrite)
+            save(model, tmp_path / name, **given)  # type: ignore[arg-type]
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     save(model, tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "golden.json").is_file()
+
+
+def test_models_of_others_get_their_own_card(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(EMBEDDED["mini"] / "tokenizer.json"))
+    save(SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=2)]), tmp_path / "a", golden=False)
+    assert "StaticEmbedding" in (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
