@@ -52,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "outputs": {"method": "classical", "pooling": "mean", "read": "attention"},
     "layers-concat": {"pooling": "mean", "layer": [1, 2], "join": "concat", "normalize": False},
 }
-_FEW = ("reba-mean", "echo", "nosink")
+_FEW = ("reba-mean", "reba-authors-mean", "echo", "nosink")
 # Every architecture and every tokenizer meets some methods.
 CASES = [
     *(("qwen3", "bos_eos", name) for name in METHODS),
@@ -142,26 +142,29 @@ def changed(part: str, value: Any) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize(
-    ("options", "change"),
+    ("says", "options", "change"),
     [
-        ({"chunk": 8}, None),
-        ({}, lambda model: setattr(model[0], "own_input", True)),
-        ({"method": "prompteol", "template": "metaeol"}, None),
-        ({"method": "prompteol", "template": "{reversed}:"}, None),
-        ({"method": "echo", "template": "{topic} {text} {text}"}, None),
-        ({}, changed("rope_parameters", {"rope_type": "dynamic", "factor": 2.0})),
-        ({}, lambda model: model[0].model.to(torch.bfloat16)),
-        ({}, lambda model: setattr(model, "truncate_dim", 8)),
-        ({"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
-        ({}, lambda model: model.append(Dense(32, 32, use_residual=True))),
-        ({}, lambda model: model.append(Dense(32, 8, module_output_name="other"))),
-        ({}, lambda model: model.append(torch.nn.Identity())),
+        ("without chunk", {"chunk": 8}, None),
+        ("own input", {}, lambda model: setattr(model[0], "own_input", True)),
+        ("several templates", {"method": "prompteol", "template": "contrastive"}, None),
+        ("reverses", {"method": "prompteol", "template": "{reversed}:"}, None),
+        ("topic", {"method": "echo", "template": "{topic} {text} {text}"}, None),
+        ("rotary", {}, changed("rope_parameters", {"rope_type": "dynamic", "factor": 2.0})),
+        ("float32", {}, lambda model: model[0].model.to(torch.bfloat16)),
+        ("truncate_dim", {}, lambda model: setattr(model, "truncate_dim", 8)),
+        ("pooling", {"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
+        ("pooling", {"normalize": False}, lambda model: model.pop(1)),
+        ("Dense", {"normalize": False}, lambda model: model.append(Dense(32, 32, use_residual=True))),
+        ("Dense", {}, lambda model: model.append(Dense(32, 8, module_output_name="other"))),
+        ("Identity", {}, lambda model: model.append(torch.nn.Identity())),
     ],
 )
-def test_refused(base: Callable[..., str], options: dict[str, Any], change: Callable[[Any], None] | None) -> None:
+def test_refused(
+    base: Callable[..., str], says: str, options: dict[str, Any], change: Callable[[Any], None] | None
+) -> None:
     model = build(base("qwen3"), **options)
     if change is not None:
         EmbeddingGraph(model)
         change(model)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=says):
         EmbeddingGraph(model)
