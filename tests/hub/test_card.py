@@ -29,7 +29,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "tasks": ({"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}}, ['as `"Q: {text}{text}"`.']),
     "nosink": (
         {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1},
-        ["| 1-2 forward; 3-5 bidirectional; 6 nosink-bidirectional |"],
+        ["| 1-2 forward; 3-5 bidirectional; 6 n"],
     ),
     "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
     "ensemble": (

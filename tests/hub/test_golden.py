@@ -28,33 +28,21 @@ def test_they_come_out_again(reba: Any, tmp_path: Path) -> None:
     assert '"猫"' in (tmp_path / golden.FILE).read_text(encoding="utf-8")
     report = compare(reba, stored)
     assert report.ok and report.distance < report.tolerance / 10 and not report.changes
-    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
 
 
 def test_a_report_in_words() -> None:
     report = golden.Report(2e-3, 1e-3, {"a": 0.5, "猫": 0.75}, {"torch": ("1", "2")})
-    lines = [
-        "2 texts: distance 2.0e-03, allowed 1.0e-03",
-        'furthest: "猫", by 7.5e-01 of its length',
-        "changed since: torch 1 -> 2",
-    ]
-    assert str(report).splitlines() == [*lines, "FAIL"]
+    lines = ['furthest: "猫", by 7.5e-01 of its length', "changed since: torch 1 -> 2"]
+    assert str(report).splitlines() == ["2 texts: distance 2.0e-03, allowed 1.0e-03", *lines, "FAIL"]
     report = replace(report, distance=0, code="c", foreign=True, graph="g", rounded={"ok": True})
     more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "ok"]
-    assert str(report).splitlines()[1:] == [*lines[1:], *more]
+    assert str(report).splitlines()[1:] == [*lines, *more]
 
 
 def test_another_model_is_found(reba: Any, tmp_path: Path) -> None:
     write_golden(reba, tmp_path)
     stored = read_golden(tmp_path / golden.FILE)
     assert not compare(st_reba.build("mini", "reba", pooling="last", device="cpu"), stored).ok
-    weight = next(reba.parameters())
-    with torch.no_grad():
-        kept = weight.clone()
-        weight.mul_(1 + 1e-3 * torch.rand_like(weight))
-        assert not compare(reba, stored).ok
-        weight.copy_(kept)
-    assert compare(reba, stored).ok
     stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.01)
     report = compare(reba, stored)
     assert not report.ok and max(report.texts, key=lambda text: report.texts[text]) == stored["texts"][3]["text"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,6 @@ from server import Hub
 from st_reba.hub import push
 
 REPO = "org/model"
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def test_dry_run(hub: Hub, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,8 +37,8 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.Ca
     files = hub.repos[REPO].files("main")
     assert set(files) - {".gitattributes"} == set(pushed.files) and pushed.commit and pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:
-        assert files[name].data == (copied / name).read_bytes(), name
-    assert REPO in files["README.md"].data.decode() and "path/to/model" not in files["README.md"].data.decode()
+        assert files[name] == (copied / name).read_bytes(), name
+    assert REPO in files["README.md"].decode() and "path/to/model" not in files["README.md"].decode()
     model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert (model.encode("猫") == SentenceTransformer(str(copied), device="cpu").encode("猫")).all()
     (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
@@ -53,10 +47,10 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.Ca
     assert not hub.repos["org/open"].private
     for _ in range(2):
         push(copied, REPO, revision="v2")
-    assert hub.repos[REPO].files("v2")["README.md"].data.endswith(b"new")
+    assert hub.repos[REPO].files("v2")["README.md"].endswith(b"new")
     asked = push(copied, REPO, create_pr=True)
     assert asked.url == f"{hub.endpoint}/{REPO}/discussions/1" and hub.repos[REPO].branches["refs/pr/1"] == asked.commit
-    assert not hub.repos[REPO].files("main")["README.md"].data.endswith(b"new")
+    assert not hub.repos[REPO].files("main")["README.md"].endswith(b"new")
     assert hub.messages[:2] == ["Upload with st-reba", "Again"]
     assert capsys.readouterr().out.endswith(f"Published: {asked.url}\n")
 

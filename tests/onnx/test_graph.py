@@ -22,12 +22,7 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
     "reba-mean": {"pooling": "mean"},
-    "reba-weights": {
-        "pooling": "mean",
-        "normalize_weights": True,
-        "include_special": True,
-        "template": "{text} / {text}",
-    },
+    "reba-all": {"pooling": "mean", "normalize_weights": True, "include_special": True, "template": "{text} / {text}"},
     "reba-authors": {"implementation": "authors"},
     "reba-authors-mean": {"implementation": "authors", "pooling": "mean", "repeats": 3},
     "reba-nosink": {"pooling": "mean", "setting": "mask0-bidir", "k": 1},
@@ -137,10 +132,6 @@ def test_masks_with_biases() -> None:
             call()
 
 
-def changed(part: str, value: Any) -> Callable[[Any], None]:
-    return lambda model: setattr(model[0].model.config, part, value)
-
-
 @pytest.mark.parametrize(
     ("says", "options", "change"),
     [
@@ -149,7 +140,7 @@ def changed(part: str, value: Any) -> Callable[[Any], None]:
         ("several templates", {"method": "prompteol", "template": "contrastive"}, None),
         ("reverses", {"method": "prompteol", "template": "{reversed}:"}, None),
         ("topic", {"method": "echo", "template": "{topic} {text} {text}"}, None),
-        ("rotary", {}, changed("rope_parameters", {"rope_type": "dynamic", "factor": 2.0})),
+        ("rotary", {}, lambda model: model[0].model.config.update({"rope_parameters": {"rope_type": "dynamic"}})),
         ("float32", {}, lambda model: model[0].model.to(torch.bfloat16)),
         ("truncate_dim", {}, lambda model: setattr(model, "truncate_dim", 8)),
         ("pooling", {"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
@@ -159,9 +150,7 @@ def changed(part: str, value: Any) -> Callable[[Any], None]:
         ("Identity", {}, lambda model: model.append(torch.nn.Identity())),
     ],
 )
-def test_refused(
-    base: Callable[..., str], says: str, options: dict[str, Any], change: Callable[[Any], None] | None
-) -> None:
+def test_refused(base: Callable[..., str], says: str, options: dict[str, Any], change: Any) -> None:
     model = build(base("qwen3"), **options)
     if change is not None:
         EmbeddingGraph(model)
