@@ -27,15 +27,9 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
     "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
     "tasks": ({"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}}, ['as `"Q: {text}{text}"`.']),
-    "nosink": (
-        {"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1},
-        ["| 1-2 forward; 3-5 bidirectional; 6 n"],
-    ),
+    "nosink": ({"method": "nosink", "setting": "mask0&bidir", "k": 4, "k0": 1}, ["; 3-5 bidirectional; 6 nosink-"]),
     "inter": ({"method": "nosink", "setting": "inter-bidir", "k": 2}, ["run again (inter): 5 bidirectional"]),
-    "ensemble": (
-        {"method": "prompteol", "template": "contrastive"},
-        ["takes n + 25 positions, in each of 2 templates"],
-    ),
+    "ensemble": ({"method": "prompteol", "template": "contrastive"}, ["n + 25 positions, in each of 2 templates"]),
     "layers": ({"layer": [2, 4]}, ["4 of LlamaModel", "v_t is the mean of the hidden states of layers 2 to 4, each"]),
     "outputs": ({"method": "classical", "read": "attention"}, ["v_t is the mean of the attention outputs"]),
     "layer": ({"layer": 3, "final_norm": False}, ["v_t is the hidden state of layer 3, before the final norm,"]),

@@ -94,14 +94,13 @@ def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
 
 
 PEAK = """
-import resource, sys, torch, transformers, st_reba
+import resource, sys, transformers, st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.hub import save
 config = transformers.LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2048, num_hidden_layers=20,
     num_attention_heads=8, num_key_value_heads=2, dtype="float32")
-llm = transformers.LlamaModel(config)
-from st_reba.bases import EMBEDDED
 tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
-model = st_reba.build(llm, "echo", tokenizer=tokenizer, max_seq_length=64)
+model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")
 weights = sum(each.numel() * each.element_size() for each in model.parameters())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

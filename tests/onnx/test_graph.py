@@ -32,17 +32,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "echo-mean": {"method": "echo", "pooling": "mean", "template": "Say: {text} Again: {text}!", "max_seq_length": 70},
     "echo-repeats": {"method": "echo", "pooling": "mean", "repeats": 3, "pooled": "repeats"},
     "echo-end": {"method": "echo", "pooling": "mean", "pooled": "last_copy_and_end", "compute_matched": True},
-    "echo-layer": {"method": "echo", "pooling": "mean", "layer": 1},
     "classical": {"method": "classical", "pooling": "mean"},
     "classical-last": {"method": "classical", "pooling": "last", "pooled": "end"},
     "classical-cls": {"method": "classical", "pooling": "cls", "template": "Text: {text}"},
     "prompteol": {"method": "prompteol"},
     "nosink": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "m": 2},
-    "nosink-all": {"method": "nosink", "setting": "mask0-all", "k": 1, "pooling": "last"},
     "nosink-extra": {"method": "nosink", "setting": "extra-back", "k": 2},
     "nosink-extend": {"method": "nosink", "setting": "extend-bidir", "k": 2},
     "nosink-rerouted": {"method": "nosink", "setting": "rerouted", "k": 1},
-    "layer": {"layer": 1},
     "layers": {"method": "classical", "pooling": "mean", "layer": [0, -1], "final_norm": False},
     "outputs": {"method": "classical", "pooling": "mean", "read": "attention"},
     "layers-concat": {"pooling": "mean", "layer": [1, 2], "join": "concat", "normalize": False},
@@ -53,7 +50,7 @@ CASES = [
     *(("qwen3", "bos_eos", name) for name in METHODS),
     *(("gemma2", "cls_sep", name) for name in METHODS if "reba" in name or "nosink" in name),
     *((*base, name) for base in (("gpt2", "plain"), ("gpt_oss", "no_pad_no_eos"), ("mini", "bos")) for name in _FEW),
-    *(("bloom", "bos", name) for name in ("echo-layer", "classical")),
+    *(("bloom", "bos", name) for name in ("echo", "classical")),
 ]
 
 
