@@ -95,7 +95,7 @@ def values_of(
     shown["model_name"] = name or _name(base, method, [prompts, training, dense])
     config = first.model.config.get_text_config()
     return {
-        "metadata": yaml.safe_dump(shown, sort_keys=True, allow_unicode=True, width=120).strip(),
+        "metadata": yaml.safe_dump(shown).strip(),
         "title": f"{base} with {method or 'a pipeline of its own'}",
         "repo": PLACEHOLDER,
         "base": f"[{recorded}](https://huggingface.co/{hub_id})" if hub_id else f"`{recorded}`",

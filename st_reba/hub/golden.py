@@ -107,8 +107,7 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     allowed (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
     """
     backbone: Any = model.transformers_model
-    config = getattr(backbone, "config", None)
-    depth = getattr(config and config.get_text_config(), "num_hidden_layers", None) or 1
+    depth = getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
     # Kernels for quantized weights round differently from machine to machine.
     dtype = "bfloat16" if getattr(backbone, "hf_quantizer", None) is not None else dtype or environment(model)["dtype"]
     exact = dtype in ("float32", "float64")
@@ -194,7 +193,7 @@ def write_file(
         json.dumps({"text": text, "vector": [float(f"{x:.7g}") for x in vector]}, ensure_ascii=False)
         for text, vector in zip(texts, vectors, strict=True)
     ]
-    whole = json.dumps(header, indent=1, ensure_ascii=False)[:-2] + ',\n "texts": [\n  ' + ",\n  ".join(rows)
+    whole = json.dumps(header, indent=1)[:-2] + ',\n "texts": [\n  ' + ",\n  ".join(rows)
     Path(folder, FILE).write_text(f"{whole}\n ]\n}}\n", encoding="utf-8")
 
 

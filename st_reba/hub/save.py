@@ -63,10 +63,10 @@ def save(
         put(new, target)
 
 
-def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False, kind: str = "saved model") -> None:
+def check_free(folder: str | os.PathLike[str], *, overwrite: bool, kind: str = "saved model") -> None:
     """Refuse a folder that holds something else than a saved model, or one that may not be replaced."""
     target = Path(folder)
-    if target.is_dir() and not any(target.iterdir()) or not (target.exists() or target.is_symlink()):
+    if target.is_dir() and not any(target.iterdir()) or not os.path.lexists(target):
         return
     if not (target / "modules.json").is_file():
         raise FileExistsError(f"{str(folder)!r} is there, and no {kind}. Name another folder.")
@@ -92,7 +92,7 @@ def _forget_machine(file: Path) -> None:
     if file.is_file():
         value = json.loads(file.read_text(encoding="utf-8"))
         if value.pop("local_files_only", None) is not None:
-            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+            text = json.dumps(value, indent=2, ensure_ascii=False)
             file.write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -110,7 +110,7 @@ def _write_card(model: SentenceTransformer, graph: EmbeddingGraph, folder: Path,
     metadata["tags"] = [*metadata["tags"], "onnx"]
     metadata["model_name"] = "-".join([metadata["model_name"], "onnx", *([task] if task else [])])
     values |= {
-        "metadata": yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True, width=120).strip(),
+        "metadata": yaml.safe_dump(metadata).strip(),
         "task": task,
         "around": None if values["plain"] and not graph.prompt else values["templates"][task or "document"][0],
         "prompt": graph.prompt,

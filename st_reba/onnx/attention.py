@@ -56,13 +56,13 @@ class GraphCapture(BackwardAttention):
         self.both, self.summed, end = capture.both, summed, summed.shape[1]
         start, length, total = span
         first, count, rows = {
-            "last": (start + length - 1, torch.ones_like(length), 1),
+            "last": (start + length - 1, length, 1),
             "copy": (start, length, longest),
-            "end": (total - 1, torch.ones_like(length), 1),
+            "end": (total - 1, total, 1),
             "half": (torch.zeros_like(total), (total // 2).clamp(min=1), end),
         }[capture.anchors]
         offset = torch.arange(rows, device=summed.device)
-        self.anchors, self.valid = (first + offset).clamp(max=end - 1), offset < count
+        self.anchors, self.valid = first + offset, offset < count
         self.layers, self.maxima, self._rows = 0, [], None
         self.firsts = [0, 1]  # in a graph, texts begin anywhere
 

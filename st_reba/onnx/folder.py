@@ -90,13 +90,13 @@ def write_tokenizer(graph: EmbeddingGraph, folder: Path) -> int:
         for each in added:
             vocabulary.setdefault(each["content"], each["id"])
     values["added_tokens"], values["truncation"] = [each for each in added if not each["special"]], None
-    backend = Tokenizer.from_str(json.dumps(values))
+    backend: Any = Tokenizer.from_str(json.dumps(values))
     tokens = {f"{each}_token": getattr(tokenizer, f"{each}_token", None) for each in _SPECIAL}
     # Whatever is not in the vocabulary would be given an id of its own.
     named = {key: str(token) for key, token in tokens.items() if backend.token_to_id(str(token)) is not None}
     # Padding is masked, so any token will do.
     named["pad_token"] = next(iter(named.values()), str(backend.id_to_token(0)))
-    pad = int(backend.token_to_id(named["pad_token"]) or 0)
+    pad: int = backend.token_to_id(named["pad_token"])
     backend.enable_padding(pad_id=pad, pad_token=named["pad_token"], direction="right")
     if graph.max_length is not None:
         named["model_max_length"] = graph.max_length
@@ -131,4 +131,4 @@ def _check_tokenizer(graph: EmbeddingGraph, folder: Path, added: list[str]) -> N
 
 def _write(file: Path, value: Any) -> None:
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

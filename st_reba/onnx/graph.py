@@ -67,7 +67,7 @@ class EmbeddingGraph(nn.Module):
         self.empty: int | None = None  # the token of a text without one
         with suppress(ValueError):
             self.empty = empty_text_token(model.tokenizer)
-        self.dimension = int(model.get_embedding_dimension() or 0)
+        self.dimension: Any = model.get_embedding_dimension()
         self.model: Any = first.model
         self.behind = nn.ModuleList(rest)
         self._takes = set(signature(self.model.forward).parameters)
@@ -169,7 +169,7 @@ def _check(model: SentenceTransformer, task: Task | None = None) -> None:
     first: Any = model[0]
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(f"{type(first).__name__} keeps the base's own input: no graph. Build with pooling=….")
-    pooling = model[1] if len(model) > 1 else None
+    pooling = [*model, None][1]
     pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
     if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
         raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")

@@ -16,7 +16,7 @@ from .attention import graph_attention
 from .graph import EmbeddingGraph
 
 OPSET = 18
-LARGEST = (1 << 31) - (1 << 26)  # protobuf writes no message of 2 GiB; a graph beside its weights needs room
+LARGEST = 2_000_000_000  # protobuf writes no message of 2 GiB; a graph beside its weights needs room
 _SMALLEST_OUTSIDE = 1024  # what is smaller stays in the graph, where shapes are read from
 _INPUTS, _OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
@@ -35,7 +35,7 @@ def export_graph(graph: EmbeddingGraph, file: Path) -> None:
                 first = first.__cause__
             reason = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
             raise ValueError(f"{name} cannot be exported, as torch cannot trace a part of it: {reason}") from error
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir()
     size = sum(value.const_value.nbytes for value in traced.graph.initializers.values())
     outside = {"external_data": f"{file.name}_data", "size_threshold_bytes": _SMALLEST_OUTSIDE}
     import_module("onnx_ir").save(traced, file, **(outside if size > LARGEST else {}))
@@ -53,7 +53,7 @@ def _traced(graph: EmbeddingGraph) -> Any:
             warnings.simplefilter("ignore")
             traced = torch.export.export(graph, example, dynamic_shapes=dynamic, strict=False)
             names: dict[str, Any] = {"input_names": list(_INPUTS), "output_names": [_OUTPUT], "dynamic_shapes": named}
-            program: Any = torch.onnx.export(traced, dynamo=True, opset_version=OPSET, verbose=False, **names)
+            program: Any = torch.onnx.export(traced, dynamo=True, opset_version=OPSET, **names)
     finally:
         logging.disable(logging.NOTSET)
     return program.model

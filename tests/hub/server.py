@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _REPO = r"/api/models/(?P<repo>[^/]+/[^/]+)"
@@ -26,17 +26,11 @@ ROUTES = [
     ("HEAD", "file", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
     ("GET", "file", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
 ]
-TOKENS = {"hf_writer": "write", "hf_reader": "read"}
+TOKENS = {"hf_writer": "write"}
 
 
-class Blob(NamedTuple):
-    """A file as a commit holds it."""
-
-    data: bytes
-
-    @property
-    def oid(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
+def oid_of(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 @dataclass
@@ -44,10 +38,10 @@ class Repo:
     """A repository: every commit's files, and where branches point."""
 
     private: bool
-    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, branch: str, files: dict[str, Blob]) -> str:
+    def commit(self, branch: str, files: dict[str, bytes]) -> str:
         oid = hashlib.sha1(f"{len(self.commits)} {files}".encode()).hexdigest()
         self.commits[oid], self.branches[branch] = files, oid
         return oid
@@ -58,7 +52,7 @@ class Repo:
             raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return oid
 
-    def files(self, revision: str = "main") -> dict[str, Blob]:
+    def files(self, revision: str = "main") -> dict[str, bytes]:
         return self.commits[self.find(revision)]
 
 
@@ -72,10 +66,11 @@ class Refused(Exception):
 
 
 class Hub:
-    """Repositories, and the paths of the requests that came."""
+    """Repositories, the paths of the requests that came, and the messages of commits."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint, self.repos, self.seen, self.lock = endpoint, dict[str, Repo](), list[str](), threading.RLock()
+        self.messages: list[str] = []
 
 
 @contextmanager
@@ -107,7 +102,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        self.query, self.body = parse_qs(url.query), self.read_body()
+        self.query, self.body = parse_qs(url.query), self.rfile.read(int(self.headers.get("Content-Length") or 0))
         found = [(name, re.fullmatch(each, url.path)) for method, name, each in ROUTES if method == self.command]
         name, match = next(((name, match) for name, match in found if match), ("", None))
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
@@ -124,16 +119,6 @@ class Answer(BaseHTTPRequestHandler):
             self.send(refused.status, refused.body, refused.headers)
 
     do_POST = do_HEAD = do_GET
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        parts = []
-        while size := int(self.rfile.readline().strip() or b"0", 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
 
     def check_access(self, name: str, token: str | None, named: dict[str, str]) -> None:
         role = TOKENS.get(token or "")
@@ -154,26 +139,25 @@ class Answer(BaseHTTPRequestHandler):
         if repo_id in self.hub.repos:
             raise Refused(409, "You already created this model repo", url=url)
         repo = self.hub.repos[repo_id] = Repo(wanted.get("visibility") == "private" or bool(wanted.get("private")))
-        repo.commit("main", {".gitattributes": Blob(b"")})
+        repo.commit("main", {".gitattributes": b""})
         return {"url": url, "name": repo_id, "id": repo_id}
 
     def on_yaml(self) -> Any:
         return {"errors": [], "warnings": []}
 
     def on_preupload(self, repo: str, revision: str) -> Any:
-        there, files = self.repo.files(revision), [each["path"] for each in json.loads(self.body)["files"]]
-        known = {path: {"oid": there[path].oid} if path in there else {} for path in files}
-        return {
-            "files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False, **known[path]} for path in files]
-        }
+        files = [each["path"] for each in json.loads(self.body)["files"]]
+        return {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]}
 
     def on_commit(self, repo: str, revision: str) -> Any:
         files = dict(self.repo.files(revision))
         for item in map(json.loads, self.body.splitlines()):
             if item["key"] == "file":
-                files[item["value"]["path"]] = Blob(base64.b64decode(item["value"]["content"]))
+                files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
             elif item["key"] == "deletedFile":
                 del files[item["value"]["path"]]
+            else:
+                self.hub.messages.append(item["value"]["summary"])
         answer = {}
         if self.query.get("create_pr") == ["1"]:
             revision, answer = "refs/pr/1", {"pullRequestUrl": f"{self.hub.endpoint}/{repo}/discussions/1"}
@@ -196,16 +180,16 @@ class Answer(BaseHTTPRequestHandler):
         files = self.repo.files(revision)
         if path and not any(name.startswith(f"{path}/") for name in files):
             raise Refused(404, f"{path} does not exist on {revision}", "EntryNotFound")
-        return [{"type": "file", "path": name, "size": len(each.data), "oid": each.oid} for name, each in files.items()]
+        return [{"type": "file", "path": name, "size": len(each), "oid": oid_of(each)} for name, each in files.items()]
 
     def on_file(self, repo: str, revision: str, path: str) -> bytes:
         oid = self.repo.find(revision)
         self.extra = {"X-Repo-Commit": oid}
         if path not in self.repo.commits[oid]:
             raise Refused(404, "Entry not found", "EntryNotFound")
-        blob: Blob = self.repo.commits[oid][path]
-        self.extra["ETag"] = f'"{blob.oid}"'
-        return blob.data
+        data: bytes = self.repo.commits[oid][path]
+        self.extra["ETag"] = f'"{oid_of(data)}"'
+        return data
 
     def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -32,9 +32,9 @@ def model() -> SentenceTransformer:
 def test_the_same_bytes_again(model: SentenceTransformer, tmp_path: Path) -> None:
     save(model, tmp_path / "a")
     save(model, tmp_path / "a", overwrite=True)
-    save(SentenceTransformer(str(tmp_path / "a"), device="cpu"), tmp_path / "new" / "b")
+    save(SentenceTransformer(str(tmp_path / "a"), device="cpu"), tmp_path / "new" / "b" / "c")
     first = files(tmp_path / "a")
-    assert files(tmp_path / "new" / "b") == first
+    assert files(tmp_path / "new" / "b" / "c") == first
     assert {"golden.json", "README.md", "st_reba.py", "model.safetensors"} <= set(first)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]
     assert "local_files_only" not in json.loads(first["tokenizer_config.json"])
@@ -47,9 +47,10 @@ def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
     try:
         save(model, tmp_path / "a", golden=False)
     finally:
-        os.umask(mask)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*") if path.is_file()}
-    assert modes == {0o640} and not (tmp_path / "a" / "golden.json").exists()
+        left = os.umask(mask)
+    modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "a").rglob("*")}
+    assert modes == {(True, 0o640), (False, 0o751)} and left == 0o026
+    assert not (tmp_path / "a" / "golden.json").exists()
 
 
 @pytest.mark.parametrize("step", ["write_golden", "write_card", "put"])
@@ -73,12 +74,14 @@ def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     (tmp_path / "file").write_text("keep")
-    for name, overwrite in (("empty", False), ("mine", True), ("file", True)):
+    for name, given in (("empty", {}), ("mine", {"overwrite": True}), ("file", {"overwrite": True})):
         with pytest.raises(FileExistsError):
-            save(model, tmp_path / name, overwrite=overwrite)
+            save(model, tmp_path / name, **given)  # type: ignore[arg-type]
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     save(model, tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "golden.json").is_file()
+    save(SentenceTransformer(modules=[model[2]]), tmp_path / "others", golden=False)
+    assert "Normalize" in (tmp_path / "others" / "README.md").read_text(encoding="utf-8"), "its library's card"
 
 
 def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
@@ -91,14 +94,13 @@ def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
 
 
 PEAK = """
-import resource, sys, torch, transformers, st_reba
+import resource, sys, transformers, st_reba
+from st_reba.bases import EMBEDDED
 from st_reba.hub import save
 config = transformers.LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2048, num_hidden_layers=20,
     num_attention_heads=8, num_key_value_heads=2, dtype="float32")
-llm = transformers.LlamaModel(config)
-from st_reba.bases import EMBEDDED
 tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
-model = st_reba.build(llm, "echo", tokenizer=tokenizer, max_seq_length=64)
+model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")
 weights = sum(each.numel() * each.element_size() for each in model.parameters())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from st_reba.hub import verify
-
-
-@pytest.fixture
-def copied(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def test_a_saved_model(saved: Path) -> None:
@@ -44,6 +38,10 @@ def test_other_vectors(copied: Path) -> None:
     settings.write_text(json.dumps({**value, "pooled": "all"}), encoding="utf-8")
     report = verify(copied)
     assert not report.ok and report.distance > report.tolerance
+    modules = (copied / "modules.json").read_text(encoding="utf-8")
+    (copied / "modules.json").write_text(modules.replace("sentence_transformers", "x"), encoding="utf-8")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        verify(copied)
     (copied / "golden.json").unlink()
     with pytest.raises(FileNotFoundError):
         verify(copied)

@@ -6,10 +6,13 @@ import copy
 import json
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ import st_reba.onnx
 from st_reba.hub import verify
 from st_reba.hub.golden import TEXTS as TWENTY
 from st_reba.onnx import runtime, tracing
-from st_reba.onnx.folder import write_tokenizer
+from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
 from st_reba.onnx.runtime import LEAST, Runner
 from st_reba.probe import worst
@@ -37,23 +40,18 @@ onnx = pytest.importorskip("onnx")
 # pytest would keep every record of the tracer, which are many.
 logging.getLogger("torch.__trace").propagate = False
 
-# What a model with Echo has in its small files, apart from versions.
-FILES = Path(__file__).with_name("files.json")
 LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. " * 12
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
 
 
-def build(base: Callable[..., str], method: str) -> SentenceTransformer:
-    """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
-    options: dict[str, Any] = {"repeats": 3, "layer": 1, "max_seq_length": 200, "dtype": "float32", "device": "cpu"}
-    model = st_reba.build(base("gpt2", "bos"), method, pooling="mean", **options)
-    torch.manual_seed(0)
-    return SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
-
-
 @pytest.fixture(scope="module", params=slow_but(["echo", "reba"], "echo"))
 def exported(request: Any, base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    model, folder = build(base, request.param), tmp_path_factory.mktemp("onnx") / "out"
+    """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
+    options: dict[str, Any] = {"repeats": 3, "layer": 1, "max_seq_length": 200, "dtype": "float32", "device": "cpu"}
+    model = st_reba.build(base("gpt2", "bos"), request.param, pooling="mean", **options)
+    torch.manual_seed(0)
+    model = SentenceTransformer(modules=[model[0], model[1], Dense(32, 16), model[2]], device="cpu")
+    folder = tmp_path_factory.mktemp("onnx") / "a" / "new" / "folder"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracing, "LARGEST", 0)  # weights stand beside the graph, as those of a large model
         report = st_reba.onnx.export(model, folder, quantize="int8")
@@ -87,14 +85,15 @@ def test_stock_operators_and_files(exported: Any) -> None:
         *("model.onnx", "model.onnx_data", "model_quantized.onnx", "model_quantized.onnx_data", "model_quantized.json")
     }
     assert not [file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".py")]
-    for name, wanted in json.loads(FILES.read_text(encoding="utf-8")).items():
+    # What a model with Echo has in its small files, apart from versions.
+    for name, wanted in json.loads(Path(__file__).with_name("files.json").read_text(encoding="utf-8")).items():
         found = json.loads((folder / name).read_text(encoding="utf-8"))
         assert found == wanted if isinstance(found, list) else {**found, **wanted} == found, name
     config: Any = AutoConfig.from_pretrained(str(folder))
     assert config.max_position_embeddings == 256 // 3 > report["max_seq_length"]
     assert config.vocab_size == 512 and "_name_or_path" not in (folder / "config.json").read_text(encoding="utf-8")
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "- onnx\n" in card and f"{report['int8']['alone']['min']}" in card and "{{" not in card
+    assert f"{report['int8']['alone']['min']}" in card and "{{" not in card and "puts around every" not in card
     with pytest.raises((OSError, TypeError, ValueError)):
         SentenceTransformer(str(folder), device="cpu")
 
@@ -114,26 +113,24 @@ def test_tokenizer(exported: Any) -> None:
 
 def test_int8(exported: Any) -> None:
     _, folder, report = exported
-    assert LEAST["min"] < report["int8"]["alone"]["min"] < 1 - 1e-5
+    assert json.loads((folder / "onnx" / "model_quantized.json").read_text(encoding="utf-8")) == report["int8"]
+    rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(TWENTY)
+    assert report["int8"]["alone"] == runtime.cosines(rounded.encode(TWENTY), wanted)
+    assert report["int8"]["alone"]["min"] < 1 - 1e-5 and report["int8"]["batch_size"] == 16
     assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
     graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
     eight = [each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.INT8]
     # Of 8 bits, pairs of products overflow on a processor without VNNI.
     assert eight and max(int(abs(onnx.numpy_helper.to_array(each).astype(int)).max()) for each in eight) <= 64
+    assert any(each.name.endswith("_scale") and each.dims for each in graph.graph.initializer), "one for each channel"
+    assert len([node for node in graph.graph.node if node.op_type == "MatMulInteger"]) == len(eight) // 2
     behind = {each.data_type for each in graph.graph.initializer if each.name.startswith("behind.")}
     assert behind == {onnx.TensorProto.FLOAT}, "the filter stays in float32"
 
 
 def test_cosines() -> None:
-    found = runtime.cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [0, 1]]))
-    assert found == {"min": 0, "mean": 0.5, "ok": False}
-
-
-def test_a_damaged_graph(tmp_path: Path) -> None:
-    (tmp_path / "onnx").mkdir()
-    (tmp_path / "onnx" / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(ValueError, match="does not read onnx/model.onnx"):
-        Runner(tmp_path)
+    found = runtime.cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
+    assert found == {"min": 0.707107, "mean": 0.853553, "ok": False}
 
 
 def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +146,10 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not runtime.verify_graph(str(folder), golden, hub={}).ok
     with pytest.raises(ValueError):
         verify(folder, device="cuda")
-
-
-def stretched(vectors: Any, by: float) -> Any:
-    """Vectors at that distance."""
-    return vectors + by * (vectors - vectors.mean(axis=0))
+    fetched = Mock(return_value=str(folder))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert runtime.verify_graph("org/x", golden, hub={"cache_folder": "c", "revision": "r"}).rounded
+    assert fetched.call_args.kwargs.items() >= {"cache_dir": "c", "revision": "r"}.items()
 
 
 @pytest.mark.parametrize("exported", ["echo"], indirect=True)
@@ -175,7 +171,7 @@ def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: 
     for way in range(3):  # alone, in a batch, padded on the left: the worst decides, not their mean
         with monkeypatch.context() as patch:
             off = 2e-4 * np.eye(3)[way]
-            patch.setattr(Runner, "encode", lambda *given, off=off: stretched(right(*given), off[len(given) - 2]))
+            patch.setattr(Runner, "encode", lambda *given, off=off: right(*given) * (1 + off[len(given) - 2]))
             with pytest.raises(ValueError, match="is off by"):
                 st_reba.onnx.export(model, tmp_path / "padded")
     monkeypatch.setitem(LEAST, "mean", 0.9999999)
@@ -188,23 +184,60 @@ def test_a_bad_graph_is_not_written(exported: Any, tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == ["same"]
 
 
-def test_no_interface(base: Callable[..., str], tmp_path: Path) -> None:
-    model = st_reba.build(base("bloom"), "reba", dtype="float32", device="cpu")
-    with pytest.raises(ValueError, match="attention of its own"):
-        st_reba.onnx.export(model, tmp_path / "bloom")
-    assert not os.listdir(tmp_path) and np.isfinite(model.encode("x")).all()
-
-
-def test_what_no_graph_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = EmbeddingGraph(st_reba.build("mini", "echo", dtype="float32", device="cpu"))
+def test_what_no_graph_holds(base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, bloom, own = (
+        EmbeddingGraph(st_reba.build(base(name), method, dtype="float32", device="cpu"))
+        for name, method in (("mini", "reba"), ("bloom", "echo"), ("bloom", "reba"))
+    )
     slow: Any = SimpleNamespace(first=SimpleNamespace(tokenizer=SimpleNamespace(is_fast=False)))
-    cause = "try: [][1]\nexcept IndexError as error: raise RuntimeError from error"
-    monkeypatch.setattr(tracing, "_traced", lambda graph: exec(cause))
+
+    def fail(*_: Any, **__: Any) -> None:
+        warnings.warn("of the exporter", stacklevel=1)
+        raise RuntimeError from IndexError(f"{logging.root.manager.disable}, all warnings but errors are silenced")
+
+    monkeypatch.setattr(torch.export, "export", fail)
     for says, call in {
         "quantize='int4'": lambda: st_reba.onnx.export(graph.first, tmp_path / "a", quantize="int4"),
-        "of it: IndexError": lambda: tracing.export_graph(graph, tmp_path / "b"),
+        "of it: IndexError: 30": lambda: tracing.export_graph(graph, tmp_path / "b"),
+        "of it: IndexError": lambda: tracing.export_graph(bloom, tmp_path / "b"),
+        "attention of its own": lambda: tracing.export_graph(own, tmp_path / "b"),
         "in its vocabulary": lambda: write_tokenizer(setattr(graph, "budget", 1) or graph, tmp_path),
         "has no tokenizer.json": lambda: write_tokenizer(slow, tmp_path),
+        "does not read onnx/model.onnx": lambda: Runner(tmp_path),
     }.items():
-        with pytest.raises(ValueError, match=says):
+        with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=says):
             call()
+    assert logging.root.manager.disable == logging.NOTSET
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match="exporting needs onnxscript"):
+        st_reba.onnx.export(bloom.first, tmp_path / "a")
+
+
+@pytest.mark.parametrize("task", ["query", None])
+def test_card(base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
+    """And golden texts: an empty one only where the tokenizer adds a token. Nothing is traced."""
+    options: dict[str, Any] = {"template": "{text} / {text}", "dtype": "float32", "device": "cpu"}
+    if task:
+        options |= {"template": {"query": "{text}{text}", "document": "D: {text}{text}"}, "prompts": {"query": "问："}}
+    model: Any = st_reba.build(base("gpt2", "plain" if task else "bos_eos"), "echo", **options)
+    model[0].base_model = "题"
+    encode = model.encode_query if task else model.encode
+    monkeypatch.setattr(st_reba.onnx, "export_graph", lambda graph, file: None)
+    monkeypatch.setattr(st_reba.onnx, "Runner", lambda folder: SimpleNamespace(encode=lambda texts, *_: encode(texts)))
+    st_reba.onnx.export(model, tmp_path / "out", task=task)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    around = '`encode_query` does: the template `"{text}{text}"`, with the prompt `"问："`.'
+    assert (around if task else '`encode` does: the template `"{text} / {text}"`.') in card
+    assert ("queries only" in card) == ("adds no special tokens" in card) == bool(task)
+    golden = json.loads((tmp_path / "out" / "golden.json").read_text(encoding="utf-8"))
+    assert [each["text"] for each in golden["texts"]] == list(TWENTY[1:] if task else TWENTY)
+    assert "\nmodel_name: 题-" in card and "- onnx\n" in card and ("-onnx-query\n" in card) == bool(task)
+
+
+def test_lengths_of_a_model_without_positions(base: Callable[..., str], tmp_path: Path) -> None:
+    model = st_reba.build(base("bloom"), "echo", dtype="float32", device="cpu", max_seq_length=64)
+    graph = EmbeddingGraph(model)
+    for graph.max_length in (32, None):  # without a limit the file has none
+        write_folder(model, graph, tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        assert config.get("max_position_embeddings") == graph.max_length

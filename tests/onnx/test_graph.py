@@ -22,12 +22,7 @@ TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", "The old
 METHODS: dict[str, dict[str, Any]] = {
     "reba": {},
     "reba-mean": {"pooling": "mean"},
-    "reba-weights": {
-        "pooling": "mean",
-        "normalize_weights": True,
-        "include_special": True,
-        "template": "{text} / {text}",
-    },
+    "reba-all": {"pooling": "mean", "normalize_weights": True, "include_special": True, "template": "{text} / {text}"},
     "reba-authors": {"implementation": "authors"},
     "reba-authors-mean": {"implementation": "authors", "pooling": "mean", "repeats": 3},
     "reba-nosink": {"pooling": "mean", "setting": "mask0-bidir", "k": 1},
@@ -37,28 +32,25 @@ METHODS: dict[str, dict[str, Any]] = {
     "echo-mean": {"method": "echo", "pooling": "mean", "template": "Say: {text} Again: {text}!", "max_seq_length": 70},
     "echo-repeats": {"method": "echo", "pooling": "mean", "repeats": 3, "pooled": "repeats"},
     "echo-end": {"method": "echo", "pooling": "mean", "pooled": "last_copy_and_end", "compute_matched": True},
-    "echo-layer": {"method": "echo", "pooling": "mean", "layer": 1},
     "classical": {"method": "classical", "pooling": "mean"},
     "classical-last": {"method": "classical", "pooling": "last", "pooled": "end"},
     "classical-cls": {"method": "classical", "pooling": "cls", "template": "Text: {text}"},
     "prompteol": {"method": "prompteol"},
     "nosink": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "m": 2},
-    "nosink-all": {"method": "nosink", "setting": "mask0-all", "k": 1, "pooling": "last"},
     "nosink-extra": {"method": "nosink", "setting": "extra-back", "k": 2},
     "nosink-extend": {"method": "nosink", "setting": "extend-bidir", "k": 2},
     "nosink-rerouted": {"method": "nosink", "setting": "rerouted", "k": 1},
-    "layer": {"layer": 1},
     "layers": {"method": "classical", "pooling": "mean", "layer": [0, -1], "final_norm": False},
     "outputs": {"method": "classical", "pooling": "mean", "read": "attention"},
     "layers-concat": {"pooling": "mean", "layer": [1, 2], "join": "concat", "normalize": False},
 }
-_FEW = ("reba-mean", "echo", "nosink")
+_FEW = ("reba-mean", "reba-authors-mean", "echo", "nosink")
 # Every architecture and every tokenizer meets some methods.
 CASES = [
     *(("qwen3", "bos_eos", name) for name in METHODS),
     *(("gemma2", "cls_sep", name) for name in METHODS if "reba" in name or "nosink" in name),
     *((*base, name) for base in (("gpt2", "plain"), ("gpt_oss", "no_pad_no_eos"), ("mini", "bos")) for name in _FEW),
-    *(("bloom", "bos", name) for name in ("echo-layer", "classical")),
+    *(("bloom", "bos", name) for name in ("echo", "classical")),
 ]
 
 
@@ -137,31 +129,28 @@ def test_masks_with_biases() -> None:
             call()
 
 
-def changed(part: str, value: Any) -> Callable[[Any], None]:
-    return lambda model: setattr(model[0].model.config, part, value)
-
-
 @pytest.mark.parametrize(
-    ("options", "change"),
+    ("says", "options", "change"),
     [
-        ({"chunk": 8}, None),
-        ({}, lambda model: setattr(model[0], "own_input", True)),
-        ({"method": "prompteol", "template": "metaeol"}, None),
-        ({"method": "prompteol", "template": "{reversed}:"}, None),
-        ({"method": "echo", "template": "{topic} {text} {text}"}, None),
-        ({}, changed("rope_parameters", {"rope_type": "dynamic", "factor": 2.0})),
-        ({}, lambda model: model[0].model.to(torch.bfloat16)),
-        ({}, lambda model: setattr(model, "truncate_dim", 8)),
-        ({"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
-        ({}, lambda model: model.append(Dense(32, 32, use_residual=True))),
-        ({}, lambda model: model.append(Dense(32, 8, module_output_name="other"))),
-        ({}, lambda model: model.append(torch.nn.Identity())),
+        ("without chunk", {"chunk": 8}, None),
+        ("own input", {}, lambda model: setattr(model[0], "own_input", True)),
+        ("several templates", {"method": "prompteol", "template": "contrastive"}, None),
+        ("reverses", {"method": "prompteol", "template": "{reversed}:"}, None),
+        ("topic", {"method": "echo", "template": "{topic} {text} {text}"}, None),
+        ("rotary", {}, lambda model: model[0].model.config.update({"rope_parameters": {"rope_type": "dynamic"}})),
+        ("float32", {}, lambda model: model[0].model.to(torch.bfloat16)),
+        ("truncate_dim", {}, lambda model: setattr(model, "truncate_dim", 8)),
+        ("pooling", {"method": "classical"}, lambda model: setattr(model[1], "pooling_mode", "weightedmean")),
+        ("pooling", {"normalize": False}, lambda model: model.pop(1)),
+        ("Dense", {"normalize": False}, lambda model: model.append(Dense(32, 32, use_residual=True))),
+        ("Dense", {}, lambda model: model.append(Dense(32, 8, module_output_name="other"))),
+        ("Identity", {}, lambda model: model.append(torch.nn.Identity())),
     ],
 )
-def test_refused(base: Callable[..., str], options: dict[str, Any], change: Callable[[Any], None] | None) -> None:
+def test_refused(base: Callable[..., str], says: str, options: dict[str, Any], change: Any) -> None:
     model = build(base("qwen3"), **options)
     if change is not None:
         EmbeddingGraph(model)
         change(model)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=says):
         EmbeddingGraph(model)
