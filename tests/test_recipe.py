@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
 
 import st_reba
 from st_reba import Filter, Method
@@ -95,27 +95,18 @@ def test_refused(tmp_path: Path, text: str) -> None:
         read_recipe(written(tmp_path, text))
 
 
-def test_a_base_s_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where the caller says so, and not where the recipe does."""
+def test_a_base_s_own_code(tmp_path: Path) -> None:
+    """It runs where the caller says so."""
     base, marker = tmp_path / "base", tmp_path / "ran"
-    monkeypatch.setenv("PLANTED_MARKER", str(marker))
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
-    base.mkdir()
-    for file in EMBEDDED["mini"].iterdir():
-        if file.is_file():
-            (base / file.name).write_bytes(file.read_bytes())
-    code = "import os, pathlib\npathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')\n"
-    code += "from transformers import LlamaConfig\nclass EvilConfig(LlamaConfig):\n    model_type = 'evil'\n"
-    (base / "evil.py").write_text(code)
+    shutil.copytree(EMBEDDED["mini"], base)
+    (base / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     config = json.loads((base / "config.json").read_text())
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.EvilConfig"}}
     (base / "config.json").write_text(json.dumps(config))
-    for text in ("", "trust_remote_code: true\n", "model_kwargs: {trust_remote_code: true}\n"):
-        with pytest.raises((ValueError, OSError)):
-            st_reba.build(written(tmp_path, f"base: {base}\n{text}"))
-        assert not marker.exists()
-    AutoConfig.from_pretrained(base, trust_remote_code=True)
-    assert marker.exists()
+    for trusted in (False, True):
+        with pytest.raises((ValueError, OSError, AttributeError)):
+            st_reba.build(written(tmp_path, f"base: {base}\n"), trust_remote_code=trusted)
+        assert marker.exists() is trusted
 
 
 LETTERS = "abcdefghi"

@@ -76,9 +76,4 @@ def test_tune(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     labels.to_csv(tmp_path / "t.csv", index=False)
     assert main(["tune", "mini", str(tmp_path / "t.csv"), out, "--column", "text=nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err
-    (tmp_path / "folder" / "below").mkdir(parents=True)
-    (tmp_path / "folder" / "a.txt").write_text("one\n\ntwo\n", encoding="utf-8")
-    (tmp_path / "folder" / "below" / "b.txt").write_text("three\n", encoding="utf-8")
-    calls.clear()
-    assert main(["tune", "mini", str(tmp_path / "folder"), out]) == 0 and calls[0][0][1] == ["one", "two", "three"]
     assert main(["tune", "mini", str(tmp_path / "t.txt"), out, "--kind", "STS"]) == 1

@@ -66,13 +66,6 @@ def test_options_of_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         assert main(["build", "mini", *wrong]) == 1 and not asked.called
 
 
-def test_wrong_options_of_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["--set", "layers=2"], ["--method", "ehco"]):
-        assert main(["build", "mini", str(tmp_path / "out"), *wrong]) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert "layers=2" in first and "'ehco'" in second and "echo" in second
-
-
 def test_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo"]) == 0
     cells = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
