@@ -111,7 +111,7 @@ def test_a_base_s_own_code(tmp_path: Path) -> None:
 
 LETTERS = "abcdefghi"
 BOMBS = {
-    "alias": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    "holds an alias": "a: &a [x,x,x,x,x,x,x,x,x]\n"
     + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in zip(LETTERS, LETTERS[1:], strict=False)),
     "not YAML": "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000 + "\n",
 }
