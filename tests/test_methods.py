@@ -25,8 +25,8 @@ SOME = [
     Method("echo", template="{instruction}{text} {text}", instruction="Find: "),
     Method("reba", repeats=1),
     Method("classical", pooling="cls", setting="mask0-bidir", k="all", layer=(1, -2), join="concat"),
-    Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=1, m=2),
-    Method("prompteol", template=["a {text} b", "c {text}"], weights=(1, -0.5), equal_norms=False),
+    Method("nosink", setting="mask0&bidir", k=[-1, 2], k0=0, m=0),
+    Method("prompteol", template=["{text}", {"query": "q {text}"}], weights=(1, -0.5), equal_norms=False),
     Method("prompteol", template="metaeol", filter="my filter.safetensors"),
 ]
 
@@ -55,8 +55,9 @@ def test_where_no_method_is_named(tmp_path: Path) -> None:
 
 REFUSED = {
     "echo": (
-        "poling=mean pooling=meen pooling=cls pooling repeats=0 repeats=true normalize=maybe instruction=3 chunk=8 "
-        "join=sum layer=[1,2,3] layer=low layer=[1,2],join=sum pooled=some "
+        "poling=mean pooling=meen pooling=cls instruction repeats=0 repeats=65 repeats=true chunk=8 "
+        'normalize=maybe instruction=3 max_seq_length=1073741825 layer=[1,2,3] layer=[1,"a"] '
+        "join=sum layer=low layer=[1,2],join=sum pooled=some "
         "m=2 setting=mask0&bidir,k=1,k0=2 setting=sideways,k=1 template=[1 "
         "template=unknown template=a-{text}-{device} join=concat final_norm=false equal_norms=false "
         "template={precision}-{text} "

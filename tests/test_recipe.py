@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
 
 import st_reba
 from st_reba import Filter, Method
@@ -50,10 +50,11 @@ def test_saved(tmp_path: Path) -> None:
     Filter.fit(sample, "center").save(tmp_path / "filters" / "center.safetensors")
     method = Method("echo", template=["a {text}", "b {text}"], weights=(1, 0.5), layer=-1)
     method = Method(**{**method.to_dict(), "filter": str(tmp_path / "filters" / "center.safetensors")})
-    facts = {"language": ["zh"], "licence": "mit", "note": "Found by a search."}
+    facts = {"language": ["zh"], "licence": "mit", "note": "搜索而得。"}
     file = tmp_path / "recipe.yaml"
     save_recipe(file, "mini", method, about=facts, prompts={"query": "Q: "}, revision=None)
-    assert "filter: filters/center.safetensors" in file.read_text(encoding="utf-8")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert "filter: filters/center.safetensors" in lines and "  note: 搜索而得。" in lines
     found = read_recipe(file)
     assert Method(**found.method) == method and found.about == facts and found.loading == {"prompts": {"query": "Q: "}}
     (tmp_path / "moved").mkdir()
@@ -61,6 +62,9 @@ def test_saved(tmp_path: Path) -> None:
         (tmp_path / each).rename(tmp_path / "moved" / each)
     model = st_reba.build(tmp_path / "moved" / "recipe.yaml")
     assert [type(each).__name__ for each in model][-3:] == ["Normalize", "Dense", "Normalize"]
+    with pytest.raises(ValueError, match="notes"):
+        save_recipe(file, "mini", method, about={"notes": "No."})
+    assert not file.exists()
 
 
 def test_what_is_no_recipe(tmp_path: Path) -> None:
@@ -72,7 +76,7 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "- mini\n", "k: 3\n", "base: [mini]\n", "base: mini\npoolin: mean\n", "base: mini\nk: 2\nk: 3\n",
+        "", "- mini\n", "k: 3\n", "base: [mini]\n", "base: mini\npoolin: mean\n", "base: mini\nlayer: 2\nlayer: 3\n",
         "base: mini\nabout: {status: ready, status: tune}\n", "base: mini\nrepeats: '2'\n",
         "base: mini\nmethod: nosink\n", "base: mini\nrevision: 3\n", "base: mini\nchunk: 3\nmethod: echo\n",
         "base: mini\nmethod: {name: echo}\n", "base: {", f"base: mini\n# {'a' * 65536}\n",
@@ -86,46 +90,35 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         "base: mini\ncache_folder: /tmp\n",
     ],
 )  # fmt: skip
-def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="not YAML" if text == "base: {" else ""):
-        st_reba.build(written(tmp_path, text))
+def test_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError):
+        read_recipe(written(tmp_path, text))
 
 
-def test_a_base_s_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where the caller says so, and not where the recipe does."""
+def test_a_base_s_own_code(tmp_path: Path) -> None:
+    """It runs where the caller says so."""
     base, marker = tmp_path / "base", tmp_path / "ran"
-    monkeypatch.setenv("PLANTED_MARKER", str(marker))
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
-    base.mkdir()
-    for file in EMBEDDED["mini"].iterdir():
-        if file.is_file():
-            (base / file.name).write_bytes(file.read_bytes())
-    code = "import os, pathlib\npathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')\n"
-    code += "from transformers import LlamaConfig\nclass EvilConfig(LlamaConfig):\n    model_type = 'evil'\n"
-    (base / "evil.py").write_text(code)
+    shutil.copytree(EMBEDDED["mini"], base)
+    (base / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     config = json.loads((base / "config.json").read_text())
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.EvilConfig"}}
     (base / "config.json").write_text(json.dumps(config))
-    for text in ("", "trust_remote_code: true\n", "model_kwargs: {trust_remote_code: true}\n"):
-        with pytest.raises((ValueError, OSError)):
-            st_reba.build(written(tmp_path, f"base: {base}\n{text}"))
-        assert not marker.exists()
-    AutoConfig.from_pretrained(base, trust_remote_code=True)
-    assert marker.exists()
+    for trusted in (False, True):
+        with pytest.raises((ValueError, OSError, AttributeError)):
+            st_reba.build(written(tmp_path, f"base: {base}\n"), trust_remote_code=trusted)
+        assert marker.exists() is trusted
 
 
 LETTERS = "abcdefghi"
 BOMBS = {
-    "aliases": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    "holds an alias": "a: &a [x,x,x,x,x,x,x,x,x]\n"
     + "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in zip(LETTERS, LETTERS[1:], strict=False)),
-    "nesting": "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000 + "\n",
-    "size": "base: mini\nabout: {note: " + "x" * (1 << 21) + "}\n",
+    "not YAML": "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000 + "\n",
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_bombs(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError) as error:
-        read_recipe(written(tmp_path, BOMBS[name]))
+@pytest.mark.parametrize("reason", BOMBS)
+def test_bombs(tmp_path: Path, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        read_recipe(written(tmp_path, BOMBS[reason]))
     assert len(str(error.value)) < 3000

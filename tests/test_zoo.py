@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.recipe import Recipe, recipe, recipe_of
+from st_reba.recipe import Recipe, recipe, recipe_for, recipe_of
 
 ROOT = Path(__file__).parents[1]
 NAMES = st_reba.zoo()
@@ -106,6 +106,8 @@ def test_status(name: str) -> None:
     with pytest.raises(ValueError) as error:
         st_reba.build(f"zoo:{name}")
     assert recipe(name).about["note"] in str(error.value)
+    if (given := {"remote-code": {"trust_remote_code": True}, "tune": {"k": 3}}.get(recipe(name).status)) is not None:
+        assert recipe_for(f"zoo:{name}", given) == recipe(name)
 
 
 @pytest.mark.parametrize("name", ["mini-rebba", "no/such", "../zoo.yaml", "gone.yaml", ""])

@@ -21,7 +21,6 @@ app = typer.Typer(
     help="Turn decoder-only language models into text embedders, without training. Start: st-reba build mini my_model",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
-    pretty_exceptions_enable=False,
 )
 
 Model = Annotated[str, Argument(metavar="MODEL", help="Saved model: a folder or Hub id.")]
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "st-reba"
-        message = error.format_message()
-        return _fail(f"{message} Help: {path} --help", 2) if message else 2
+        return _fail(f"{error.format_message()} Help: {path} --help", 2)
 
 
 def _fail(message: str, status: int) -> int:

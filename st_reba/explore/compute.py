@@ -66,8 +66,8 @@ def lines_of(text: str, *, least: int, most: int) -> list[str]:
 
 def similarities(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[np.float32]:
     """Cosines between all texts, [N, N]."""
-    vectors = model.encode(list(texts), show_progress_bar=False, convert_to_tensor=True)
-    return np.asarray(cos_sim(vectors, vectors).cpu())
+    vectors = model.encode(list(texts), show_progress_bar=False)
+    return np.asarray(cos_sim(vectors, vectors))
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,17 @@ def look(model: SentenceTransformer, text: str, repeats: int) -> Inside:
 
 def tokens_of(model: SentenceTransformer, text: str, word: str) -> list[int]:
     """Content tokens, from 0, of the word's first occurrence in the text; else :class:`Refused`."""
-    start = text.find(word.strip()) if word.strip() else -1
-    if start < 0:
-        raise Refused("no_word", word=word.strip())
+    if not (word := word.strip()) or word not in text:
+        raise Refused("no_word", word=word)
     first: Any = model[0]
     offsets = first.content([text], offsets=True)["offset_mapping"][0]
-    end = start + len(word.strip())
+    start = text.index(word)
+    end = start + len(word)
     return [place for place, (left, right) in enumerate(offsets) if left < end and start < right]
 
 
 def ranked(model: SentenceTransformer, query: str, texts: Sequence[str]) -> list[Hit]:
     """The texts nearest to a query by cosine, the best first; each as its cosine and the text."""
-    options: dict[str, Any] = {"show_progress_bar": False, "convert_to_tensor": True}
-    documents = model.encode_document([text[:MAX_READ] for text in texts], **options)
-    scores = cos_sim(model.encode_query([query], **options), documents)[0].tolist()
+    documents = model.encode_document([text[:MAX_READ] for text in texts], show_progress_bar=False)
+    scores = cos_sim(model.encode_query([query], show_progress_bar=False), documents)[0].tolist()
     return sorted(zip(scores, texts, strict=True), key=lambda hit: -hit[0])[:MAX_RESULTS]

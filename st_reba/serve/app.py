@@ -61,7 +61,7 @@ class EmbeddingServer(Starlette):
     ) -> None:
         self.name, self.index, self.hosts, self.max_body = name, index, hosts, max_body
         self.keys = [key.encode() for key in keys]
-        self.dimension = int(model.get_embedding_dimension() or 0)
+        self.dimension = int(model.get_embedding_dimension())
         self.started = int(time.time())
         self.held = 0  # bytes of bodies that are being received
         # A registry for each application: a process may hold several.

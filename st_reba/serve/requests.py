@@ -53,7 +53,7 @@ class _Body(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
+            first = error.errors()[0]
             field = str(next(iter(first["loc"]), ""))
             reason = first["msg"].removeprefix("Value error, ")
             fields = ", ".join(cls.model_fields)

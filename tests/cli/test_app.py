@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -19,7 +21,11 @@ from transformers.utils import logging as transformers_logging
 
 from st_reba.cli import app, main
 from st_reba.cli.app import quiet
-from st_reba.explore import DEFAULT
+from st_reba.evaluation.tune import tune
+from st_reba.explore import DEFAULT, launch
+from st_reba.modules.version import __version__
+from st_reba.serve import serve
+from st_reba.serve.app import EmbeddingServer
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -50,8 +56,11 @@ def test_downloads_keep_their_bars(shown: bool) -> None:
         (hub.disable_progress_bars if before else hub.enable_progress_bars)()
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("st-reba ")
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["st-reba", "--version"])
+    assert main() == 0 and capsys.readouterr().out == f"st-reba {__version__}\n"
+    assert sys.stdout.errors == sys.stderr.errors == "backslashreplace"
+    assert not logging.getLogger("bitsandbytes").isEnabledFor(logging.ERROR)
 
 
 def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,10 +76,39 @@ def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         main(["zoo"])
 
 
-def test_flags_are_off() -> None:
+def test_defaults() -> None:
+    """No flag is on, and what has a default in Python has the same here."""
     group: Any = typer.main.get_command(app)
-    options = [(name, one) for name, command in group.commands.items() for one in command.params]
-    assert not [(name, one.name) for name, one in options if one.default is True]
+    options = {(name, one.name): one.default for name, command in group.commands.items() for one in command.params}
+    limits = {"batch_size": 32, "max_body": 4, "max_tokens": 300_000, "queue": 8192}
+    wanted: dict[str, dict[str, Any]] = {
+        "compare": {"seed": 0}, "evaluate": {"seed": 0}, "tune": {"sample": 1000, "seed": 0}, "search": {"top": 10},
+        "serve": {"host": "127.0.0.1", "port": 8080, **limits}, "explore": {"host": "127.0.0.1", "port": 7860},
+        "encode": {"input": "-"}, "index": {"factory": "auto"},
+    }  # fmt: skip
+    found = {name: value for name, value in options.items() if type(value) in (int, str) or value is True}
+    assert found == {(command, name): value for command, each in wanted.items() for name, value in each.items()}
+    for command, functions in {"serve": (serve, EmbeddingServer), "explore": (launch,), "tune": (tune,)}.items():
+        own = {name: one.default for each in functions for name, one in signature(each).parameters.items()}
+        assert wanted[command].items() <= own.items()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "models build mini out", "models info a/b", "models verify a/b", "models push a b/c", "vectors search a b",
+        "vectors encode a/b a.txt --batch-tokens 1", "vectors index a.txt out --model a/b --workers 1",
+        "evaluate compare mini a.tsv echo --limit 1", "evaluate evaluate a/b toy", "evaluate tune mini a.txt out",
+    ],
+)  # fmt: skip
+def test_what_loads_is_quiet(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a\n", encoding="utf-8")
+    module, *arguments = command.split()
+    monkeypatch.setattr(f"st_reba.cli.{module}.quiet", Mock(side_effect=ValueError("hushed")))
+    assert main(arguments) == 1 and capsys.readouterr().err == "st-reba: hushed\n"
 
 
 def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +127,9 @@ def test_what_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["nothing"], ["build"], ["build", "mini", "out", "--nothing"], ["onnx", "a", "b", "--task", "c"]]
-)
-def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and len(shown.err.splitlines()) == 1 and "--help" in shown.err
+@pytest.mark.parametrize("command", ["nothing", "build", "build mini out --nothing", "onnx a b --task c"])
+def test_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    shown, known = capsys.readouterr(), [name for name in COMMANDS if command.startswith(name)]
+    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+    assert shown.err.endswith(f" Help: {' '.join(['st-reba', *known])} --help\n")

@@ -28,9 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object, input: str | None = None) -> Any:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], input=input)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
+    result = CliRunner().invoke(app, [str(one) for one in arguments], input=input, standalone_mode=False)
+    if result.exception is not None:
         raise result.exception
+    assert not result.return_value
     return result.stdout
 
 
@@ -38,24 +39,25 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     model = folder / "model"
     run("encode", model, "-", "--out", tmp_path / "v.npy", input="你好\n再见\n")
     assert np.load(tmp_path / "v.npy").shape == (2, 192)
-    assert len(json.loads(run("encode", model, input="你好\n"))["vector"]) == 192
+    line = run("encode", model, input="你好\n")
+    assert line.startswith('{"text": "你好", ') and len(json.loads(line)["vector"]) == 192
     word = json.loads(run("encode", model, "--word", "银行", input="他在银行取钱\n"))
     assert (word["start"], word["end"]) == (2, 4)
     assert "2 documents" in run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "corpus")
     run("encode", model, folder / "texts.jsonl", "--out", tmp_path / "half", "--float16")
     assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
-    there = ["--out", tmp_path / "v.npy"]
-    for options in (
-        there,
-        ["--word", "b"],
-        ["--workers", 2],
-        ["--out", tmp_path / "w", "--task", "query"],
-        ["--encoding", "x"],
+    new, there = ["--out", tmp_path / "w"], ["--out", tmp_path / "v.npy"]
+    for options, said in (
+        (there, "v.npy"),
+        (["--word", "b"], "'b' is not in"),
+        ([*new, "--word", "a"], "--word a does not"),
+        (["--workers", 2], "--workers 2"),
+        ([*new, "--task", "query"], "--task query"),
+        (["--encoding", "x"], "--encoding x"),
+        (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
     ):
-        with pytest.raises((ValueError, FileExistsError)):
+        with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=said):
             run("encode", model, "-", *options, input="a\n")
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        run("encode", "not/there", "--out", tmp_path / "w" / "v.npy", input="a\n")
 
 
 def test_an_index(folder: Path, tmp_path: Path) -> None:
@@ -72,16 +74,22 @@ def test_an_index(folder: Path, tmp_path: Path) -> None:
     assert (changed["replaced"], changed["count"]) == (1, 3)
     found = run("search", index, "Cats sleep.", "Cats run.", "--where", "year>2019", "--json").splitlines()
     assert [[one["id"] for one in json.loads(line)["results"]] for line in found] == [["b"], ["b"]]
-    assert "Cats sleep." in run("search", index, "-k", 1, input="Cats sleep.\n")
+    asked, line = ["Cats sleep.", "Ships sail."], "  1. 1.0000  {}  {}"
+    found = [line.format(*each) for each in zip("ab", asked, strict=True)]
+    several = [asked[0], found[0], asked[1], found[1]]
+    assert run("search", index, "-k", 1, *asked).splitlines() == several
+    assert run("search", index, "-k", 1, input="\n".join(asked)).splitlines() == several
+    assert run("search", index, "-k", 1, asked[0]).splitlines() == found[:1]
     said = [CliRunner().invoke(app, ["search", str(index), "a", "--where", f"year>{n}"]).stderr for n in (2000, 3000)]
     assert ["nothing found" in each for each in said] == [False, True]
     told, shown = json.loads(run("info", index, "--json")), run("info", index)
     assert "documents: 3" in shown and {"filed", "stop"} <= told.keys() and "filed" not in shown
     assert json.loads(run("verify", index, "--json"))["documents"] == 3
-    assert "1 deleted" in run("prune", index, "a", "--compact")
+    assert run("prune", index, "a") == f"{index}: 1 deleted; 2 documents\n"
+    assert run("prune", index, "--compact") == f"{index}: 1 vectors removed from the disk; 2 documents\n"
     assert "2 vectors" in run("export", index, tmp_path / "all.parquet")
-    more = ["index", tmp_path / "more.jsonl", index, "--add"]
-    refused = ([*more, "--upsert"], [*more, "--overwrite"], ["index", "x", index], ["prune", index], ["search", index])
+    more = ["index", tmp_path / "more.jsonl", index]
+    refused = (more, [*more, "--add", "--upsert"], [*more, "--add", "--overwrite"], ["prune", index], ["search", index])
     for arguments in (*refused, ["search", index, "a", "--where", "x"]):
         with pytest.raises((ValueError, FileNotFoundError)):
             run(*arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import st_reba
-from st_reba.corpus import Document
 from st_reba.explore import compute, draw
 from st_reba.explore.answers import Answers
 
@@ -42,21 +40,21 @@ def test_look(weighting: compute.Weighting, chosen: list[int]) -> None:
 
 
 def test_search(tmp_path: Path) -> None:
-    texts = [Document("The cat sleeps.", "a"), Document("Ships sail. " * 20, "b")]
+    texts = ["The cat sleeps.", *(f"{number} ships sail. " * 20 for number in range(compute.MAX_RESULTS))]
     index = st_reba.Index.build(model(), texts, tmp_path / "index", passages="12:2", show_progress_bar=False)
-    hits = [(hit.score, hit.passage) for hit in index.search("a cat", k=compute.MAX_FOUND)]
+    hits = [(hit.score, str(hit.passage)) for hit in index.search("a cat", k=compute.MAX_FOUND)]
     found = {"echo": compute.ranked(model(), "a cat", [text for _, text in hits])}
-    got = answers(index).search(["echo"], "index", "a cat", "")
-    columns = re.findall("<figcaption>(.*?)</figcaption>", got)
-    assert columns == [WORDS["index_column"], "echo"]
-    assert all(f"{score:.3f}" in got for score, _ in (hits[0], found["echo"][0]))
-    pasted = answers().search(["echo"], "pasted", "a cat", "The cat sleeps.\nShips sail.")
-    own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps.", "Ships sail."])}
+    about = f"{WORDS['found']} {WORDS['index_about'].format(most=compute.MAX_FOUND, read=compute.MAX_READ)}"
+    wanted = draw.results({WORDS["index_column"]: hits[: compute.MAX_RESULTS], **found}, "a cat", about)
+    assert answers(index).search(["echo"], "index", "a cat", "") == wanted and len(hits) > compute.MAX_RESULTS
+    own = {"echo": compute.ranked(model(), "a cat", ["The cat sleeps."])}
+    pasted = answers().search(["echo"], "pasted", "a cat", "The cat sleeps.")
     assert pasted == draw.results(own, "a cat", WORDS["found"])
 
 
 def test_problems(caplog: pytest.LogCaptureFixture) -> None:
-    answer = answers().or_problem(answers().compare)
+    answer, look = (answers().or_problem(run) for run in (answers().compare, answers().look))
+    assert WORDS["too_many"].format(count=2, most=1) in look("echo", "a\nb", 1, "last", "", 0)
     assert answer([], "a\nb") == draw.problem(WORDS["problem"], WORDS["no_model"])
     assert "300" in answer(["echo"], f"a\n{'b' * 301}") and not caplog.records
     assert answer(["other"], "a\nb") == draw.problem(WORDS["problem"], "KeyError: 'other'") and caplog.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -86,9 +87,18 @@ def test_similarities_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose([score for score, _ in hits], [scores[place] for place in best], atol=2e-6)
 
 
-def test_saved_models_are_loaded_as_they_are(tmp_path: Path) -> None:
-    st_reba.build("mini", "echo", pooling="mean").save_pretrained(str(tmp_path / "my model"))
-    assert str(st_reba.methods.method_of(compute.open_model(str(tmp_path / "my model"), None))) == "echo:pooling=mean"
+def test_saved_models_are_loaded_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Mock(**{"load_file_path.side_effect": lambda base, file: None if base == "a/base" else file})
+    for name in ("load", "build", "load_file_path"):
+        monkeypatch.setattr(compute, name, getattr(found, name))
+    monkeypatch.chdir(tmp_path)
+    Path("my model").mkdir()
+    wanted = {("mini", None): "build", ("a/base", None): "load_file_path build", ("a/b", st_reba.Method()): "build"}
+    wanted |= {("a/b", None): "load_file_path load", ("my model", None): "load_file_path load"}
+    for (base, method), names in wanted.items():
+        found.reset_mock()
+        compute.open_model(base, method)
+        assert [name for name, _, _ in found.mock_calls] == names.split()
 
 
 def test_bounds() -> None:
@@ -97,12 +107,13 @@ def test_bounds() -> None:
     for text, key in (("\n", "too_few"), ("a\nb\nc", "too_many"), ("a\n" + "长" * (MAX_CHARACTERS + 1), "too_long")):
         with pytest.raises(Refused) as refused:
             compute.lines_of(text, least=1, most=2)
-        assert refused.value.key == key
+        assert refused.value.key == key and refused.value.values.get("number", 2) == 2
     short, model = st_reba.build("mini", "reba", max_seq_length=41), st_reba.build("mini", "reba")
     assert len(look(short, "天" * 20, 2).copies) == 41
     for asked, text, key in ((short, "天" * 21, "cut"), (model, "天" * (MAX_POSITIONS // 2), "too_many_positions")):
         with pytest.raises(Refused) as refused:
             look(asked, text, 2)
         assert refused.value.key == key
-    with pytest.raises(Refused, match="no_word"):
-        tokens_of(model, TEXT, "狗")
+    for word in ("狗", " "):
+        with pytest.raises(Refused, match="no_word"):
+            tokens_of(model, TEXT, word)

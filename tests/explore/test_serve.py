@@ -58,9 +58,12 @@ def test_what_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_browser_asks_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
     fastapi = Mock(FastAPI=lambda **options: applications.Starlette(), responses=responses)
-    monkeypatch.setitem(sys.modules, "st_reba.explore.page", Mock())
+    monkeypatch.setitem(sys.modules, "st_reba.explore.page", page := Mock())
     monkeypatch.setitem(sys.modules, "fastapi", fastapi)
     client = testclient.TestClient(serve.make_app({}, None, ["testserver"]), follow_redirects=False)
+    mounted = [one.kwargs for one in page.gr.mount_gradio_app.mock_calls]
+    names = ("path", "ssr_mode", "enable_monitoring")
+    assert [[one[name] for name in names] for one in mounted] == [["/en", False, False], ["/zh", False, False]]
     headers = client.get("/").headers
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
     assert (headers["location"], headers["content-security-policy"]) == ("en/", serve._POLICY.decode())

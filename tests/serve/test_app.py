@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import st_reba
-from st_reba.serve.app import EmbeddingServer
+from st_reba.serve.app import EmbeddingServer, _embeddings
 
 PATH = "/v1/embeddings"
 TEXTS = ["猫在睡觉。", "", "The bank cut its interest rates again. " * 9, "a", "Ships\n sail  "]
@@ -52,10 +52,12 @@ def test_vectors_are_the_models_own(ask: Any, model: Any) -> None:
 
 def test_dimensions(ask: Any, model: Any) -> None:
     """The first components, as long as the whole vector was."""
-    cut, whole = ask((PATH, {"input": TEXTS, "dimensions": 5}), (PATH, {"input": TEXTS, "dimensions": 192}))
+    cut, whole = ask((PATH, {"input": TEXTS, "dimensions": 7}), (PATH, {"input": TEXTS, "dimensions": 192}))
     full = model.encode(TEXTS).astype(np.float64)
-    close(vectors(cut), [row[:5] / np.sqrt(sum(row[:5] ** 2)) * np.sqrt(sum(row**2)) for row in full])
+    close(vectors(cut), [row[:7] / np.sqrt(sum(row[:7] ** 2)) * np.sqrt(sum(row**2)) for row in full])
     close(vectors(whole), full)
+    with pytest.raises(ValueError):
+        _embeddings(np.full((1, 2), np.nan), 2, as_base64=False)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ def test_keys_and_hosts(ask: Any) -> None:
     answers = ask(("/health", None), *requests, keys=["one", "two"])
     assert [one.status_code for one in answers] == [200, *[200, 401, 401] * 3]
     assert answers[2].json()["error"]["type"] == "authentication_error"
+    assert answers[2].headers["www-authenticate"] == "Bearer"
     here, elsewhere = ("/v1/models", None), ("/v1/models", None, {"Host": "elsewhere.example:8080"})
     strange = ("/v1/models", None, {"Host": "x@evil.example"})
     assert [one.status_code for one in ask(here, elsewhere, strange, hosts=["127.0.0.1"])] == [200, 403, 403]
@@ -101,14 +104,16 @@ def test_models_and_health(ask: Any) -> None:
     assert health.json() == {"status": "ok", "model": "m", "waiting": 0}
 
 
-def test_metrics_of_each_application(ask: Any, model: Any) -> None:
+def test_metrics_of_each_application(ask: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 7.0)
     app, other = EmbeddingServer(model, "m"), EmbeddingServer(model, "other")
     ask((PATH, {"input": ["a", "b"]}), (PATH, {"input": 1}), app=app)
     (page,) = ask(("/metrics", None), app=app)
     assert {
-        "st_reba_waiting_texts 0.0",
         f"st_reba_tokens_total {float(model.preprocess(['a', 'b'])['attention_mask'].sum())}",
         "st_reba_batch_texts_sum 2.0",
+        'st_reba_batch_texts_bucket{le="2.0"} 1.0',
+        f'st_reba_request_seconds_sum{{path="{PATH}",status="200"}} 0.0',
         f'st_reba_request_seconds_count{{path="{PATH}",status="200"}} 1.0',
         f'st_reba_request_seconds_count{{path="{PATH}",status="400"}} 1.0',
     } <= set(page.text.splitlines())
@@ -143,39 +148,29 @@ def shown(found: Any) -> list[dict[str, Any]]:
     return [{**asdict(one), "score": pytest.approx(one.score, abs=1e-6)} for one in found]
 
 
-def test_a_body_that_does_not_arrive(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_in_pieces(model: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not arrive, and one that turns out to be too large."""
     monkeypatch.setattr("st_reba.serve.app._SECONDS", 0.5)
 
-    async def slow() -> AsyncIterator[bytes]:
-        yield b'{"input": "'
-        await asyncio.sleep(2)
-        yield b'cat"}'
+    async def pieces(pause: float) -> AsyncIterator[bytes]:
+        yield b"a" * 2**20
+        await asyncio.sleep(pause)
+        yield b"a"
 
     async def run() -> None:
-        async with client(EmbeddingServer(model, "m")) as to:
+        async with client(EmbeddingServer(model, "m", max_body=1)) as to:
             headers = {"Content-Type": "application/json"}
-            assert (await to.post(PATH, content=slow(), headers=headers)).status_code == 408
+            answers = [await to.post(PATH, content=pieces(pause), headers=headers) for pause in (2, 0)]
+            assert [(one.status_code, one.headers["connection"]) for one in answers] == [(408, "close"), (413, "close")]
             assert (await to.post(PATH, json={"input": "cat"})).status_code == 200
 
     asyncio.run(run())
 
 
-def test_bodies_together_are_bounded(model: Any, client: Any) -> None:
+@pytest.mark.parametrize(("max_body", "most"), [(1, 64), (20, 80)])
+def test_bodies_together_are_bounded(ask: Any, model: Any, max_body: int, most: int) -> None:
     """At most 64 MiB, or four of the largest, are held at once."""
-    half = b'{"input": "' + b"a" * (2**20 - 20)
-
-    async def held(go: asyncio.Event) -> AsyncIterator[bytes]:
-        yield half
-        await go.wait()
-        yield b"no JSON"
-
-    async def run() -> list[int]:
-        async with client(EmbeddingServer(model, "m", max_body=1)) as to:
-            go, headers = asyncio.Event(), {"Content-Type": "application/json"}
-            sent = [asyncio.create_task(to.post(PATH, content=held(go), headers=headers)) for _ in range(66)]
-            await asyncio.wait(sent, timeout=9, return_when=asyncio.FIRST_COMPLETED)
-            go.set()
-            return [one.status_code for one in await asyncio.gather(*sent)]
-
-    statuses = asyncio.run(run())
-    assert 0 < statuses.count(429) < 4 and set(statuses) == {400, 429}
+    app, body = EmbeddingServer(model, "m", max_body=max_body), b'{"input": "a"}'
+    for free, status in ((len(body), 200), (len(body) - 1, 429)):
+        app.held = held = most * 2**20 - free
+        assert ask((PATH, body), app=app)[0].status_code == status and app.held == held

@@ -63,13 +63,14 @@ def test_requests_are_joined(ask: Any, plain: Any, passes: Passes, monkeypatch: 
 
 
 def test_a_failing_text_fails_its_own_request_alone(
-    ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch
+    ask: Any, plain: Any, passes: Passes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(joining, "DELAY", 500)
     requests = [(PATH, {"input": text}) for text in ("cat", "bad", "dog")]
     first, failed, last = ask(*requests, app=EmbeddingServer(plain, "m"))
     assert passes.sizes[0] == 3, "they were not joined"
     assert failed.status_code == 500 and failed.json()["error"]["type"] == "server_error"
+    assert f"{PATH} failed" in caplog.text
     np.testing.assert_allclose([*rows(first), *rows(last)], plain.encode(["cat", "dog"]), atol=1e-6, rtol=0)
 
 
@@ -86,6 +87,7 @@ def test_too_many_wait(plain: Any, client: Any, passes: Passes) -> None:
             assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert (await to.get("/health")).json()["waiting"] == 8
+            assert "st_reba_waiting_texts 8.0" in (await to.get("/metrics")).text.splitlines()
             passes.go.set()
             assert [one.status_code for one in await asyncio.gather(*accepted)] == [200, 200]
             # A request that is alone may exceed the queue.

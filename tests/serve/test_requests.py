@@ -16,6 +16,7 @@ from st_reba.serve.requests import EmbeddingRequest, Refusal, SearchRequest
 def test_task(asked: dict[str, str], task: str | None) -> None:
     request = EmbeddingRequest.parse(json.dumps({"input": "a", "user": "somebody", **asked}).encode())
     assert (request.input, request.task("m")) == (["a"], task)
+    assert SearchRequest.parse(b'{"query": "a"}').k == 10
 
 
 @pytest.mark.parametrize(
