@@ -14,7 +14,6 @@ import st_reba
 from st_reba import Method
 from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_from, method_of, read_value
 from st_reba.optional import required
-from st_reba.settings import masks_of
 
 SOME = [
     Method(),
@@ -86,15 +85,6 @@ REFUSED = {
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Method.parse(text)
-
-
-def test_layers_by_number() -> None:
-    assert masks_of("inplace-back", 4, k=[-1, 0])["layer_masks"] == ["backward", "forward", "forward", "backward"]
-    authors = masks_of("inter-back", 4, k=[1], implementation="authors")["second"]
-    assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
-    for k in (5, -1, [4], [0, -4], [], [True], "some"):
-        with pytest.raises(ValueError):
-            masks_of("inplace-back", 4, k=k)
 
 
 def test_method_of_what_is_not_ours() -> None:

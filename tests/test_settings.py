@@ -38,11 +38,16 @@ def test_layers(k: Any, masks: str) -> None:
     assert "".join(SHORT[each] for each in masks_of("inplace-back", 3, k=k)["layer_masks"]) == masks
     second = masks_of("extra-back", 3, k=k, implementation="authors")["second"]
     assert second == [[number, "backward"] for number, mask in enumerate(masks) if mask == "b"]
+    authors = masks_of("inter-back", 4, k=[1], implementation="authors")["second"]
+    assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
     for number in (0, 5):
         assert masks_of("extend-back", 3, k=number)["second"] == [[2, "backward"]] * number
 
 
 def test_refused() -> None:
+    for k in (5, -1, [4], [0, -4], [], "some"):
+        with pytest.raises(ValueError):
+            masks_of("inplace-back", 4, k=k)
     for k, says in (([1, True], "different"), ([1, 5], "5 layers"), (1, "k0=2 is more")):
         with pytest.raises(ValueError, match=says):
             masks_of("mask0-2", 5, k=k)

@@ -180,6 +180,7 @@ def test_bad_items(base: Base, bad: Any) -> None:
         encode_words(model, [GOOD, GOOD, bad])
 
 
+@pytest.mark.bars
 def test_no_token(capsys: pytest.CaptureFixture[str]) -> None:
     """A tokenizer may drop what a span holds, as a mark that a normalizer joins to its letter."""
     model, text = st_reba.build("mini", "reba"), "cafe\u0301"

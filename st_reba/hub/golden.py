@@ -107,7 +107,8 @@ def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
     allowed (bfloat16, 30 layers; for vectors of length 1, 1 − cosine is then 0.006 at most on average).
     """
     backbone: Any = model.transformers_model
-    depth = getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
+    # A model of word vectors has no backbone.
+    depth = backbone and getattr(backbone.config.get_text_config(), "num_hidden_layers", None) or 1
     # Kernels for quantized weights round differently from machine to machine.
     dtype = "bfloat16" if getattr(backbone, "hf_quantizer", None) is not None else dtype or environment(model)["dtype"]
     exact = dtype in ("float32", "float64")

@@ -48,6 +48,7 @@ def content(corpus: Corpus) -> dict[str, bytes]:
     return {path.relative_to(corpus.path).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.mark.bars
 def test_vectors_are_the_models(tmp_path: Path, capsys: Any) -> None:
     corpus = encode(tmp_path / "a")
     rows = [(row, vectors) for part in range(corpus.parts()) for row, vectors in corpus.read(part)]

@@ -148,6 +148,7 @@ def test_vectors_with_a_zero_are_usable_and_those_with_a_gap_are_not() -> None:
         usable(rows, task, "m")
 
 
+@pytest.mark.bars
 def test_progress_counts_positions() -> None:
     base, seen = opened("mini"), list[int]()
     vectors(base, [Method("echo")], TEXTS, batch_tokens=16, progress=seen.append)

@@ -67,6 +67,7 @@ def test_compare_scores_what_evaluate_scores(small: str, opened: SentenceTransfo
         assert (alone.method, alone.items, alone.prompts, result.prompts) == (method, result.items, "own", "own")
 
 
+@pytest.mark.bars
 def test_methods_with_the_same_input_run_once(opened: SentenceTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: Any = []
     bars: Any = []
