@@ -1,4 +1,4 @@
-"""A small model with prompts, and a way to ask an application several things at once, without a network."""
+"""Two small models, one with prompts, and a way to ask an application several things at once, without a network."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ Ask = Callable[..., list[httpx.Response]]
 def model() -> Any:
     """Echo whose queries, documents and plain texts have three different vectors."""
     return st_reba.build("mini", "echo", prompts={"query": "Query: ", "document": "Document: "}, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def plain() -> Any:
+    return st_reba.build("mini", "classical", pooling="mean", device="cpu")
 
 
 @pytest.fixture

@@ -63,14 +63,11 @@ def test_dimensions(ask: Any, model: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "status", "param"),
     [
-        ({"input": 1}, 400, "input"),
-        ({"input": "a", "dimensions": 193}, 400, "dimensions"),
-        ({"input": "a " * 90}, 422, "input"),
-        (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None),
-        (b"", 400, None),
+        ({"input": 1}, 400, "input"), ({"input": "a", "dimensions": 193}, 400, "dimensions"), (b"", 400, None),
+        ({"input": "a " * 90}, 422, "input"), (b'{"input": "' + b"a" * 2**20 + b'"}', 413, None),
     ],
     ids=lambda value: str(value)[:24],
-)
+)  # fmt: skip
 def test_refusals(ask: Any, given: Any, status: int, param: str | None) -> None:
     (answer,) = ask((PATH, given), max_tokens=100, max_body=1)
     error = answer.json()["error"]

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import st_reba
 from st_reba.serve import joining
 from st_reba.serve.app import EmbeddingServer
 
 PATH = "/v1/embeddings"
-
-
-@pytest.fixture(scope="module")
-def plain() -> Any:
-    return st_reba.build("mini", "classical", pooling="mean", device="cpu")
 
 
 class Passes:

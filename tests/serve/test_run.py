@@ -16,12 +16,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from serving import process
 
 import st_reba
 from st_reba.serve import run
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from serving import process
 
 TEXTS = [f"{number} cats sleep on the warm roof." for number in range(1000)]
 
@@ -82,11 +80,6 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "batched", None)
     with pytest.raises(ImportError, match=r"st-reba\[serve\]"):
         st_reba.serve.serve("organization/model", port=0)
-
-
-@pytest.fixture(scope="module")
-def plain() -> Any:
-    return st_reba.build("mini", "classical", pooling="mean", device="cpu")
 
 
 @pytest.fixture(scope="module")
