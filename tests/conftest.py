@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: bases to build on, made once a session."""
+"""Fixtures shared by all tests: bases to build on and a browser, made once a session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,17 @@ def _forgotten(request: pytest.FixtureRequest) -> Iterator[None]:
         if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
             value.cache_clear()
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, for scripts/test --browser."""
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
+    with sync_playwright() as playwright:
+        # As root, Chromium starts without its sandbox alone.
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"

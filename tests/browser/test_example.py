@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 import st_reba
 from st_reba.hub.golden import TEXTS
@@ -59,16 +59,6 @@ def server(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{served.server_port}"
     served.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
-    with sync_playwright() as playwright:
-        # As root, Chromium starts without its sandbox alone.
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
