@@ -13,6 +13,7 @@ import st_reba
 from st_reba.cli import main
 
 WORDS = ["cat", "tiger", "lion", "dog", "wolf", "fox", "rain", "snow", "hail", "storm", "fog", "sun"]
+COLUMNS = ["--column", "text1=a", "--column", "text2=b"]
 
 
 @pytest.fixture
@@ -23,8 +24,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def test_compare(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    columns = ["--column", "text1=a", "--column", "text2=b"]
-    arguments = ["compare", "mini", str(pairs), "classical:pooling=mean", "echo", *columns]
+    arguments = ["compare", "mini", str(pairs), "classical:pooling=mean", "echo", *COLUMNS]
     files = ["--out", str(tmp_path / "r.jsonl"), "--figure", str(tmp_path / "f.png")]
     assert main([*arguments, *files]) == 0
     shown = capsys.readouterr().out
@@ -45,9 +45,8 @@ def test_compare(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_evaluate(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     st_reba.build("mini", "echo").save(str(tmp_path / "model"))
-    columns = ["--column", "text1=a", "--column", "text2=b"]
-    arguments = ["evaluate", str(tmp_path / "model"), f"STS={pairs}", "toy:S1,en", *columns]
-    assert main([*arguments[:4], *columns, "--limit", "12"]) == 0
+    arguments = ["evaluate", str(tmp_path / "model"), f"STS={pairs}", "toy:S1,en", *COLUMNS]
+    assert main([*arguments, "--limit", "12"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^\| pairs \| cosine_spearman( \| -?[01]\.\d{3}){3} \|$", shown, re.MULTILINE), shown
     assert main(["evaluate", str(tmp_path / "model"), "toy:S1,en", "--limit", "12", "--json"]) == 0

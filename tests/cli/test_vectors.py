@@ -48,14 +48,10 @@ def test_encode(folder: Path, tmp_path: Path) -> None:
     assert [Corpus(tmp_path / name).vectors(0).dtype.name for name in ("corpus", "half")] == ["float32", "float16"]
     new, there = ["--out", tmp_path / "w"], ["--out", tmp_path / "v.npy"]
     for options, said in (
-        (there, "v.npy"),
-        (["--word", "b"], "'b' is not in"),
-        ([*new, "--word", "a"], "--word a does not"),
-        (["--workers", 2], "--workers 2"),
-        ([*new, "--task", "query"], "--task query"),
-        (["--encoding", "x"], "--encoding x"),
-        (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
-    ):
+        (there, "v.npy"), (["--word", "b"], "'b' is not in"), ([*new, "--word", "a"], "--word a does not"),
+        (["--workers", 2], "--workers 2"), ([*new, "--task", "query"], "--task query"),
+        (["--encoding", "x"], "--encoding x"), (["--out", tmp_path / "w" / "v.npy"], "no such folder"),
+    ):  # fmt: skip
         with pytest.raises((ValueError, FileExistsError, FileNotFoundError), match=said):
             run("encode", model, "-", *options, input="a\n")
 

@@ -15,11 +15,9 @@ from st_reba.methods import Method
 
 # Scores by setting, k and k0: INPLACE-BIDIR is best at 4 (and 5), MASK0-BIDIR at 3.
 SCORES = {
-    ("inplace-bidir", 4, None): 5,
-    ("inplace-bidir", 5, None): 5,
-    ("mask0-bidir", 3, None): 4,
+    ("inplace-bidir", 4, None): 5, ("inplace-bidir", 5, None): 5, ("mask0-bidir", 3, None): 4,
     ("mask0&bidir", 4, 1): 6,
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -41,10 +39,8 @@ def test_the_rule(ran: list[Method]) -> None:
     assert str(best) == "nosink:pooling=last,setting=mask0&bidir,k=4,k0=1,m=2"
     assert [(each.setting, each.k, each.k0) for each in ran] == [
         ("baseline", None, None),
-        *(("inplace-bidir", k, None) for k in range(1, 7)),
-        *(("mask0-bidir", k, None) for k in range(1, 7)),
-        ("mask0&bidir", 4, 1),
-        ("mask0&bidir", 4, 3),
+        *((setting, k, None) for setting in ("inplace-bidir", "mask0-bidir") for k in range(1, 7)),
+        *(("mask0&bidir", 4, k0) for k0 in (1, 3)),
     ]
     assert {each.m for each in ran if each.setting == "mask0-bidir"} == {2}
     assert table["k"].tolist()[:2] == [0, 1]

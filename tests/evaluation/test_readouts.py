@@ -12,9 +12,8 @@ from marks import slow_but
 
 from st_reba import Method
 from st_reba.encode import copied_positions
-from st_reba.evaluation.encoding import progress_bar, usable
+from st_reba.evaluation.encoding import progress_bar
 from st_reba.evaluation.readouts import Readout, of_base, opened, read, readout_of, shared, vectors
-from st_reba.evaluation.views import views_of
 
 TEXTS = ["Hello", "你好，世界", "a man plays the guitar on a quiet street", "x", "", "a man plays the guitar"]
 SHARED = [
@@ -53,12 +52,9 @@ def test_every_readout_is_what_its_model_gives(base: Callable[..., str], name: s
 
 def test_layers_of_a_readout() -> None:
     found = {
-        "prompteol:read=attention": Readout(8, "end", 5),
-        "classical:layer=-8": Readout(1, "last"),
-        "classical:layer=10": None,
-        "classical:layer=-10": None,
-        "echo:read=attention,layer=[1,11]": None,
-    }
+        "prompteol:read=attention": Readout(8, "end", 5), "classical:layer=-8": Readout(1, "last"),
+        "classical:layer=10": None, "classical:layer=-10": None, "echo:read=attention,layer=[1,11]": None,
+    }  # fmt: skip
     assert {name: readout_of(Method.parse(name), 8) for name in found} == found
     base, method = opened("mini"), Method("classical", pooling="mean", read="attention", layer=(2, 4), normalize=False)
     alone = read(base, [Readout(4, "mean", 2)], TEXTS)
@@ -140,14 +136,6 @@ def test_an_opened_base_stays_as_it_is_and_shares_its_weights(monkeypatch: pytes
     np.testing.assert_array_equal(base.encode(TEXTS), before)
 
 
-def test_vectors_with_a_zero_are_usable_and_those_with_a_gap_are_not() -> None:
-    task, rows = views_of(["a b c d"]), np.array([[0.0, 1.0]] * 4, np.float32)
-    assert usable(rows, task, "m") is rows
-    rows[2, 0] = np.nan
-    with pytest.raises(ValueError, match="a b"):
-        usable(rows, task, "m")
-
-
 @pytest.mark.bars
 def test_progress_counts_positions() -> None:
     base, seen = opened("mini"), list[int]()
@@ -161,15 +149,14 @@ def test_progress_counts_positions() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda base: read(base, [Readout(7, "mean")], ["a"]),
-        lambda base: read(base, [Readout(0, "mean")], ["a"]),
+        lambda base: read(base, [Readout(7, "mean")], ["a"]), lambda base: read(base, [Readout(0, "mean")], ["a"]),
         lambda base: read(base, [Readout(2, "median")], ["a"]),
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(0, 5)]),
         lambda base: vectors(base, [Method("echo")], ["a"], parts=[(1, 1)]),
         lambda base: vectors(base, [Method("classical", pooling="cls")], ["a"], parts=[(0, 1)]),
         lambda base: vectors(base, [Method("prompteol", template="reverseol")], ["a"], parts=[(0, 1)]),
     ],
-)
+)  # fmt: skip
 def test_refusals(call: Callable[[Any], object]) -> None:
     with pytest.raises(ValueError):
         call(opened("mini"))

@@ -187,7 +187,7 @@ def test_a_draw_without_a_seed_is_that_of_0() -> None:
 
 def test_unusable_vectors_are_named(opened: SentenceTransformer) -> None:
     task = read_task(PAIRS)
-    vectors = np.ones((len(task.texts), 2), np.float32)
+    vectors = np.eye(len(task.texts), dtype=np.float32)
     assert encoding.usable(vectors, task, "m") is vectors
     for value in (0, np.nan):
         bad = vectors.copy()

@@ -122,25 +122,19 @@ def test_a_draw_keeps_the_order_and_depends_on_the_seed() -> None:
 @pytest.mark.parametrize(
     ("table", "options", "told"),
     [
-        (PAIRS, {"kind": "Pairs"}, "'Pairs'"),
-        (PAIRS, {"columns": {"text1": "nowhere"}}, "'nowhere'"),
-        (PAIRS, {"columns": {"text3": "sentence1"}}, "'text3'"),
-        (PAIRS, {"kind": "Classification"}, "text, label"),
-        (PAIRS, {"train": PAIRS}, "train="),
+        (PAIRS, {"kind": "Pairs"}, "'Pairs'"), (PAIRS, {"columns": {"text1": "nowhere"}}, "'nowhere'"),
+        (PAIRS, {"columns": {"text3": "sentence1"}}, "'text3'"), (PAIRS, {"kind": "Classification"}, "text, label"),
+        (PAIRS, {"train": PAIRS}, "train="), (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
         (frame(query=WORDS, document=WORDS, relevance=[0, 1] * 6), {"train": PAIRS}, "train="),
-        (PAIRS, {"kind": "WordSense", "labels": {}}, "labels="),
-        ("a.conll", {"kind": "STS"}, "kind="),
-        (PAIRS[:9], {}, "10 are needed"),
-        (PAIRS.assign(score=1), {}, "1.0"),
-        (PAIRS.assign(score=float("inf")), {}, "row 1: inf"),
+        ("a.conll", {"kind": "STS"}, "kind="), (PAIRS[:9], {}, "10 are needed"), (PAIRS.assign(score=1), {}, "1.0"),
+        (PAIRS.assign(score=float("inf")), {}, "row 1: inf"), (PAIRS.assign(sentence1=" "), {}, "row 1: ' '"),
         (PAIRS.assign(score=float("nan")), {}, "row 1: .* missing"),
-        (PAIRS.assign(sentence1=" "), {}, "row 1: ' '"),
         (frame(text=WORDS, label=["a", "b", " "] * 4), {}, "row 3: .* missing"),
         (frame(text1=WORDS, text2=WORDS, label=["yes", "no"] * 6), {}, "'yes'"),
         (frame(text1=WORDS, text2=WORDS, label=["0", "True"] * 6), {"kind": "STS"}, "row 2: 'True'"),
         (frame(text=WORDS, label=list("ab") * 6), {"train": frame(text=WORDS, label=["a"] * 12)}, "'b'"),
     ],
-)
+)  # fmt: skip
 def test_refused(table: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         read_task(table, **options)

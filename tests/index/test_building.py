@@ -42,17 +42,13 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("input", "options", "why"),
     [
-        ([], {}, "no "),
-        (["cat", ""], {}, "no text"),
-        (["cat"], {"factory": "HNSW32"}, "HNSW"),
-        (["cat"], {"factory": "IVF1,PQ4x4fs"}, "FastScan"),
+        ([], {}, "no "), (["cat", ""], {}, "no text"), (["cat"], {"factory": "HNSW32"}, "HNSW"),
+        (["cat"], {"factory": "IVF1,PQ4x4fs"}, "FastScan"), (["cat"], {"parameters": "nprobe=3"}, "name the factory"),
         (["cat"], {"factory": "IVF1,Flat", "parameters": "efSearch=3"}, "efSearch"),
-        (["cat"], {"parameters": "nprobe=3"}, "name the factory"),
-        (["cat"], {"passages": "2:2"}, "passages"),
+        ([Document("cat", "a"), Document("dog", "a")], {}, "id used twice"), (["cat"], {"passages": "2:2"}, "passages"),
         (["cat"], {"passages": "9"}, "tokenizer"),  # this model's gives no offsets
-        ([Document("cat", "a"), Document("dog", "a")], {}, "id used twice"),
     ],
-)
+)  # fmt: skip
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path, input: Any, options: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         build(tmp_path / "index", input, **options)

@@ -58,11 +58,9 @@ def test_refused(tmp_path: Path) -> None:
     left = tmp_path / ".mine.parquet.0123456789ab.tmp"  # of one that was killed
     left.touch()
     for name, why in (
-        ("mine.parquet", "already there"),
-        ("a.csv", "give it such a name"),
+        ("mine.parquet", "already there"), ("a.csv", "give it such a name"), ("no/a.faiss", "no such folder"),
         ("index/a.parquet", "in the folder of the index"),
-        ("no/a.faiss", "no such folder"),
-    ):
+    ):  # fmt: skip
         with pytest.raises((ValueError, OSError), match=why):
             index.export(tmp_path / name)
     assert mine.read_text(encoding="utf-8") == "mine" and index.export(mine, overwrite=True) == 1

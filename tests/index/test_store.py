@@ -63,20 +63,15 @@ def sqlite3_dump(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM documents WHERE id = 'd3'",
-        "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
-        "DELETE FROM pending WHERE key = 41",
-        "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
-        "INSERT INTO dead VALUES (7)",
-        "DELETE FROM dead WHERE key = 1",
+        "DELETE FROM documents WHERE id = 'd3'", "UPDATE documents SET text = 'cat' WHERE id = 'd3'",
+        "DELETE FROM pending WHERE key = 41", "UPDATE pending SET vector = zeroblob(64) WHERE key = 41",
+        "INSERT INTO dead VALUES (7)", "DELETE FROM dead WHERE key = 1", "DELETE FROM meta", "DROP TABLE meta",
         "UPDATE meta SET state = replace(state, '\"changes\": ', '\"changes\": 1')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"format\": 5', '\"format\": 4')",
         "UPDATE meta SET sha256 = '', state = replace(state, '\"vectors-', '\"../copy/vectors-')",
-        "DELETE FROM meta",
-        "DROP TABLE meta",
         "DELETE FROM sqlite_master WHERE name = 'documents_content'",
     ],
-)
+)  # fmt: skip
 def test_altered_tables(built: Path, tmp_path: Path, statement: str) -> None:
     copy = Path(shutil.copytree(built, tmp_path / "copy"))
     index = Index.open(copy, MODEL)
