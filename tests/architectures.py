@@ -29,13 +29,9 @@ POSITIONS = 256
 
 # Every family names the same few sizes in its own way.
 _USUAL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": POSITIONS,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
 _GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
 _GROUPS = {**_USUAL, "num_key_value_heads": 2}
 _ALTERNATING = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -121,9 +117,7 @@ def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast
         whole.base_model.load_state_dict(model.state_dict())
         model = whole
     model.save_pretrained(folder)
-    if isinstance(tokenizer, str):
-        tokenizer = TOKENIZERS[tokenizer]()
-    tokenizer.save_pretrained(folder)
+    (TOKENIZERS[tokenizer]() if isinstance(tokenizer, str) else tokenizer).save_pretrained(folder)
     return folder
 
 
@@ -159,12 +153,8 @@ def _trained() -> str:
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = BpeTrainer(
-        vocab_size=VOCABULARY - 8,
-        special_tokens=[],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=VOCABULARY - 8, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(_LINES, trainer)
     return str(tokenizer.to_str())
 

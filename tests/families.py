@@ -103,10 +103,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
-        "num_hidden_layers": 6,
-        "n_input_layers": 2,
-        "n_recurrent_layers": 2,
-        "n_output_layers": 2,
+        "num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2,
         "initializer_range": 1.0,
     },
     # The layers of one kind have sizes of their own.
@@ -125,32 +122,24 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longcat_flash": {"zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {
-        "layer_types": ["full_attention", "minimax_m3_sparse"],
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
+        "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
     },
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8},
     # Of few heads, all scores of a block may be 0, and which of such blocks are chosen is chance.
     "qwen4_exp_text": {
-        "indexer_n_heads": 8,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 12,
+        "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 12,
         "indexer_compress_ratio": 2,
     },
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4},
     "roc_bert": {
-        "pronunciation_embed_dim": 8,
-        "pronunciation_vocab_size": 16,
-        "shape_embed_dim": 8,
-        "shape_vocab_size": 16,
+        "pronunciation_embed_dim": 8, "pronunciation_vocab_size": 16, "shape_embed_dim": 8, "shape_vocab_size": 16,
     },
     "xlstm": {"chunk_size": 64},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": {"attention_hidden_size": 64, "mamba_headdim": 8, "use_mem_rope": True, "use_mamba_kernels": False},
     "zaya": {"num_experts_per_tok": 1},
-}
+}  # fmt: skip
 
 
 # Other values than the first, where those bring rounding near the tolerance or, by chance, show nothing.

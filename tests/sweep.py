@@ -185,8 +185,6 @@ class Sweep:
             except Exception as error:  # whatever it is, it is what the table is to say
                 status = _reason(error)
             self.outcome.methods[method] = status
-        if self.outcome.methods["reba"].startswith("refused"):
-            self.outcome.how = "refused"
         return self.outcome
 
     def placed(self, copies: int) -> list[Layout]:

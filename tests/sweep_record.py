@@ -62,27 +62,15 @@ def page(releases: dict[str, dict[str, Record]]) -> str:
     rows = [_row(name, entry) for name, entry in sorted(types.items())]
     older = releases[oldest]
     differing = [_row(name, each) for name, each in sorted(older.items()) if name in types and each != types[name]]
-    return Template(WORDS.read_text(encoding="utf-8")).substitute(
-        counts,
-        newest=newest,
-        oldest=oldest,
-        types=len(types),
-        types_old=len(older),
-        interface=ways["interface"],
-        hooks=ways["hooks"],
-        rows="\n".join(rows),
-        rows_old="\n".join(differing),
-        command=COMMAND,
-    )
+    facts = {"newest": newest, "oldest": oldest, "types": len(types), "types_old": len(older), "command": COMMAND}
+    text = Template(WORDS.read_text(encoding="utf-8"))
+    return text.substitute(counts | ways | facts, rows="\n".join(rows), rows_old="\n".join(differing))
 
 
 def _row(name: str, entry: Record) -> str:
     if entry["how"] == "none":
         cells = ["–"] * 3 + ["–: " + entry["reba"].removeprefix("no model: ")]
     else:
-        how = "–" if entry["how"] == "refused" else entry["how"]
-        cells = [
-            how,
-            *("yes" if entry[each] == "exact" else entry[each].replace("refused:", "no:") for each in METHODS),
-        ]
+        cells = ["yes" if entry[each] == "exact" else entry[each].replace("refused:", "no:") for each in METHODS]
+        cells.insert(0, "–" if entry["how"] == "refused" else entry["how"])
     return f"| `{name}` | {entry['class']} | " + " | ".join(cells) + " |"

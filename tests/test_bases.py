@@ -39,6 +39,10 @@ def reloaded(model: SentenceTransformer, folder: Path, **options: Any) -> Senten
     return SentenceTransformer(str(folder), device="cpu", **options)
 
 
+def generated(llm: Any) -> Any:
+    return llm.generate(torch.arange(5, 12)[None], max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+
+
 LOADED = [
     *(("llama", name) for name in ("echo last", "reba mean", "mask0", "inter", "layer", "layers")),
     *(("gpt2", "reba mean"), ("gpt2", "inter"), ("gemma2", "mask0"), ("gemma2", "layers")),
@@ -53,35 +57,26 @@ def test_a_loaded_model(of: str, name: str, tmp_path: Path) -> None:
     folder = save(of, tmp_path / "base", "bos", causal_lm=True)
     llm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = torch.arange(5, 12)[None]
-
-    def generated() -> Any:
-        return llm.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
-
-    before, limit = generated(), tokenizer.model_max_length
+    before, limit = generated(llm), tokenizer.model_max_length
     llm.hf_device_map = {"model": "cpu", "lm_head": "cpu"}  # one device
     model: Any = build(llm.train(), tokenizer=tokenizer, max_seq_length=60, **PIPELINES[name])
     llm.eval()
-    assert generated() == before and model[0].base_model == "base"
+    assert generated(llm) == before and model[0].base_model == "base"
     wanted = build(str(folder), max_seq_length=60, **PIPELINES[name])
     assert_close(encoded(model), encoded(wanted).double())
-    assert generated() == before and tokenizer.model_max_length == limit
+    assert generated(llm) == before and tokenizer.model_max_length == limit
     own = {each.data_ptr() for each in llm.parameters()}
     assert all(each.data_ptr() in own for each in model.parameters()), "a weight was copied"
     assert torch.equal(encoded(reloaded(model, tmp_path / "saved")), encoded(model))
-    assert generated() == before
+    assert generated(llm) == before
 
 
 def test_writing_and_embedding_at_once(llama: Path) -> None:
     llm = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
     model = build(llm, tokenizer=AutoTokenizer.from_pretrained(llama), pooling="mean")
-
-    def generated() -> Any:
-        return llm.generate(torch.arange(5, 12)[None], max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
-
-    written, vectors = generated(), encoded(model)
+    written, vectors = generated(llm), encoded(model)
     with ThreadPoolExecutor(4) as pool:
-        both = [(pool.submit(generated), pool.submit(encoded, model)) for _ in range(12)]
+        both = [(pool.submit(generated, llm), pool.submit(encoded, model)) for _ in range(12)]
     for tokens, embedded in both:
         assert tokens.result() == written
         assert_close(embedded.result(), vectors.double())
@@ -251,13 +246,6 @@ def test_a_revision_of_an_adapter(llama: Path, tmp_path: Path) -> None:
     assert (model[0].base_model, model[0].base_revision) == ("a/adapter", "v1")
 
 
-def test_an_adapter_that_is_not_whole(llama: Path, tmp_path: Path) -> None:
-    adapter = adapt(llama, tmp_path)[0]
-    lose(adapter / "adapter_model.safetensors", "lora_B")
-    with pytest.raises(ValueError, match="missing adapter keys"):
-        build(str(adapter))
-
-
 def test_adapters_that_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     for kind, says in (("PROMPT_TUNING", "positions"), ("ADAPTION_PROMPT", "positions"), ("LORA", "names no base")):
@@ -308,6 +296,9 @@ REFUSALS: dict[str, Callable[[Path, Path], Any]] = {
     "an embedder already": lambda llama, new: (build(str(llama)).save_pretrained(str(new)), build(str(new))),
     "a StaticEmbedding of": lambda llama, new: (
         tiny_model().save_pretrained(new), st_reba.build(new, "nosink", setting="mask0-1", k=2)
+    ),
+    "missing adapter keys": lambda llama, new: (
+        lose((one := adapt(llama, new)[0]) / "adapter_model.safetensors", "lora_B"), build(str(one))
     ),
     "into quantized": lambda llama, new: build(str(adapt(llama, new)[0]), quantization="nf4"),
     "mini/a.gguf (GGUF)": lambda llama, new: st_reba.build("mini", gguf_file="a.gguf", local_files_only=True),

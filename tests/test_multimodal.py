@@ -47,20 +47,17 @@ PLAN: dict[str, Any] = {"setting": "mask0&bidir", "k": 2, "k0": 1}
 Base = Callable[[str], str]
 
 
-def _config(name: str) -> Any:
-    parts = {"text_config": dict(MODELS[name][0]), "vision_config": dict(MODELS[name][1])}
-    config = AutoConfig.for_model(name.removesuffix("_falcon"), **parts, mm_tokens_per_image=4)
-    # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
-    for name in ("image_token_id", "image_token_index"):
-        if getattr(config, name, None) is not None:
-            setattr(config, name, 530)
-    return config
-
-
 def save(name: str, folder: Path) -> str:
     """A tiny random model with its processor's files, as its repositories have them."""
+    (text, vision, processor), model_type = MODELS[name], name.removesuffix("_falcon")
+    parts = {"text_config": dict(text), "vision_config": dict(vision)}
+    config: Any = AutoConfig.for_model(model_type, **parts, mm_tokens_per_image=4)
+    # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
+    for place in ("image_token_id", "image_token_index"):
+        if getattr(config, place, None) is not None:
+            setattr(config, place, 530)
     with torch.random.fork_rng(devices=[]):
-        model: PreTrainedModel = AutoModel.from_config(_config(name), attn_implementation="eager", dtype=torch.float32)
+        model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
     architectures._fill(model, zlib.crc32(name.encode()))
     model.save_pretrained(folder)
     tokenizer = TOKENIZERS["bos"]()
@@ -68,8 +65,7 @@ def save(name: str, folder: Path) -> str:
     tokenizer.add_tokens([*tokens.values(), "<image>"], special_tokens=True)
     tokenizer.model_max_length = 2 * POSITIONS  # more than the text tower can
     tokenizer.save_pretrained(folder)
-    processor = PROCESSOR_MAPPING_NAMES[name.removesuffix("_falcon")]
-    image = {"image_processor_type": MODELS[name][2], "processor_class": processor}
+    image = {"image_processor_type": processor, "processor_class": PROCESSOR_MAPPING_NAMES[model_type]}
     (folder / "preprocessor_config.json").write_text(json.dumps({**image, "image_seq_length": 4}))
     written = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**written, "extra_special_tokens": tokens, **tokens}))

@@ -15,7 +15,6 @@ from st_reba.bases import EMBEDDED
 from st_reba.methods import method_of
 from st_reba.recipe import read_recipe, recipe_for, save_recipe
 
-TEXT = "你好"
 NOSINK = "# best of 10\nbase: mini\nmethod: nosink\nsetting: mask0&bidir\nk: 4\nk0: 2\npooling: last\n"
 
 
@@ -23,11 +22,6 @@ def written(folder: Path, text: str, name: str = "other.yaml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_build(tmp_path: Path) -> None:
-    wanted = st_reba.build("mini", "nosink", setting="mask0&bidir", k=4, k0=2, pooling="last").encode(TEXT)
-    np.testing.assert_array_equal(st_reba.build(written(tmp_path, NOSINK)).encode(TEXT), wanted)
 
 
 def test_what_is_given_wins(tmp_path: Path) -> None:

@@ -73,15 +73,13 @@ def test_exactly_these_names_are_registered() -> None:
     assert {table[f"st_reba.{name}"] for name in MODULES} == {getattr(st_reba, name) for name in MODULES}
 
 
-def test_other_plugins_keep_their_classes() -> None:
+def test_the_table_of_classes() -> None:
+    """Other plugins keep theirs; a sentence-transformers without the table is refused."""
     module = SimpleNamespace(BaseModel=SimpleNamespace(_module_classes={"other.Module": nn.Linear}))
     for _ in range(2):
         _register(module)
     assert set(module.BaseModel._module_classes) == {"other.Module", *(f"st_reba.{name}" for name in MODULES)}
     assert module.BaseModel._module_classes["other.Module"] is nn.Linear
-
-
-def test_sentence_transformers_without_the_table() -> None:
     for model in (SimpleNamespace(_module_classes=["a list"]), SimpleNamespace()):
         with pytest.raises(RuntimeError, match="no table.*trust_remote_code=True"):
             _register(SimpleNamespace(BaseModel=model))

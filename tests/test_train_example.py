@@ -97,14 +97,9 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
         "model = SentenceTransformer(sys.argv[1], device='cpu', trust_remote_code=True)\n"
         "print(json.dumps(model.encode_query(json.loads(sys.argv[2])).tolist()))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(out), json.dumps(TEXTS)],
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        timeout=300,
-        check=True,
-    )
+    command = [sys.executable, "-c", script, str(out), json.dumps(TEXTS)]
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, encoding="utf-8", timeout=300, check=True)
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
 
 

@@ -26,7 +26,6 @@ ROUTES = [
     ("HEAD", "file", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
     ("GET", "file", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
 ]
-TOKENS = {"hf_writer": "write"}
 
 
 def oid_of(data: bytes) -> str:
@@ -121,14 +120,14 @@ class Answer(BaseHTTPRequestHandler):
     do_POST = do_HEAD = do_GET
 
     def check_access(self, name: str, token: str | None, named: dict[str, str]) -> None:
-        role = TOKENS.get(token or "")
-        if token is not None and role is None:
+        writer = token == "hf_writer"
+        if token is not None and not writer:
             raise Refused(401, "Invalid credentials in Authorization header")
         found = self.hub.repos.get(named.get("repo", ""))
-        if "repo" in named and (found is None or (found.private and role is None)):
-            raise Refused(404 if role else 401, "Repository not found", "RepoNotFound")
-        if name in ("create", "preupload", "commit", "branch") and role != "write":
-            raise Refused(403 if role else 401, "You don't have the rights to do this")
+        if "repo" in named and (found is None or (found.private and not writer)):
+            raise Refused(404 if writer else 401, "Repository not found", "RepoNotFound")
+        if name in ("create", "preupload", "commit", "branch") and not writer:
+            raise Refused(401, "You don't have the rights to do this")
         self.repo: Any = found
         self.extra: dict[str, str] = {}
 
