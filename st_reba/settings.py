@@ -67,7 +67,8 @@ def masks_of(
     if m != 1 and not setting.startswith("mask0"):
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
     hiding = k0 or fixed or 0
-    hiding = hiding // 2 or hiding if setting == "mask0-mid" else hiding
+    if setting == "mask0-mid":
+        hiding = hiding // 2 or hiding  # at least 1, if any
     layers = _layers(k, depth, extend=architecture == "extend")
     depth = depth or _DEPTH
     if hiding > len(layers):

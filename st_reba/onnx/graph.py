@@ -169,7 +169,7 @@ def _check(model: SentenceTransformer, task: Task | None = None) -> None:
     first: Any = model[0]
     if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
         raise ValueError(f"{type(first).__name__} keeps the base's own input: no graph. Build with pooling=….")
-    pooling = [*model, None][1]
+    pooling = model[1] if len(model) > 1 else None
     pooled = isinstance(pooling, ReBAPooling) and not isinstance(pooling, ChunkedReBAPooling)
     if not pooled and getattr(pooling, "pooling_mode", None) not in ("mean", "lasttoken", "cls"):
         raise ValueError(f"{pooling} cannot be exported. Build without chunk, with pooling last, mean or cls.")
