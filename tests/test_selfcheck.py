@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import families
 import pytest
 import torch
+import transformers
 from marks import Base
 from pipelines import build
 from transformers import AutoModel, AutoTokenizer
@@ -80,7 +81,9 @@ def test_a_base_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_masks_that_hold_more_than_what_is_seen(tmp_path: Any) -> None:
     families.save("doge", tmp_path)
-    with pytest.raises(ValueError, match="position biases"):
+    # The first release looks ahead in it.
+    says = "sees token 1" if transformers.__version__ == "5.0.0" else "position biases"
+    with pytest.raises(ValueError, match=says):
         build(str(tmp_path), "nosink", setting="mask0-bidir", k=1)
 
 
