@@ -17,7 +17,7 @@ def models() -> dict[str, SentenceTransformer]:
     """Models as built, never saved: what every consumer is held against."""
     return {
         "echo": st_reba.build("mini", "echo", prompts=PROMPTS, device="cpu"),
-        "reba": st_reba.build("mini", "reba", pooling="mean", prompts=PROMPTS, device="cpu"),
+        "reba": st_reba.build("mini", "reba", pooling="mean", device="cpu"),
     }
 
 

@@ -25,7 +25,7 @@ RUNS = [(each, "flag") for each in SECTIONS if each != "mteb"] + [("sentence-tra
 
 
 def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dict[str, Any]:
-    """For each model, what tools.py tells of a section; tools but the first get the one with most own code."""
+    """For each model, what tools.py tells of a section; tools but the first get the one with prompts."""
     blocks = BLOCKS[section]
     if route == "plugin":
         changed = [re.subn(r'(trust_remote_code"?(?:=|: ))True', r"\1False", block) for block in blocks]
@@ -33,7 +33,7 @@ def told(section: str, route: str, places: dict[str, Path], folder: Path) -> dic
         blocks = [block for block, _ in changed]
     job = {"section": section, "plugin": route == "plugin", "blocks": blocks, "given": GIVEN}
     every = section.startswith("sentence-transformers")
-    job["places"] = {name: str(place) for name, place in places.items() if every or name == "reba"}
+    job["places"] = {name: str(place) for name, place in places.items() if every or name == "echo"}
     found: dict[str, Any] = answer("tools.py", job, folder, HF_MODULES_CACHE=str(folder / "code"))
     return found
 
@@ -91,4 +91,4 @@ def ndcg(row: list[int], relevant: list[int]) -> float:
 
 def test_prompts_are_not_idle(vectors: Any) -> None:
     """Else nothing that is tested of them means anything."""
-    assert np.abs(vectors("reba", TEXTS, "plain") - vectors("reba", TEXTS, "document")).max() > 1e-3
+    assert np.abs(vectors("echo", TEXTS, "plain") - vectors("echo", TEXTS, "document")).max() > 1e-3

@@ -56,7 +56,7 @@ def expected(models: dict[str, SentenceTransformer], places: dict[str, Path]) ->
     encode_corpus(model, SENTENCES, path, passages="20:4", **options)
     corpus = Corpus(path)
     assert corpus.parts() == 3 and corpus.header()["totals"]["vectors"] > corpus.header()["totals"]["documents"]
-    query = model.encode_query(QUERY).astype(float)
+    query = model.encode(QUERY).astype(float)
     found = [
         (row.document().id or "", float(vector @ query / np.linalg.norm(vector) / np.linalg.norm(query)))
         for part in range(3)
