@@ -216,8 +216,7 @@ class Assembly:
         if self.tokenizer is not None:
             if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
                 raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
-            name = os.fspath(self.tokenizer)
-            kwargs["tokenizer_name_or_path"] = str(bases.EMBEDDED.get(name, name))
+            kwargs["tokenizer_name_or_path"] = bases.place_of(os.fspath(self.tokenizer))
             processor_kwargs["revision"] = None
             processor_kwargs.pop("gguf_file", None)
         elif self.adapted is not None and any(load_file_path(self.path, name, **self.place) for name in _TOKENIZER):

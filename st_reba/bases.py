@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import lzma
 import os
 import warnings
 from collections import Counter
@@ -14,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from huggingface_hub import cached_assets_path
 from sentence_transformers.util import get_device_name
 
+from .files import whole_file
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
 from .optional import required
@@ -31,11 +35,30 @@ _CONFIGS = {"config.json", "modules.json", "adapter_config.json"}
 _NOT_LAYERS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
+def place_of(name: str) -> str:
+    """Folder or Hub id of a model: ``name``, or the folder of an embedded one.
+
+    Where this package is installed, that one's weights are packed (setup.py), and unpacked once into the Hub's cache.
+    """
+    folder = EMBEDDED.get(name)
+    if folder is None or (folder / "model.safetensors").exists():
+        return str(folder or name)
+    packed = (folder / "model.safetensors.xz").read_bytes()
+    place = cached_assets_path("st_reba", namespace=name, subfolder=hashlib.sha256(packed).hexdigest()[:16])
+    if not (weights := place / "model.safetensors").exists():
+        for file in folder.glob("*.json"):
+            with whole_file(place / file.name) as stream:
+                stream.write(file.read_bytes())
+        with whole_file(weights) as stream:  # the last: where they are, all is
+            stream.write(lzma.decompress(packed))
+    return str(place)
+
+
 def locate(base: str | os.PathLike[str], gguf_file: str | None = None) -> tuple[str, str, str | None]:
     """Folder or Hub id of a base; the name to record for it, never a path of this machine; the GGUF file in it."""
     text = os.fspath(base)
     if text in EMBEDDED and gguf_file is None:
-        return str(EMBEDDED[text]), text, None
+        return place_of(text), text, None
     if gguf_file is None and text.endswith(".gguf"):
         if not os.path.isfile(text):
             raise FileNotFoundError(f"base={text!r}: there is no such file.")

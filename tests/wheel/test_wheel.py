@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import subprocess
 import sys
 import tarfile
@@ -28,17 +29,20 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    weights = "st_reba/mini/model.safetensors"
+    assert lzma.decompress(wheel.read(f"{weights}.xz")) == (ROOT / weights).read_bytes()
     # A file that is missing is to be named in setup.cfg's options.package_data.
-    assert names == package
-    assert {"st_reba/py.typed", "st_reba/mini/model.safetensors", "st_reba/modules/version.py"} <= names
+    assert names - {f"{weights}.xz"} == package - {weights}
+    assert {"st_reba/py.typed", "st_reba/modules/version.py"} <= names
+    assert Path(str(wheel.filename)).stat().st_size <= 6_000_000
 
 
 def test_the_source_archive_holds_it_too(wheel: zipfile.ZipFile) -> None:
     (found,) = (ROOT / "dist").glob("*.tar.gz")
     with tarfile.open(found) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert wanted | {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"} <= held
+    wanted = {name.removesuffix(".xz") for name in wheel.namelist() if ".dist-info/" not in name}
+    assert wanted | {"LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py"} <= held
 
 
 def test_it_says_what_it_is(wheel: zipfile.ZipFile) -> None:
@@ -52,7 +56,10 @@ def test_it_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert str(said.get_payload()).strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
 
 
-def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(tmp_path: Path) -> None:
+def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     where = Path(str(distribution("st-reba").locate_file("st_reba"))).resolve()
     assert where != ROOT / "st_reba" and sys.prefix in str(where)
     command = [str(Path(sys.executable).with_name("st-reba"))]
@@ -66,6 +73,8 @@ def test_it_runs_where_only_it_and_what_it_asks_for_is_installed(tmp_path: Path)
 
     assert run("--version").split()[-1] == distribution("st-reba").version
     run("build", "mini", "model")
+    (weights,) = tmp_path.glob("cache/assets/st_reba/mini/*/model.safetensors")
+    assert weights.read_bytes() == (ROOT / "st_reba" / "mini" / "model.safetensors").read_bytes()
     run("index", "texts.txt", "index", "--model", "model")
     first = run("search", "index", "cat", "--json").splitlines()[0]
     assert "A cat sat on the mat." in first
