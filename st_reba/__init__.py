@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 # Now, as its file bears the same name, and would take its place.
 from .build import build as build
+from .modules.registration import register
 from .modules.version import __version__ as __version__
 from .recipe import zoo as zoo
-from .registration import register
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune

@@ -25,10 +25,10 @@ from .modules import (
     ReBAPooling,
     RepeatTransformer,
 )
+from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states
+from .modules.settings import masks_of
 from .optional import required
 from .safety import load, sized
-from .selfcheck import check_capture, check_masks, check_padding, hidden_states
-from .settings import masks_of
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
 _LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}

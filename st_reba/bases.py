@@ -19,10 +19,10 @@ import transformers
 from huggingface_hub import cached_assets_path
 from sentence_transformers.util import get_device_name
 
-from .files import whole_file
 from .modules.layers import layers_of
 from .modules.layout import decoder_of
 from .optional import required
+from .storage.files import whole_file
 
 # Models that come with the package.
 EMBEDDED = {"mini": Path(__file__).with_name("mini")}

@@ -17,8 +17,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 
 from .encode import encode_texts
-from .files import whole_file
-from .probe import Probe, check, probe
+from .storage.files import whole_file
+from .storage.probe import Probe, check, probe
 
 Kind = Literal["center", "abtt", "whiten"]
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from .settings import SETTINGS, masks_of
+from .modules.settings import SETTINGS, masks_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -24,7 +24,7 @@ from reference_nosink import visible
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from st_reba.selfcheck import check_masks
+from st_reba.modules.selfcheck import check_masks
 
 METHODS = ("reba", "echo", "nosink")
 TOLERANCE = 1e-5

@@ -11,8 +11,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..encode import encode_texts
-from ..files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
-from ..probe import Probe, check, encoding_rate, load, probe, remembered
+from ..storage.files import LOCK_FILE, make_folder, remove_leftovers, sole_writer, whole_file
+from ..storage.probe import Probe, check, encoding_rate, load, probe, remembered
 from .folder import DTYPES, HEADER_FILE, REJECTS_FILE, Corpus, Part, Row, is_corpus, sha256
 from .passages import Cut, cutter
 from .records import Document, to_json

@@ -24,7 +24,7 @@ import pyarrow  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from ..files import sync, whole_file, whole_path, write_npy
+from ..storage.files import sync, whole_file, whole_path, write_npy
 from .records import Document, Reject, to_json
 
 HEADER_FILE = "corpus.json"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..files import remove_leftovers
 from ..optional import required
-from ..probe import Probe, check
+from ..storage.files import remove_leftovers
+from ..storage.probe import Probe, check
 from .encode import encode_part
 from .folder import Corpus
 

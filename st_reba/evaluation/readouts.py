@@ -22,7 +22,7 @@ from ..modules import PromptEnsemble
 from ..modules.capture import Capture
 from ..modules.layers import watch_layers
 from ..modules.outputs import watch_attention
-from ..settings import masks_of
+from ..modules.settings import masks_of
 
 Vectors = NDArray[np.float32]
 # "mean" and "last" are of the last copy's content, "end" is the very last position.

@@ -17,7 +17,7 @@ from sentence_transformers.base.modules import Dense, Normalize
 
 from ..bases import EMBEDDED
 from ..methods import METHODS, OPTIONS, Method, method_of
-from ..settings import MASKS
+from ..modules.settings import MASKS
 from .golden import FILE as GOLDEN
 from .golden import open_fields, read_golden
 

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from ..modules.layout import empty_text_token
 from ..modules.version import __version__
-from ..probe import worst
+from ..storage.probe import worst
 
 FILE = "golden.json"
 _PACKAGES = ("sentence-transformers", "transformers", "torch")
@@ -55,7 +55,7 @@ class Report:
     """Comparison of a model with its golden vectors.
 
     Args:
-        distance: Of all vectors, as :func:`st_reba.probe.worst` gives it.
+        distance: Of all vectors, as :func:`st_reba.storage.probe.worst` gives it.
         tolerance: The largest distance that is allowed.
         texts: Distance of each text's two vectors, relative to the length of the golden one.
         changes: What differs between then and now: (then, now) by name.
@@ -98,7 +98,7 @@ class Report:
 
 
 def tolerance_of(model: SentenceTransformer, dtype: str | None = None) -> float:
-    """How far a model's vectors may be off on another machine, as :func:`st_reba.probe.worst` gives it.
+    """How far a model's vectors may be off on another machine, as :func:`st_reba.storage.probe.worst` gives it.
 
     Rounding errors grow with the square root of the number L of layers. In real models, vectors in bfloat16 and float16
     were at most 1.1·ε·√L off those in float32, off those of other kernels, and in a batch, where ε is the type's

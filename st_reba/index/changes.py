@@ -26,8 +26,8 @@ from ..corpus.encode import encode_parts, longest_input
 from ..corpus.folder import Corpus, Row, is_corpus, sha256
 from ..corpus.records import Document, Reject, beginning, to_json
 from ..corpus.source import Source
-from ..files import LOCK_FILE, refuse_links, sole_writer
-from ..probe import Probe, check
+from ..storage.files import LOCK_FILE, refuse_links, sole_writer
+from ..storage.probe import Probe, check
 from . import store as tables
 from . import vectors as ann
 from .store import FILE, Matrix, State, Store, Stored, content_of, crc_of, damaged, documents, documents_with

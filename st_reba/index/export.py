@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..corpus.folder import sha256
-from ..files import whole_path
+from ..storage.files import whole_path
 from .search import Snapshot
 from .store import State, crc_of, damaged, documents, read_dead, read_pending, vector_keys
 from .vectors import Segment, add, save, trained

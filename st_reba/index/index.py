@@ -20,7 +20,7 @@ from ..corpus.encode import longest_input
 from ..corpus.folder import Corpus, is_corpus
 from ..corpus.records import Document, Reject, beginning, clean_text
 from ..corpus.source import Input, open_source
-from ..probe import Probe, check, load, located, probe, remembered, version_of
+from ..storage.probe import Probe, check, load, located, probe, remembered, version_of
 from .changes import Change, changing, check_target, one_writer, take_in
 from .export import export, verify
 from .search import Snapshot

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import whole_file
+from ..storage.files import whole_file
 from .store import Keys, Matrix, State, damaged
 
 faiss: Any = import_module("faiss")  # its stubs lack most of what it has

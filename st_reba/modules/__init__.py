@@ -1,4 +1,4 @@
-"""All that a published model computes; nothing here imports the rest of st_reba.
+"""All that a published model computes, how it is registered and checked; nothing here imports the rest of st_reba.
 
 The module classes need torch and sentence-transformers, and are imported when they are asked for.
 """

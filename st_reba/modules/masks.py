@@ -109,7 +109,7 @@ class NoSinkTransformer(RepeatTransformer):
     """RepeatTransformer whose layers see what their masks say.
 
     Args:
-        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.settings.masks_of``.
+        layer_masks: A name of ``MASKS`` for each layer, from the bottom; see ``st_reba.modules.settings.masks_of``.
         second: Layers that run a second time, each with its mask, in order.
         architecture: How the second runs join: ``"inter"``, ``"extra"``, ``"extend"``; ``"inplace"``: there are none.
         m: Number of sink tokens that nosink masks hide.

@@ -15,7 +15,7 @@ from ..hub.card import FILE, TEMPLATE, render, values_of
 from ..hub.golden import TEXTS, environment, write_file
 from ..hub.save import check_free, put
 from ..optional import required
-from ..probe import worst
+from ..storage.probe import worst
 from .folder import write_folder
 from .graph import EmbeddingGraph
 from .int8 import quantize as _quantize

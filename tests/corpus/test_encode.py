@@ -16,7 +16,7 @@ import st_reba
 import st_reba.corpus.encode as encoding
 from st_reba.corpus import Corpus, Document, encode_corpus, open_source
 from st_reba.corpus.passages import _bounds, parse_passages
-from st_reba.files import sole_writer
+from st_reba.storage.files import sole_writer
 
 MODEL = tiny_model()
 MODEL[0].embedding.weight.data[0] = 0  # words that it does not know have no vector

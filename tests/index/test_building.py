@@ -17,8 +17,8 @@ from kills import run_child
 from marks import slow_but
 from tiny import tiny_model
 
-from st_reba.files import sole_writer
 from st_reba.index import Document, Index
+from st_reba.storage.files import sole_writer
 
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from st_reba.onnx import runtime, tracing
 from st_reba.onnx.folder import write_folder, write_tokenizer
 from st_reba.onnx.graph import EmbeddingGraph
 from st_reba.onnx.runtime import LEAST, Runner
-from st_reba.probe import worst
+from st_reba.storage.probe import worst
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -8,7 +8,7 @@ from typing import Any
 
 import wrapt
 
-from .modules import MODULES
+from . import MODULES
 
 _NAMES = {f"st_reba.{name}": name for name in MODULES}
 
@@ -20,7 +20,7 @@ class KnownClasses(Mapping[str, Any]):
         self._others = others
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(import_module(".modules", __package__), _NAMES[name]) if name in _NAMES else self._others[name]
+        return getattr(import_module(__package__), _NAMES[name]) if name in _NAMES else self._others[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._others, **_NAMES})

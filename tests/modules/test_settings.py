@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from st_reba.settings import MASKS, SETTINGS, masks_of
+from st_reba.modules.settings import MASKS, SETTINGS, masks_of
 
 SHORT = dict(zip(MASKS, "fbaFAr", strict=True))
 # The masks of five layers with k = 3, and k0 where it stands beside the name; layers that run again, and their masks.

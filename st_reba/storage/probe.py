@@ -106,7 +106,7 @@ def version_of(model: SentenceTransformer) -> int:
 
 
 def _about(model: SentenceTransformer) -> dict[str, str | None]:
-    from .methods import method_of
+    from ..methods import method_of
 
     dtype = next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
     method = str(method_of(model) or " → ".join(type(one).__name__ for one in model.children()))
@@ -155,7 +155,7 @@ def load(
         if given := {name: value for name, value in (options or {}).items() if value not in (None, False)}:
             raise TypeError(f"{given}: the model is loaded already; drop these options")
         return model
-    from .safety import load as load_model
+    from ..safety import load as load_model
 
     return load_model(model, **(options or {}))
 

@@ -15,7 +15,18 @@ import torch
 from tiny import tiny_model
 
 import st_reba
-from st_reba.probe import TEXTS, Probe, check, encoding_rate, load, located, probe, remembered, version_of, worst
+from st_reba.storage.probe import (
+    TEXTS,
+    Probe,
+    check,
+    encoding_rate,
+    load,
+    located,
+    probe,
+    remembered,
+    version_of,
+    worst,
+)
 
 MODEL = tiny_model()
 
@@ -85,7 +96,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({first, second, version_of(model)}) == 3
     vectors = np.eye(len(TEXTS))
     monkeypatch.setattr(model, "encode_document", lambda *_, **__: vectors)
-    monkeypatch.setattr("st_reba.probe.time", SimpleNamespace(perf_counter=iter([5, 7, 0, 0, 0, 0]).__next__))
+    monkeypatch.setattr("st_reba.storage.probe.time", SimpleNamespace(perf_counter=iter([5, 7, 0, 0, 0, 0]).__next__))
     assert encoding_rate(model) == 4
     model.prompts = {}
     for value in (np.nan, 0):

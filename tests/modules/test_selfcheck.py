@@ -14,7 +14,7 @@ from pipelines import build
 from transformers import AutoModel, AutoTokenizer
 
 from st_reba.modules import RepeatTransformer, capture, masks, second
-from st_reba.selfcheck import _seen
+from st_reba.modules.selfcheck import _seen
 
 OPTIONS: dict[str, Any] = {"setting": "mask0&bidir", "k": 4, "k0": 2}
 

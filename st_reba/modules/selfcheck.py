@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modules.attention import show_attention
-from .modules.capture import Capture
-from .modules.layout import decoder_of, pad
-from .modules.masks import visible
-from .modules.passes import current_pass
-from .modules.transformer import RepeatTransformer
+from .attention import show_attention
+from .capture import Capture
+from .layout import decoder_of, pad
+from .masks import visible
+from .passes import current_pass
+from .transformer import RepeatTransformer
 
 # Three tokens more than a mask hides tell all masks apart.
 _BEYOND_SINKS, _TOKENS = 3, 16

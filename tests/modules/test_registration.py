@@ -15,7 +15,7 @@ from torch import nn
 
 import st_reba
 from st_reba.modules import MODULES
-from st_reba.registration import _register
+from st_reba.modules.registration import _register
 
 ROOT = Path(st_reba.__file__).parents[1]
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。"]
