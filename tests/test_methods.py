@@ -103,7 +103,7 @@ def test_what_is_missing_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch
 def test_the_surface_is_small() -> None:
     assert len(st_reba.__all__) <= 20 and set(METHODS) == {"reba", "echo", "classical", "prompteol", "nosink"}
     assert all(OPTIONS.values()) and all(getattr(st_reba, name) is not None for name in st_reba.__all__)
-    # A submodule takes the place of a public name that it shares; tests/test_registration.py looks at this one.
+    # A submodule takes the place of a public name that it shares; tests/modules/test_registration.py looks at this one.
     files = [path for path in Path(st_reba.__file__).parent.iterdir() if path.suffix in ("", ".py")]
     assert {path.stem for path in files} & {*st_reba.__all__} == {"build"}
     with pytest.raises(AttributeError):

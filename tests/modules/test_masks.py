@@ -21,7 +21,7 @@ from st_reba.modules.masks import visible as see
 DEPTH = 3
 BIDIR, NOSINK = "bidirectional", "nosink-bidirectional"
 APART = Plan(("backward", None, "backward"), "inter", variant="published")
-# Setting with its numbers → the oracle's plan, for models of three layers; tests/test_settings.py has every setting.
+# Setting with its numbers → the oracle's plan, for models of three layers; test_settings.py has every setting.
 CASES: list[Any] = [
     pytest.param({"setting": setting, **numbers}, wanted, id=f"{setting} {numbers}")
     for setting, numbers, wanted in (
