@@ -14,7 +14,8 @@ from st_reba.bases import EMBEDDED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (
-    "天", "今天天气很好，我们去公园散步吧。", "The bank of the river is steep.", "hi", "他在银行取了钱，then went home.",
+    "天", "今天天气很好，我们去公园散步吧。", "The bank of the river is steep.", "hi",
+    "他在银行取了钱，then went home.",
 )  # fmt: skip
 # A text, and where a word of it begins and ends.
 Placed = tuple[str, tuple[int, int]]

@@ -19,7 +19,6 @@ from reference import _double_by_default, as_double, final_norm_of, forward
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-Architecture = Literal["inplace", "inter", "extra", "extend"]
 Windows = Sequence[int | None]
 
 
@@ -52,19 +51,14 @@ class Plan:
     """
 
     converted: tuple[str | None, ...]
-    architecture: Architecture = "inplace"
+    architecture: Literal["inplace", "inter", "extra", "extend"] = "inplace"
     others: str = "forward"
     m: int = 1
     variant: Literal["paper", "published"] = "paper"
 
 
 def plan(
-    depth: int,
-    architecture: Architecture = "inplace",
-    kind: str = "bidirectional",
-    k: int = 0,
-    k0: int = 0,
-    **rest: Any,
+    depth: int, architecture: Any = "inplace", kind: str = "bidirectional", k: int = 0, k0: int = 0, **rest: Any
 ) -> Plan:
     """The plan that counts k layers (or added passes) from the top; the top k0 of these run nosink-bidirectional."""
     kinds = (kind,) * (k - k0) + ("nosink-bidirectional",) * k0
@@ -129,7 +123,7 @@ class Eager:
         self.norm, self.layers = final_norm_of(model), model.h if hasattr(model, "h") else model.layers
         self.given: list[Any] = []
         keep = [
-            each.register_forward_pre_hook(lambda _, *it: self.given.append(it), with_kwargs=True)
+            each.register_forward_pre_hook(lambda _, *given: self.given.append(given), with_kwargs=True)
             for each in self.layers
         ]
         forward(model, ids)
