@@ -14,16 +14,12 @@ from st_reba.bases import EMBEDDED
 
 # Lengths from one character on, in both languages; mistral's window of 5 is shorter than most.
 TEXTS = (
-    "天",
-    "今天天气很好，我们去公园散步吧。",
-    "The bank of the river is steep.",
-    "hi",
+    "天", "今天天气很好，我们去公园散步吧。", "The bank of the river is steep.", "hi",
     "他在银行取了钱，then went home.",
-)
-
-
+)  # fmt: skip
 # A text, and where a word of it begins and ends.
 Placed = tuple[str, tuple[int, int]]
+Pieces = tuple[str | None, ...]
 
 
 def folder(base: str) -> str:
@@ -31,22 +27,19 @@ def folder(base: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def loaded(base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model = AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(folder(base))
+def double(base: str) -> PreTrainedModel:
+    return as_double(AutoModel.from_pretrained(folder(base), attn_implementation="eager", dtype=torch.float32).eval())
 
 
 @lru_cache(maxsize=4)
-def double(base: str) -> PreTrainedModel:
-    return as_double(loaded(base)[0])
+def tokenizer_of(base: str) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder(base))
 
 
 @lru_cache(maxsize=256)
-def oracle(
-    base: str, text: str, pieces: tuple[str | None, ...], limit: int | None = None
-) -> tuple[Layout, Tensor, Tensor]:
+def oracle(base: str, text: str, pieces: Pieces, limit: int | None = None) -> tuple[Layout, Tensor, Tensor]:
     """Layout, hidden states V [T, d] and A^new [T, T], float64."""
-    placed = layout(loaded(base)[1], text, list(pieces), limit=limit)
+    placed = layout(tokenizer_of(base), text, pieces, limit=limit)
     hidden, attention = hidden_and_attention(double(base), placed.ids)
     return placed, hidden, symmetrized_max(attention)
 
@@ -60,17 +53,14 @@ def assert_close(got: object, wanted: Tensor, tolerance: float = 1e-5) -> None:
 
 def item(text: str, word: str, occurrence: int = 0) -> Placed:
     """That occurrence of the word in the text."""
-    start = [match.start() for match in re.finditer(re.escape(word), text)][occurrence]
-    return text, (start, start + len(word))
+    return text, [match.span() for match in re.finditer(re.escape(word), text)][occurrence]
 
 
 def oracle_of(
-    base: str, one: Placed, pieces: tuple[str | None, ...], limit: int | None = None
-) -> tuple[Layout, torch.Tensor, torch.Tensor, list[int]]:
+    base: str, one: Placed, pieces: Pieces, limit: int | None = None
+) -> tuple[Layout, Tensor, Tensor, list[int]]:
     """The oracle of a text, and the content tokens that share a character with the span, found on its side."""
-    start, end = one[1]
     text = re.sub("[\ud800-\udfff]", "\ufffd", one[0])
-    tokenizer = loaded(base)[1]
-    offsets = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    spans = [{*range(*span)} & {*range(start, end)} for span in offsets["offset_mapping"]]
-    return *oracle(base, text, pieces, limit), [index for index, shared in enumerate(spans) if shared]
+    found = tokenizer_of(base)(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    shared = [{*range(*span)} & {*range(*one[1])} for span in found["offset_mapping"]]
+    return *oracle(base, text, pieces, limit), [index for index, both in enumerate(shared) if both]

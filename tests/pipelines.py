@@ -21,13 +21,11 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "authors mean": {"method": "reba", "implementation": "authors", "pooling": "mean"},
     "chunk last": {"method": "reba", "chunk": 4},
     "chunk mean": {"method": "reba", "chunk": 5, "pooling": "mean", "normalize_weights": True},
-    "echo last": {"method": "echo", "repeats": 3},
+    "echo last": {"method": "echo", "repeats": 3}, "classical cls": {"method": "classical", "pooling": "cls"},
     "echo end": {"method": "echo", "pooling": "mean", "pooled": "last_copy_and_end", "compute_matched": True},
-    "classical cls": {"method": "classical", "pooling": "cls"},
-    "prompteol": {"method": "prompteol"},
+    "prompteol": {"method": "prompteol"}, "outputs": {"method": "prompteol", "read": "attention"},
     "ensemble": {"method": "prompteol", "template": "contrastive"},
     "reversed": {"method": "prompteol", "template": "reverseol"},
-    "outputs": {"method": "prompteol", "read": "attention"},
     "inplace": {"method": "nosink", "setting": "inplace-back", "k": 1},
     "mask0": {"method": "nosink", "setting": "mask0&bidir", "k": 2, "k0": 1, "m": 2},
     "inter": {"method": "nosink", "setting": "inter-bidir", "k": 1},
@@ -39,10 +37,9 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "reba mask0": {"method": "reba", "setting": "mask0-bidir", "k": 2, "pooling": "mean"},
     "reba inter": {"method": "reba", "setting": "inter-bidir", "k": [1]},
     "chunk mask0": {"method": "reba", "chunk": 4, "setting": "mask0-bidir", "k": 1},
-    "layer": {"method": "reba", "layer": 1},
-    "layers": {"method": "echo", "pooling": "mean", "layer": [0, 2]},
+    "layer": {"method": "reba", "layer": 1}, "layers": {"method": "echo", "pooling": "mean", "layer": [0, 2]},
     "concat": {"method": "reba", "layer": [1, 2], "join": "concat", "final_norm": False},
-}
+}  # fmt: skip
 
 
 def made(base: str, name: str, **options: Any) -> SentenceTransformer:
@@ -58,16 +55,12 @@ def build(base: Any, method: Any = "reba", **options: Any) -> SentenceTransforme
 
 def encoded(model: SentenceTransformer, texts: Sequence[str] = TEXTS, *, alone: bool = False, **options: Any) -> Tensor:
     """The texts' vectors, as one batch of mixed lengths, or each alone."""
-    size = 1 if alone else len(texts)
-    options |= {"convert_to_tensor": True, "show_progress_bar": False}
-    vectors: Any = model.encode(list(texts), batch_size=size, **options)
-    return vectors  # type: ignore[no-any-return]
+    return model.encode(list(texts), batch_size=1 if alone else len(texts), convert_to_tensor=True, **options)
 
 
 def features_of(model: SentenceTransformer, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
     """What the first module makes of texts."""
-    first: Any = model[0]
-    return dict(first.preprocess(list(texts)))
+    return dict(model[0].preprocess(list(texts)))
 
 
 def gradients(model: SentenceTransformer, features: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from reference import Layout, Pooling, reba_weights
+from reference import Layout, Pooling, mean, reba_weights, weighted_sum
 from torch import Tensor
 
 # Token ids of a sequence → its hidden states V [T, d] and A_new [T, T].
@@ -30,41 +30,29 @@ def piece_layout(placed: Layout, piece: Sequence[int], k: int) -> Layout:
     before, after = placed.ids[: positions[0]], placed.ids[positions[-1] + 1 :]
     content = [placed.ids[positions[token]] for token in piece]
     copies = [c for c in range(1, k + 1) for _ in content]
-    return Layout(
-        ids=before + content * k + after,
-        copy_of=[0] * len(before) + copies + [0] * len(after),
-        n=len(content),
-        k=k,
-        suffix=placed.suffix,
-    )
+    copy_of = [0] * len(before) + copies + [0] * len(after)
+    return Layout(before + content * k + after, copy_of, n=len(content), k=k, suffix=placed.suffix)
 
 
-def chunked_tokens(
-    run: Run, placed: Layout, limit: int, k: int = 2, *, include_special: bool = False, normalize_weights: bool = False
-) -> Tensor:
+def chunked_tokens(run: Run, placed: Layout, limit: int, k: int = 2, **options: bool) -> Tensor:
     """E [n, d]: e_i = v_i A_new[i, i] + sum over t > i in the piece's repeat of A_new[i, t] v'_t.
 
     v of the text, run once (``placed`` holds it once); A_new and v' of the piece that holds token i, run k times.
     """
-    if placed.k != 1:
-        raise ValueError(f"the first pass holds the text once, not {placed.k} times")
+    assert placed.k == 1
     V, _ = run(tuple(placed.ids))
-    tokens = torch.zeros(placed.n, V.shape[1], dtype=torch.float64)
+    tokens = []
     for piece in cut(placed.n, limit):
         repeated = piece_layout(placed, piece, k)
         V_piece, A_new = run(tuple(repeated.ids))
-        weights = reba_weights(A_new, repeated, include_special=include_special, normalize_weights=normalize_weights)
-        states = list(V_piece.double())
-        for factors, i, here in zip(weights.tolist(), piece, repeated.positions(1), strict=True):
-            tokens[i] += factors[here] * V[placed.positions(1)[i]].double()
-            for t in range(here + 1, len(repeated.ids)):
-                if factors[t] != 0:
-                    tokens[i] += factors[t] * states[t]
-    return tokens
+        weights = reba_weights(A_new, repeated, **options).tolist()
+        for row, i, here in zip(weights, piece, repeated.positions(1), strict=True):
+            states = list(V_piece)
+            states[here] = V[placed.positions(1)[i]]
+            tokens.append(weighted_sum(row, states))
+    return torch.stack(tokens)
 
 
 def chunked_pooled(tokens: Tensor, pooling: Pooling) -> Tensor:
     """last: e_n; mean: (1/n) sum over i of e_i."""
-    if pooling == "last":
-        return tokens[len(tokens) - 1]
-    return tokens.sum(dim=0) / len(tokens)
+    return tokens[-1] if pooling == "last" else mean(tokens, range(len(tokens)))

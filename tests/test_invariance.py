@@ -29,18 +29,15 @@ def test_batches(base: Base, of: str, name: str) -> None:
     alone = encoded(model, HOSTILE, alone=True)
     assert alone.isfinite().all() and (alone.norm(dim=1) > 0).all()
     order = random.Random(0).sample(range(len(HOSTILE)), len(HOSTILE))
-    shuffled = encoded(model, [HOSTILE[index] for index in order])
-    threes = model.encode(list(HOSTILE), batch_size=3, convert_to_tensor=True)
-    for place, index in enumerate(order):
-        assert_close(shuffled[place], alone[index].double())
-    assert_close(threes, alone.double())
+    for got, index in zip(encoded(model, [HOSTILE[index] for index in order]), order, strict=True):
+        assert_close(got, alone[index].double())
+    assert_close(model.encode(list(HOSTILE), batch_size=3, convert_to_tensor=True), alone.double())
 
 
 def test_special_tokens_in_a_text_are_text(base: Base) -> None:
     first: Any = build(base("llama", "bos_eos"), "echo")[0]
-    ids = first.content(["<s>", "</s>", "\ud83d"])["input_ids"]
-    assert not {first.tokenizer.bos_token_id, first.tokenizer.eos_token_id} & {each for row in ids for each in row}
-    assert first.content(["x\ud83d", "x\ufffd"])["input_ids"][0] == first.content(["x\ufffd"])["input_ids"][0]
+    (ids,) = first.content(["<s> </s>"])["input_ids"]
+    assert not {first.tokenizer.bos_token_id, first.tokenizer.eos_token_id} & {*ids}
 
 
 def test_threads(base: Base) -> None:
@@ -51,8 +48,7 @@ def test_threads(base: Base) -> None:
 
     def run(job: tuple[str, int]) -> None:
         name, start = job
-        texts = [*HOSTILE[start:], *HOSTILE[:start]]
-        got = encoded(models[name], texts)
+        got = encoded(models[name], [*HOSTILE[start:], *HOSTILE[:start]])
         assert_close(torch.roll(got, start, dims=0), wanted[name].double())
 
     with ThreadPoolExecutor(6) as pool:
