@@ -281,7 +281,7 @@ REFUSALS: dict[str, Callable[[Path, Path], Any]] = {
     "'int3'": lambda base, new: build(str(base), quantization="int3"),
     "an embedder already": lambda base, new: (build(str(base)).save_pretrained(str(new)), build(str(new))),
     "a StaticEmbedding of": lambda base, new: (
-        tiny_model().save_pretrained(new), build(str(new), "nosink:setting=mask0-1,k=2")
+        tiny_model().save_pretrained(new), st_reba.build(new, "nosink:setting=mask0-1,k=2")
     ),
     "missing adapter keys": lambda base, new: (
         lose((one := adapt(base, new)[0]) / "adapter_model.safetensors", "lora_B"), build(str(one))
