@@ -19,7 +19,7 @@ import torch
 from architectures import lose, on_the_hub
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Pooling, Router, Transformer
 
 import st_reba
 from st_reba.bases import EMBEDDED
@@ -29,7 +29,8 @@ METHODS = ("reba", "echo:template=echo", "nosink:setting=mask0&bidir,k=2,k0=1", 
 MINI = str(EMBEDDED["mini"])
 FIRST, CONFIG, WEIGHTS = "sentence_bert_config.json", "config.json", "model.safetensors"
 APART, DENSE, KERNEL = "0_Transformer", "2_Dense/config.json", "evil/kernel"
-ROUTER, ROUTES = "sentence_transformers.sentence_transformer.modules.Router", "router_config.json"
+ASKS, SHARDS, ROUTES = {"attn_implementation": KERNEL}, {"x": "a", "y": "b"}, "router_config.json"
+ROUTER, TRANSFORMER, NORM = (f"{each.__module__}.{each.__name__}" for each in (Router, Transformer, LayerNorm))
 # Code that writes the marker, also as a pickle.
 PLANTED = "import os, pathlib; pathlib.Path(os.environ['PLANTED_MARKER']).write_text('ran')"
 PICKLE = b"cbuiltins\nexec\n(V" + PLANTED.encode() + b"\ntR."
@@ -58,11 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(root / "plain", root / "apart" / APART)
     for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling", "2_Dense"):
         (root / "apart" / APART / name).rename(root / "apart" / name)
-    change(root / "apart", path=APART)
-    # As older versions of sentence-transformers wrote it.
-    old = {"word_embedding_dimension": 192, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    shutil.copytree(root / "plain", root / "old")
-    (root / "old" / "1_Pooling" / CONFIG).write_text(json.dumps(old), encoding="utf-8")
+    listed(path=APART)(root / "apart")
     return {path.name: path for path in root.iterdir()}
 
 
@@ -86,22 +83,41 @@ def put(name: str, **values: Any) -> Damage:
     """Change values of a JSON file, which need not be there."""
 
     def damage(place: Path) -> None:
-        place.mkdir(exist_ok=True)
-        stored = json.loads((place / name).read_text(encoding="utf-8")) if (place / name).exists() else {}
-        (place / name).write_text(json.dumps({**stored, **values}), encoding="utf-8")
+        (file := place / name).parent.mkdir(exist_ok=True)
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps({**stored, **values}), encoding="utf-8")
 
     return damage
 
 
-def change(place: Path, *others: dict[str, Any], without: int = 9, **fields: Any) -> None:
+def edit(name: str, by: Callable[[bytes], bytes]) -> Damage:
+    return lambda place: (file := place / name).write_bytes(by(file.read_bytes()))
+
+
+def listed(*others: dict[str, Any], without: int = 9, **fields: Any) -> Damage:
     """Change the first entry of modules.json, leave one out, or put others behind."""
-    file = place / "modules.json"
-    modules = json.loads(file.read_text(encoding="utf-8"))
-    modules[0].update(fields)
-    file.write_text(json.dumps([*modules[:without], *modules[without + 1 :], *others]), encoding="utf-8")
+
+    def by(content: bytes) -> bytes:
+        first, *rest = json.loads(content)
+        modules = [{**first, **fields}, *rest, *others]
+        return json.dumps(modules[:without] + modules[without + 1 :]).encode()
+
+    return edit("modules.json", by)
 
 
-@pytest.mark.parametrize("kind", ["reba", "echo", "nosink", "prompteol", "plain", "old", "apart"])
+def missing(name: str) -> Damage:
+    return lambda place: (place / name).unlink()
+
+
+def pickled(lost: str, name: str) -> Damage:
+    return lambda place: (place / lost).rename(place / name).write_bytes(PICKLE)
+
+
+def both(*damages: Damage) -> Damage:
+    return lambda place: [damage(place) for damage in damages]
+
+
+@pytest.mark.parametrize("kind", ["reba", "echo", "nosink", "prompteol", "plain", "apart"])
 def test_sound(models: dict[str, Path], kind: str) -> None:
     plain = SentenceTransformer(str(models[kind]), device="cpu", model_kwargs={"dtype": "float32"})
     assert np.array_equal(load(models[kind], device="cpu").encode(["你好", "hi"]), plain.encode(["你好", "hi"]))
@@ -125,7 +141,7 @@ def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
     for found in (load("a/b", device="cpu", **options), load(snapshot, device="cpu")):
         assert np.array_equal(found.encode("hi"), wanted)
     (snapshot / CONFIG).unlink()
-    (snapshot / CONFIG).write_text(json.dumps({"_attn_implementation": KERNEL}))
+    put(CONFIG, **ASKS)(snapshot)
     with pytest.raises(RepositoryRefused, match=KERNEL):
         load("a/b", **options)
     # As the base of an adapter, whose revision is its own.
@@ -133,25 +149,6 @@ def test_from_the_hub(models: dict[str, Path], tmp_path: Path) -> None:
     on_the_hub(tmp_path, "a/c", adapter, "v1")
     with pytest.raises(RepositoryRefused, match=KERNEL), sized("a/c", **{**options, "revision": "v1"}):
         pass
-
-
-def missing(name: str) -> Damage:
-    return lambda place: (place / name).unlink()
-
-
-def edit(name: str, by: Callable[[bytes], bytes]) -> Damage:
-    return lambda place: (file := place / name).write_bytes(by(file.read_bytes()))
-
-
-def shard(place: Path) -> None:
-    (place / "model.safetensors").rename(place / "a.safetensors")
-    put("model.safetensors.index.json", weight_map={"x": "a.safetensors", "y": "b.safetensors"})(place)
-
-
-def wide(place: Path) -> None:
-    """A module that has no weights in the repository."""
-    change(place, {"idx": 9, "name": "9", "path": "9", "type": f"{LayerNorm.__module__}.LayerNorm"})
-    put(CONFIG, dimension=4 * 10**7)(place / "9")
 
 
 def elsewhere(place: Path) -> None:
@@ -162,29 +159,11 @@ def elsewhere(place: Path) -> None:
     put("adapter_config.json", peft_type="LORA", base_model_name_or_path=str(base))(place)
 
 
-def older_name(place: Path) -> None:
-    """Under which sentence-transformers finds the settings where the usual file says nothing."""
-    (place / FIRST).write_text("{}", encoding="utf-8")
-    put("sentence_xlnet_config.json", model_args={"attn_implementation": KERNEL})(place)
-
-
-def routed(place: Path) -> None:
-    """A kernel inside a Router."""
-    change(place, type=ROUTER)
-    put(ROUTES, types={"query_0": ROUTER.replace("Router", "Transformer")}, structure={}, parameters={})(place)
-    put(CONFIG, _attn_implementation=KERNEL)(place / "query_0")
-
-
-def pickled(lost: str, name: str) -> Damage:
-    return lambda place: ((place / lost).unlink(), (place / name).write_bytes(PICKLE))
-
-
 # By repository, and whether it is refused before anything is loaded: what is done to it, and a part of what is said.
 CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
     ("reba", ValueError): [
         (missing("modules.json"), "Run: st-reba build"), (missing(FIRST), FIRST),
-        (missing(f"1_ReBAPooling/{CONFIG}"), ""), (missing(WEIGHTS), WEIGHTS),
-        (lambda place: change(place, without=1), "modules.json"),
+        (missing(f"1_ReBAPooling/{CONFIG}"), ""), (missing(WEIGHTS), WEIGHTS), (listed(without=1), "modules.json"),
         (lambda place: lose(place / WEIGHTS, "q_proj"), "missing_keys: "),
     ],
     ("echo", ValueError): [(put(CONFIG, num_hidden_layers=2), CONFIG)],
@@ -197,26 +176,34 @@ CASES: dict[tuple[str, type[ValueError]], list[tuple[Damage, str]]] = {
         (edit(WEIGHTS, lambda whole: whole[: len(whole) // 2]), f"{WEIGHTS}: it is no"),
         (edit(WEIGHTS, lambda _: PICKLE), f"{WEIGHTS}: it is no"),
         (edit("modules.json", lambda _: b"[" * 200_000), "modules.json: it is not"),
-        (shard, "b.safetensors: it is missing"), (pickled(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"),
-        (pickled(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"), (put(CONFIG, _attn_implementation=KERNEL), KERNEL),
+        (both(lambda place: (place / WEIGHTS).rename(place / "a"), put(f"{WEIGHTS}.index.json", weight_map=SHARDS)),
+         "b: it is missing"),
+        (pickled(WEIGHTS, "pytorch_model.bin"), "pytorch_model.bin"), (pickled(WEIGHTS, "MODEL.PTH"), "MODEL.PTH"),
+        (put(CONFIG, _attn_implementation=KERNEL), KERNEL),
         (put(FIRST, tokenizer_name_or_path="/etc"), "tokenizer_name_or_path"),
         (put(FIRST, model_kwargs={"weights_only": False}), "weights_only"),
-        (put(FIRST, model_kwargs={"attn_implementation": KERNEL}), KERNEL),
+        (put(FIRST, model_kwargs=ASKS), KERNEL),
         (put(FIRST, config_kwargs={"code_revision": "x"}), "code_revision"),
     ],
     ("echo", RepositoryRefused): [
         (put(CONFIG, num_hidden_layers=900), CONFIG), (put(CONFIG, hidden_size=192 * 10**5), CONFIG),
         (put(CONFIG, vocab_size=10**13), CONFIG), (put(CONFIG, num_hidden_layers=1001), "num_hidden_layers=1001"),
-        (put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"), (wide, "it asks for far more"),
+        (put(CONFIG, max_position_embeddings=1 << 25), "max_position_embeddings"),
+        # A module that has no weights.
+        (both(listed({"idx": 9, "name": "9", "path": "9", "type": NORM}), put("9/config.json", dimension=4 * 10**7)),
+         "it asks for far more"),
         (put(CONFIG, text_config={"attn_implementation": {"": KERNEL}}), KERNEL),
     ],
     ("apart", RepositoryRefused): [(put(f"{APART}/{CONFIG}", num_hidden_layers=900), "it asks for far more")],
     ("plain", RepositoryRefused): [
         (edit("modules.json", lambda _: b'[{"idx": 0}]'), "modules.json: a value"), (elsewhere, KERNEL),
-        (edit(DENSE, lambda _: b"[]"), f"{DENSE}: it holds a list"), (older_name, KERNEL),
+        (edit(DENSE, lambda _: b"[]"), f"{DENSE}: it holds a list"),
         (put(DENSE, out_features=20_000_000), "20000000"), (put(DENSE, out_features="x"), f"{DENSE}: a value is"),
-        (missing(f"2_Dense/{WEIGHTS}"), "2_Dense"), (routed, "query_0/config.json"),
-        (lambda place: (change(place, type=ROUTER), put(ROUTES, types=3)(place)), f"{ROUTES}: a value is"),
+        (missing(f"2_Dense/{WEIGHTS}"), "2_Dense"),
+        # An older name, under which sentence-transformers finds settings where the usual file says nothing.
+        (both(edit(FIRST, lambda _: b"{}"), put("sentence_xlnet_config.json", model_args=ASKS)), KERNEL),
+        (both(listed(type=ROUTER), put(ROUTES, types={"a": TRANSFORMER}), put("a/config.json", **ASKS)), "a/config"),
+        (both(listed(type=ROUTER), put(ROUTES, types=3)), f"{ROUTES}: a value is"),
         (pickled(f"2_Dense/{WEIGHTS}", "2_Dense/pytorch_model.bin"), "2_Dense/pytorch_model.bin"),
         (put(FIRST, model_args={"use_safetensors": False}), "use_safetensors"),
         (put(FIRST, tokenizer_args={"trust_remote_code": True}), "trust_remote_code"),
@@ -277,7 +264,7 @@ def test_unknown_types(
     for folder in (place, tmp_path):
         (folder / "evil.py").write_text(PLANTED, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    change(place, type=ROUTER if inside else type_)
+    listed(type=ROUTER if inside else type_)(place)
     put(ROUTES, types={"query_0": type_}, structure={}, parameters={})(place)
     # Trust in a repository's code opens nothing of sentence-transformers.
     for trusted in {False, str(type_).startswith("sentence_transformers.")}:
@@ -288,7 +275,7 @@ def test_trusted_code_is_taken(repository: Copy, marker: Path) -> None:
     """The planted module does run where it is trusted: the other tests would see it."""
     place = repository("reba")
     (place / "evil.py").write_text(PLANTED, encoding="utf-8")
-    change(place, type="evil.Module")
+    listed(type="evil.Module")(place)
     refused(place, "could not be loaded", ValueError, trust_remote_code=True)
     marker.unlink()
 
