@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,93 +36,74 @@ MODELS: dict[str, dict[str, Any]] = {
     "chunk mask0": {"chunk": 4, "repeats": 3, "setting": "mask0-bidir", "k": 1},
     "filter": {"method": "classical"},
 }
+QUICK = ("reba", "nosink", "second", "ensemble", "chunk mask0", "filter", "router")
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 SAME = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json", "st_reba.py")
 # Loads by the flag, saves again, loads that: where st_reba cannot be imported, also from pickles and other processes.
 # Each model in a fork of one process that holds the libraries.
 STRANGERS = """
-import json, os, pickle, sys
+import os, pickle, sys
 sys.modules["st_reba"] = None
 import numpy as np
 from sentence_transformers import SentenceTransformer
-def run(folder, again, vectors, pool, texts):
+texts = %r
+def run(folder, again):
     model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
     assert "st_reba" in {type(each).__module__ for each in model.modules()} and not sys.modules["st_reba"]
     model.save_pretrained(again)
     others = SentenceTransformer(again, trust_remote_code=True, device="cpu"), pickle.loads(pickle.dumps(model))
     found = [each.encode(texts) for each in (model, *others)]
-    if pool:
+    if folder.endswith("authors"):
         found.append(model.encode(texts, device=["cpu", "cpu"], batch_size=4, chunk_size=2))
-    np.save(vectors, np.stack(found))
+    np.save(f"{again}.npy", np.stack(found))
 if __name__ == "__main__":
-    for line in sys.stdin:
+    for folder in sys.argv[1:]:
         if not (child := os.fork()):
-            run(*json.loads(line))
+            run(folder, f"{folder} again")
             os._exit(0)  # without the seconds of tidying up
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        assert os.waitpid(child, 0)[1] == 0, folder
+    os._exit(0)
 """
+MACHINE = {str(place) for place in (EMBEDDED["mini"].parent, Path.home(), Path.cwd()) if len(str(place)) > 5}
 
 
 def built(name: str) -> SentenceTransformer:
+    if name == "router":  # it has the code of both routes
+        query = st_reba.build("mini", "echo", template="echo", device="cpu")
+        routes = Router.for_query_document(list(query), list(built("second")), default_route="document")
+        return SentenceTransformer(modules=[routes], device="cpu")
     model = st_reba.build("mini", device="cpu", **{"method": "reba", **MODELS[name]})
     texts = [f"{text} {n}" for n in range(40) for text in TEXTS[:3]]
     return st_reba.fit_filter(model, texts, "center") if name == "filter" else model
 
 
-@pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """``strangers(folder, again, pool=False)``: the vectors of a model by every way that strangers have."""
-    place = tmp_path_factory.mktemp("strangers")
-    script, vectors, errors = place / "script.py", place / "vectors.npy", place / "errors.txt"
-    script.write_text(STRANGERS, encoding="utf-8")
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    pipes["env"] = {**ENVIRONMENT, "HF_HOME": str(place)}
-    with errors.open("w") as said, subprocess.Popen([sys.executable, script], stderr=said, **pipes) as process:
-
-        def run(folder: Path, again: Path, pool: bool = False) -> Any:
-            assert process.stdin is not None and process.stdout is not None
-            print(json.dumps([str(folder), str(again), str(vectors), pool, TEXTS]), file=process.stdin, flush=True)
-            assert process.stdout.readline() == "0\n", errors.read_text(encoding="utf-8")
-            return np.load(vectors)
-
-        yield run
-        process.kill()  # which saves the seconds of its tidying up
-
-
-@pytest.mark.parametrize("name", slow_but(MODELS, "reba", "nosink", "second", "ensemble", "chunk mask0", "filter"))
-def test_rounds(name: str, tmp_path: Path, strangers: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("names", slow_but([QUICK, (*MODELS.keys() - QUICK,)], QUICK), ids=["quick", "slow"])
+def test_rounds(names: tuple[str, ...], tmp_path: Path) -> None:
     """The package and strangers load what either saved, and save the same files, which name no place here."""
-    model, saved, ours, theirs = built(name), tmp_path / "private 模型 of mine", tmp_path / "ours", tmp_path / "theirs"
-    model.save_pretrained(str(saved))
-    SentenceTransformer(str(saved), device="cpu").save_pretrained(str(ours))
-    for found in strangers(saved, theirs, pool=name == "authors"):
-        assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
-    for folder in (saved, ours, theirs):
-        again = SentenceTransformer(str(folder), device="cpu")
-        assert np.array_equal(again.encode_query(TEXTS), model.encode_query(TEXTS))
-        assert method_of(again) == method_of(model) and again.max_seq_length == model.max_seq_length
-        assert [type(module) for module in again] == [type(module) for module in model]
-        for file in SAME:
-            # Only the package stores the base's own type: what strangers save names float32.
-            same = (folder / file).read_bytes() == (saved / file).read_bytes()
-            assert same or (folder, file) == (theirs, "config.json"), file
-    assert sorted(os.listdir(ours)) == sorted(os.listdir(saved))
-    machine = {str(tmp_path), str(EMBEDDED["mini"].parent), str(Path.home()), str(Path.cwd())}
-    for path in saved.rglob("*"):
-        if path.suffix in {".json", ".md", ".py"}:
-            text = path.read_text(encoding="utf-8")
-            assert not [place for place in machine if len(place) > 5 and place in text], path.name
-
-
-def test_a_router_has_the_code_of_both_routes(tmp_path: Path, strangers: Callable[..., Any]) -> None:
-    query = st_reba.build("mini", "echo", template="echo", device="cpu")
-    routes = Router.for_query_document(list(query), list(built("second")), default_route="document")
-    model = SentenceTransformer(modules=[routes], device="cpu")
-    model.save_pretrained(str(tmp_path / "saved"))
-    for found in strangers(tmp_path / "saved", tmp_path / "again"):
-        assert np.abs(found - model.encode(TEXTS)).max() < 1e-5
-    again = SentenceTransformer(str(tmp_path / "again"), device="cpu")
-    assert np.array_equal(again.encode_query(TEXTS), query.encode_query(TEXTS))
+    place, models = tmp_path / "private 模型 of mine", {name: built(name) for name in names}
+    for name, model in models.items():
+        model.save_pretrained(str(place / name))
+    (script := tmp_path / "script.py").write_text(STRANGERS % TEXTS, encoding="utf-8")
+    command = [sys.executable, script, *(place / name for name in names)]
+    subprocess.run(command, env={**ENVIRONMENT, "HF_HOME": str(tmp_path)}, check=True)
+    for name, model in models.items():
+        saved, ours, theirs = (place / f"{name}{end}" for end in ("", " ours", " again"))
+        for found in np.load(f"{theirs}.npy"):
+            assert np.abs(found - model.encode(TEXTS)).max() < 1e-5, name
+        SentenceTransformer(str(saved), device="cpu").save_pretrained(str(ours))
+        for folder in (saved, ours, theirs):
+            again = SentenceTransformer(str(folder), device="cpu")
+            assert np.array_equal(again.encode_query(TEXTS), model.encode_query(TEXTS)), folder
+            assert method_of(again) == method_of(model) and again.max_seq_length == model.max_seq_length
+            assert [type(module) for module in again] == [type(module) for module in model]
+            for file in SAME if name != "router" else ("modules.json",):
+                # Only the package stores the base's own type: what strangers save names float32.
+                same = (folder / file).read_bytes() == (saved / file).read_bytes()
+                assert same or (folder, file) == (theirs, "config.json"), folder / file
+        assert sorted(os.listdir(ours)) == sorted(os.listdir(saved))
+        for path in saved.rglob("*"):
+            text = path.read_text(encoding="utf-8") if path.suffix in {".json", ".md", ".py"} else ""
+            assert not [machine for machine in {*MACHINE, str(tmp_path)} if machine in text], path
 
 
 def test_what_was_changed_later_survives(tmp_path: Path) -> None:
