@@ -58,9 +58,17 @@ class Recipe:
 def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
     """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
-    if text.startswith("zoo:"):
-        return _buildable(text.removeprefix("zoo:"), given)
-    return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    if not text.startswith("zoo:"):
+        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    found = recipe(text.removeprefix("zoo:"))
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
+    return found
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -76,9 +84,8 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    for key in values:
-        if key not in ("base", "method", "about", *LOADING, *OPTIONS):
-            raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+    if other := [key for key in values if key not in ("base", "method", "about", *LOADING, *OPTIONS)]:
+        raise ValueError(f"{file!r}: {other[0]!r:.80} is no key of a recipe. Pass it to build, or drop it.")
     about = {} if values.get("about") is None else values["about"]
     for key in about if isinstance(about, Mapping) else ("about",):
         if key not in ABOUT:
@@ -89,9 +96,8 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     found = Recipe(values["base"], loading, {**named, **method}, about, name)
     if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
         raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    for key, value in loading.items():
-        if key != "prompts" and not isinstance(value, str):
-            raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
+    if other := [key for key, value in loading.items() if key != "prompts" and not isinstance(value, str)]:
+        raise ValueError(f"{file!r}: {other[0]}={loading[other[0]]!r:.80} must be a text.")
     if found.status == "ready":  # others may lack numbers of layers, which the caller gives
         try:
             Method(**found.method)
@@ -120,9 +126,7 @@ def save_recipe(
     values = method.to_dict()
     if method.filter is not None:
         values["filter"] = os.path.relpath(method.filter, file.parent)
-    loading = {name: value for name, value in loading.items() if value is not None}
-    written = Recipe(base, loading, values, about or {}).to_dict()
-    recipe_of(written, str(path))
+    written = recipe_of(Recipe(base, loading, values, about or {}).to_dict(), str(path)).to_dict()
     text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
     file.write_text(text, encoding="utf-8")
 
@@ -181,18 +185,6 @@ def recipe(name: str) -> Recipe:
     return recipe_of(_models()[name], f"zoo:{name}", name)
 
 
-def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
-    found = recipe(name)
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
-
-
 @cache
 def _models() -> dict[str, dict[str, Any]]:
     known = read_yaml(Path(__file__).with_name("zoo.yaml"))
@@ -212,10 +204,8 @@ def _models() -> dict[str, dict[str, Any]]:
 def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
     found = []
     for table, rows in tables.items():
-        columns, *rest = rows.items()
-        if ending in columns[1]:
-            column = columns[1].index(ending)
-            for row, values in rest:
-                task, _, metric = row.rpartition(" ")
-                found.append({"task": task, "metric": metric, "value": values[column], "table": table})
+        (_, endings), *rest = rows.items()
+        for row, values in rest if ending in endings else ():
+            task, _, metric = row.rpartition(" ")
+            found.append({"task": task, "metric": metric, "value": values[endings.index(ending)], "table": table})
     return found
