@@ -86,11 +86,11 @@ class Filter:
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
         given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
-        about = ",".join(f"{name}={value}" for name, value in given.items() if value)
-        known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_whole(model))}
+        about = f"{kind}:" + ",".join(f"{name}={value}" for name, value in given.items() if value)
+        mark = None if model is None else probe(_whole(model))
         mean = vectors.mean(axis=0, dtype=np.float64)
         if kind == "center":
-            return cls(kind, mean, np.eye(width), **known)
+            return cls(kind, mean, np.eye(width), about, mark)
         # Rows whose float64 copies exist at a time.
         parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
         covariance = np.asarray(sum(part.T @ part for part in parts) / count)
@@ -101,9 +101,8 @@ class Filter:
             raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
         # Either sign is an eigenvector's; the same one has to come out on every machine.
         rows = np.ascontiguousarray(rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None])
-        if kind == "whiten":
-            return cls(kind, mean, rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None], **known)
-        return cls(kind, mean, np.eye(width) - rows.T @ rows, **known)
+        divided = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
+        return cls(kind, mean, divided if kind == "whiten" else np.eye(width) - rows.T @ rows, about, mark)
 
     def apply(self, vectors: NDArray[Any]) -> Array:
         """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
@@ -114,8 +113,8 @@ class Filter:
         weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
-        options: dict[str, Any] = {"init_weight": weight, "init_bias": bias}
-        return Dense(weight.shape[1], weight.shape[0], activation_function=torch.nn.Identity(), **options).eval()
+        width, kept = self.weight.shape[::-1]
+        return Dense(width, kept, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias).eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""

@@ -165,9 +165,6 @@ class Method:
         texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
         if self.template is not None and not all(isinstance(text, str) for text in texts):
             raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
-        weights = self.weights if isinstance(self.weights, tuple) else ("",)
-        if self.weights is not None and not all(type(each) in (int, float) for each in weights):
-            raise ValueError(f"weights={self.weights!r} must be numbers.")
         if not isinstance(self.filter, str | None):
             raise ValueError(f"filter={self.filter!r} must be a file's name.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
@@ -197,8 +194,9 @@ class Method:
             raise ValueError(f"implementation='authors' belongs to reba and to setting=…, not to {self.name}.")
         if not self.equal_norms and self.templates is None:
             raise ValueError("equal_norms=False needs several templates: template=[…, …].")
-        if self.weights is not None and len(self.weights) != len(self.templates or ()):
-            raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
+        kinds = [type(each) for each in self.weights] if isinstance(self.weights, tuple) else [None]
+        if self.weights is not None and (len(kinds) != len(self.templates or ()) or {*kinds} - {int, float}):
+            raise ValueError(f"weights={self.weights!r} must be a number for each of several templates.")
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping
@@ -223,10 +221,8 @@ class Method:
     @property
     def template_weights(self) -> tuple[float, ...]:
         """The weights of an ensemble's templates."""
-        if self.weights is not None:
-            return tuple(map(float, self.weights))
         count = len(self.templates or ())
-        return (1.0, -0.25) if self.template == "contrastive" else (1 / count,) * count
+        return self.weights or ((1.0, -0.25) if self.template == "contrastive" else (1 / count,) * count)
 
     @property
     def sentence_pooling(self) -> str:
