@@ -80,9 +80,8 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
         >>> positions(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"])
         [7, 4, 10]
     """
-    prompt = options.get("prompt")
+    prompt, name = options.get("prompt"), options.get("prompt_name")
     if prompt is None:
-        name = options.get("prompt_name")
         prompt = saved_prompt(model, task) if name is None else model.prompts.get(name)
     # Other options do not concern the input's layout, or are refused by the model's method.
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}

@@ -36,8 +36,9 @@ class Filter:
     """y = W (x − mean), fitted on a sample of vectors.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away the sample's ``r`` principal directions.
-            ``"whiten"``: W gives the coordinates along d' principal directions, each divided by its standard deviation.
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions, by default 3.
+            ``"whiten"``: W gives the coordinates along ``dimensions`` of them, by default all, each divided by its
+            standard deviation, but by no less than the vectors' root mean square length over ``MOST_GAIN``.
         mean: The sample's, [d].
         weight: W, [d', d].
         about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
@@ -72,13 +73,9 @@ class Filter:
     ) -> Filter:
         """Fit a filter on vectors, in float64.
 
-        Nothing is divided by less than the vectors' root mean square length over ``MOST_GAIN``.
-
         Args:
             vectors: [N, d], as the model gives them without a filter.
-            kind: See the class.
-            r: Principal directions that abtt takes away; None: 3.
-            dimensions: d' of whiten; None: all.
+            kind, r, dimensions: See the class.
             model: The model that gave the vectors, so that the filter knows it again.
         """
         count, width = vectors.shape
@@ -122,8 +119,7 @@ class Filter:
 
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
-        mark = None if self.probe is None else self.probe.to_json()
-        about = json.dumps({"kind": self.kind, "about": self.about, "probe": mark}, ensure_ascii=False)
+        about = json.dumps({"kind": self.kind, "about": self.about, "probe": self.probe}, default=Probe.to_json)
         with whole_file(path) as stream:
             stream.write(save({"mean": self.mean, "weight": self.weight}, metadata={_FORMAT: about}))
 
@@ -148,13 +144,12 @@ class Filter:
 def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-    kept = {"center": 0, "abtt": 3 if r is None else r, "whiten": width if dimensions is None else dimensions}[kind]
-    for name, value, of in (("r", r, "abtt"), ("dimensions", dimensions, "whiten")):
-        if value is not None and kind != of:
-            raise ValueError(f"{name}={value!r} belongs to {of}, not to {kind}. Drop it.")
-        most = width - (kind == "abtt")
-        if kind == of and (type(kept) is not int or not 1 <= kept <= most):
-            raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
+    r = 3 if r is None and kind == "abtt" else r
+    dimensions = width if dimensions is None and kind == "whiten" else dimensions
+    for name, value, of, most in (("r", r, "abtt", width - 1), ("dimensions", dimensions, "whiten", width)):
+        if value is not None and (kind != of or type(value) is not int or not 1 <= value <= most):
+            raise ValueError(f"{name}={value!r} belongs to {of} alone, and must be a whole number from 1 to {most}.")
+    kept = r or dimensions or 0
     needed = max(_FEWEST, {"center": 0, "abtt": width, "whiten": 4 * kept}[kind])
     if count < needed:
         raise ValueError(f"{kind}: {count} different texts are too few for {width} dimensions. Give {needed} or more.")
@@ -170,9 +165,7 @@ def fit_filter(
     dimensions: int | None = None,
     **encoding: Any,
 ) -> SentenceTransformer:
-    """Fit a linear filter on unlabelled texts, and append it to a model.
-
-    Sentence vectors are filtered. Token vectors and those of words are not.
+    """Fit a linear filter of sentence vectors on unlabelled texts, and append it to a model.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
@@ -192,11 +185,8 @@ def fit_filter(
         >>> import st_reba
         >>> model = st_reba.build("mini", "echo", pooling="mean")
         >>> texts = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom", "Li") for number in range(27)]
-        >>> filtered = st_reba.fit_filter(model, texts, "center")
-        >>> [type(module).__name__ for module in filtered]
+        >>> [type(module).__name__ for module in st_reba.fit_filter(model, texts, "center")]
         ['RepeatTransformer', 'Pooling', 'Normalize', 'Dense', 'Normalize']
-        >>> filtered[0].recipe["filter"]
-        'center:texts=108'
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")

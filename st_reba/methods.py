@@ -14,7 +14,6 @@ from .settings import SETTINGS, masks_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# What each method is, and where it comes from.
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
     "echo": "The last copy of a repeated text (Echo, section 3).",
@@ -108,11 +107,10 @@ class Method:
         ValueError: A value that is not allowed, or options that do not go together.
 
     Example:
-        >>> method = Method("echo", pooling="mean", layer=12)
-        >>> str(method)
+        >>> str(Method("echo", pooling="mean", layer=12))
         'echo:pooling=mean,layer=12'
-        >>> Method.parse("echo:pooling=mean,layer=12") == method
-        True
+        >>> Method.parse("echo:pooling=mean,layer=12").layer
+        12
     """
 
     name: str = _option("prompteol", "one of " + ", ".join(METHODS))
@@ -146,8 +144,9 @@ class Method:
         for name in ("weights", "template", "k", "layer"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        if isinstance(self.filter, os.PathLike):
-            object.__setattr__(self, "filter", os.fspath(self.filter))
+        if not isinstance(self.filter, str | os.PathLike | None):
+            raise ValueError(f"filter={self.filter!r} must be a file's name.")
+        object.__setattr__(self, "filter", self.filter and os.fspath(self.filter))
         if self.name not in METHODS:
             raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
         choices = {"pooling": _POOLINGS[self.name], "pooled": POOLED, "setting": SETTINGS, **_CHOICES}
@@ -165,10 +164,8 @@ class Method:
         texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
         if self.template is not None and not all(isinstance(text, str) for text in texts):
             raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
-        if not isinstance(self.filter, str | None):
-            raise ValueError(f"filter={self.filter!r} must be a file's name.")
         layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-        if self.layer is not None and not (len(layers) == 2 and all(type(each) is int for each in layers)):
+        if self.layer is not None and [type(each) for each in layers] != [int, int]:
             raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
         for option, methods in _OF.items():
             if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
@@ -204,9 +201,8 @@ class Method:
     @property
     def templates(self) -> tuple[Any, ...] | None:
         """The templates of an ensemble; None: there is one at most."""
-        if isinstance(self.template, str):
-            return ENSEMBLES.get(self.template)
-        return self.template if isinstance(self.template, tuple) else None
+        found = ENSEMBLES.get(self.template) if isinstance(self.template, str) else self.template
+        return found if isinstance(found, tuple) else None
 
     @property
     def layout(self) -> Any:
@@ -235,15 +231,13 @@ class Method:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}
 
     def __str__(self) -> str:
-        values = self.to_dict()
-        name = values.pop("name")
-        written = ",".join(f"{key}={_written(value)}" for key, value in values.items())
-        return f"{name}:{written}" if written else name
+        written = ",".join(f"{key}={_written(value)}" for key, value in self.to_dict().items() if key != "name")
+        return f"{self.name}:{written}" if written else self.name
 
     @classmethod
     def parse(cls, text: str, **given: Any) -> Method:
-        """Read the short form, ``name:option=value,option=value``; lists are written ``[1,2]``, texts may be quoted."""
-        name, _, rest = text.partition(":")
+        """Read a name or the short form, ``name:option=value,option=[1,2],option="a text"``; what is given wins."""
+        name, _, rest = str(text).partition(":")
         values: dict[str, Any] = {}
         while rest:
             key, equals, rest = rest.partition("=")
@@ -258,18 +252,14 @@ class Method:
             else:
                 value, _, rest = rest.partition(",")
                 values[key.strip()] = read_value(value.strip())
-        return method_from(name.strip(), {**values, **given})
+        values |= given
+        if unknown := sorted(values.keys() - OPTIONS.keys()):
+            raise ValueError(f"{unknown[0]}={values[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+        return cls(name.strip(), **values)
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Method)}
 OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.name != "name"}
-
-
-def method_from(name: str, options: Mapping[str, Any]) -> Method:
-    """A method of a name, or of the short form, and options; an unknown option is named."""
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise ValueError(f"{unknown[0]}={options[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
-    return Method.parse(name, **options) if ":" in str(name) else Method(name, **options)
 
 
 def method_of(model: SentenceTransformer) -> Method | None:

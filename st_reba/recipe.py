@@ -15,7 +15,6 @@ from typing import Any
 
 from .methods import DEFAULT, OPTIONS, Method
 
-# What loads the base.
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: languages and licence of the base as the Hub writes them, its parameters as 7B, the paper that ran
 # it and its scores, scores that were measured with this recipe, and a note on its status or on how it was chosen.
@@ -32,7 +31,7 @@ class Recipe:
 
     Args:
         base: What `build` takes: a folder, a Hub id, ``mini`` or a GGUF file.
-        loading: Those of ``LOADING`` that are given.
+        loading: What loads the base: those of ``LOADING`` that are given.
         method: Name and options of the method; ``Method(**method)`` reads it.
         about: Facts; see ``ABOUT``.
         name: Of the zoo, or of the file.
@@ -122,13 +121,12 @@ def save_recipe(
     """
     import yaml
 
-    file = Path(path)
     values = method.to_dict()
     if method.filter is not None:
-        values["filter"] = os.path.relpath(method.filter, file.parent)
+        values["filter"] = os.path.relpath(method.filter, Path(path).parent)
     written = recipe_of(Recipe(base, loading, values, about or {}).to_dict(), str(path)).to_dict()
     text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
-    file.write_text(text, encoding="utf-8")
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
@@ -164,8 +162,6 @@ def zoo() -> list[str]:
         >>> import st_reba
         >>> [name for name in st_reba.zoo() if name.startswith("mini-")]
         ['mini-classical', 'mini-echo', 'mini-nosink', 'mini-reba']
-        >>> st_reba.build("zoo:mini-reba").encode("你好").shape
-        (192,)
     """
     return sorted(_models())
 
@@ -179,9 +175,8 @@ def recipe(name: str) -> Recipe:
         ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
     """
     if name not in _models():
-        near = get_close_matches(name, zoo(), n=3, cutoff=0.3)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
+        near = " or ".join(get_close_matches(name, zoo(), n=3, cutoff=0.3))
+        raise ValueError(f"zoo:{name:.80} is not known (did you mean {near or 'another'}?). All names: st-reba zoo")
     return recipe_of(_models()[name], f"zoo:{name}", name)
 
 

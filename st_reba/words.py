@@ -48,17 +48,15 @@ def encode_words(
             excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt: As for ``encode``; None: the model's default prompt, if it has one.
-        task: As for ``encode``: which of a model's two templates.
+        prompt, task, **fields: As for ``encode``; without a prompt, the model's default one.
         show_progress_bar: Show one.
-        **fields: Values of the template's fields, as for ``encode``.
 
     Returns:
         [items, d] float32.
 
     Raises:
-        ValueError: An item whose word is not in its text, or there twice; whose span is empty, out of the text, on no
-            token, or past the cut. Or the model makes several rows of a text.
+        ValueError: A word is not in its text, or there twice; its span is empty, out of the text, on no token, or past
+            the cut; or the model makes several rows of a text.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo, section 3.
@@ -115,10 +113,9 @@ def encode_tokens(model: SentenceTransformer, texts: Sequence[str], **options: A
 
 def _first(model: SentenceTransformer) -> RepeatTransformer:
     first = model[0]
-    if not isinstance(first, RepeatTransformer):
-        raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
-    if getattr(first, "own_input", False):
-        raise ValueError("The model keeps its base's own input. Build it with st_reba.build(…, pooling=…).")
+    if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
+        what = f"starts with {type(first).__name__} and its base's own input"
+        raise ValueError(f"The model {what}. Build it with st_reba.build(…, pooling=…).")
     if first.rows > 1:
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
     if any(name == "reversed" for each in first.templates[0].values() for _, name in each):
