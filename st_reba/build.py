@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .methods import DEFAULT, OPTIONS, Method, method_from
+from .methods import DEFAULT, OPTIONS, Method
 from .recipe import recipe_for
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def build(
     prompts = {} if loading.get("prompts") is None else loading["prompts"]
     if not isinstance(prompts, Mapping) or any(not isinstance(each, str) for pair in prompts.items() for each in pair):
         raise ValueError(f"prompts={prompts!r:.80} must map names to texts, as {{'query': 'Query: '}}.")
-    chosen = replace(method, **given) if isinstance(method, Method) else method_from(method or DEFAULT, given)
+    chosen = replace(method, **given) if isinstance(method, Method) else Method.parse(method or DEFAULT, **given)
     # Here, so that most errors come before torch is imported.
     from .assembly import Assembly
 

@@ -80,9 +80,8 @@ def positions(model: SentenceTransformer, texts: Sequence[str], task: Task | Non
         >>> positions(st_reba.build("mini", "reba", repeats=3), ["你好", "", "Hello"])
         [7, 4, 10]
     """
-    prompt = options.get("prompt")
+    prompt, name = options.get("prompt"), options.get("prompt_name")
     if prompt is None:
-        name = options.get("prompt_name")
         prompt = saved_prompt(model, task) if name is None else model.prompts.get(name)
     # Other options do not concern the input's layout, or are refused by the model's method.
     fields = {key: options[key] for key in {*model.get_model_kwargs(), "processing_kwargs"} & set(options)}
@@ -106,9 +105,7 @@ def saved_prompt(model: SentenceTransformer, task: Task | None = None) -> str | 
 
 def in_order(rows: Sequence[NDArray[np.float32]], batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
     """Vectors of batches, [texts, d], in the order of the texts, whose indices ``batches`` holds."""
-    places = np.argsort([index for batch in batches for index in batch])
-    vectors: NDArray[np.float32] = np.concatenate(rows)[places]
-    return vectors
+    return np.concatenate(rows)[np.argsort([index for batch in batches for index in batch])]
 
 
 def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[list[int]]:
@@ -131,8 +128,7 @@ def token_batches(lengths: Sequence[int], budget: int | None = None) -> list[lis
     batches: list[list[int]] = []
     longest = real = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        # A text without a position would fill no budget.
-        length = max(1, lengths[index])
+        length = max(1, lengths[index])  # a text without a position would fill no budget
         padded = longest * (len(batches[-1]) + 1) if batches else budget + 1
         if padded <= budget and padded - real - length <= max(FREE_PADDING, MAX_PADDING * padded):
             batches[-1].append(index)
@@ -151,6 +147,5 @@ def copied_positions(transformer: Any, texts: Sequence[str], layout: Mapping[str
     frames, budget = transformer.frames(**layout), transformer.budget(**layout)
     overhead, copies = max(each.overhead for each in frames), frames[0].copies
     pieces = (texts[start : start + _COUNTED_TOGETHER] for start in range(0, len(texts), _COUNTED_TOGETHER))
-    # A text without a token is represented by one.
-    counts = (max(1, len(ids)) for piece in pieces for ids in transformer.content(piece)["input_ids"])
+    counts = (len(ids) or 1 for piece in pieces for ids in transformer.content(piece)["input_ids"])
     return [len(frames) * (overhead + copies * min(count, budget or count)) for count in counts]

@@ -36,8 +36,9 @@ class Filter:
     """y = W (x − mean), fitted on a sample of vectors.
 
     Args:
-        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away the sample's ``r`` principal directions.
-            ``"whiten"``: W gives the coordinates along d' principal directions, each divided by its standard deviation.
+        kind: ``"center"``: W = 1. ``"abtt"`` (all but the top): W takes away ``r`` principal directions, by default 3.
+            ``"whiten"``: W gives the coordinates along ``dimensions`` of them, by default all, each divided by its
+            standard deviation, but by no less than the vectors' root mean square length over ``MOST_GAIN``.
         mean: The sample's, [d].
         weight: W, [d', d].
         about: What it was fitted with, as ``"whiten:dimensions=64,texts=2000"``.
@@ -72,13 +73,9 @@ class Filter:
     ) -> Filter:
         """Fit a filter on vectors, in float64.
 
-        Nothing is divided by less than the vectors' root mean square length over ``MOST_GAIN``.
-
         Args:
             vectors: [N, d], as the model gives them without a filter.
-            kind: See the class.
-            r: Principal directions that abtt takes away; None: 3.
-            dimensions: d' of whiten; None: all.
+            kind, r, dimensions: See the class.
             model: The model that gave the vectors, so that the filter knows it again.
         """
         count, width = vectors.shape
@@ -86,11 +83,11 @@ class Filter:
         if not np.isfinite(vectors).all():
             raise ValueError("vectors hold NaN or infinity. Load the model in float32 or bfloat16.")
         given = {"r": kept if kind == "abtt" else None, "dimensions": dimensions, "texts": count}
-        about = ",".join(f"{name}={value}" for name, value in given.items() if value)
-        known: dict[str, Any] = {"about": f"{kind}:{about}", "probe": None if model is None else probe(_whole(model))}
+        about = f"{kind}:" + ",".join(f"{name}={value}" for name, value in given.items() if value)
+        mark = None if model is None else probe(_whole(model))
         mean = vectors.mean(axis=0, dtype=np.float64)
         if kind == "center":
-            return cls(kind, mean, np.eye(width), **known)
+            return cls(kind, mean, np.eye(width), about, mark)
         # Rows whose float64 copies exist at a time.
         parts = (vectors[start : start + 4096].astype(np.float64) - mean for start in range(0, count, 4096))
         covariance = np.asarray(sum(part.T @ part for part in parts) / count)
@@ -101,9 +98,8 @@ class Filter:
             raise ValueError(f"{kind}: the vectors hardly vary in some of the {kept} directions that were asked for.")
         # Either sign is an eigenvector's; the same one has to come out on every machine.
         rows = np.ascontiguousarray(rows * np.sign(rows[np.arange(kept), np.abs(rows).argmax(axis=1)])[:, None])
-        if kind == "whiten":
-            return cls(kind, mean, rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None], **known)
-        return cls(kind, mean, np.eye(width) - rows.T @ rows, **known)
+        divided = rows / np.sqrt(np.maximum(values, squared_length / MOST_GAIN**2))[:, None]
+        return cls(kind, mean, divided if kind == "whiten" else np.eye(width) - rows.T @ rows, about, mark)
 
     def apply(self, vectors: NDArray[Any]) -> Array:
         """The filtered vectors in float64, [N, d'] or [d'], not scaled to length 1."""
@@ -114,8 +110,8 @@ class Filter:
         weight = torch.from_numpy(self.weight).to(dtype)
         # By the rounded W, so that the mean still becomes zero.
         bias = -(weight.double() @ torch.from_numpy(self.mean)).to(dtype)
-        options: dict[str, Any] = {"init_weight": weight, "init_bias": bias}
-        return Dense(weight.shape[1], weight.shape[0], activation_function=torch.nn.Identity(), **options).eval()
+        width, kept = self.weight.shape[::-1]
+        return Dense(width, kept, activation_function=torch.nn.Identity(), init_weight=weight, init_bias=bias).eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one .safetensors file, whole or not at all."""
@@ -123,8 +119,7 @@ class Filter:
 
         if Path(path).suffix != ".safetensors":
             raise ValueError(f"{str(path)!r} must end in .safetensors.")
-        mark = None if self.probe is None else self.probe.to_json()
-        about = json.dumps({"kind": self.kind, "about": self.about, "probe": mark}, ensure_ascii=False)
+        about = json.dumps({"kind": self.kind, "about": self.about, "probe": self.probe}, default=Probe.to_json)
         with whole_file(path) as stream:
             stream.write(save({"mean": self.mean, "weight": self.weight}, metadata={_FORMAT: about}))
 
@@ -149,13 +144,12 @@ class Filter:
 def _checked(kind: str, r: int | None, dimensions: int | None, count: int, width: int) -> int:
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r} is not known. Choose from {', '.join(get_args(Kind))}.")
-    kept = {"center": 0, "abtt": 3 if r is None else r, "whiten": width if dimensions is None else dimensions}[kind]
-    for name, value, of in (("r", r, "abtt"), ("dimensions", dimensions, "whiten")):
-        if value is not None and kind != of:
-            raise ValueError(f"{name}={value!r} belongs to {of}, not to {kind}. Drop it.")
-        most = width - (kind == "abtt")
-        if kind == of and (type(kept) is not int or not 1 <= kept <= most):
-            raise ValueError(f"{name}={value!r} must be a whole number from 1 to {most}.")
+    r = 3 if r is None and kind == "abtt" else r
+    dimensions = width if dimensions is None and kind == "whiten" else dimensions
+    for name, value, of, most in (("r", r, "abtt", width - 1), ("dimensions", dimensions, "whiten", width)):
+        if value is not None and (kind != of or type(value) is not int or not 1 <= value <= most):
+            raise ValueError(f"{name}={value!r} belongs to {of} alone, and must be a whole number from 1 to {most}.")
+    kept = r or dimensions or 0
     needed = max(_FEWEST, {"center": 0, "abtt": width, "whiten": 4 * kept}[kind])
     if count < needed:
         raise ValueError(f"{kind}: {count} different texts are too few for {width} dimensions. Give {needed} or more.")
@@ -171,9 +165,7 @@ def fit_filter(
     dimensions: int | None = None,
     **encoding: Any,
 ) -> SentenceTransformer:
-    """Fit a linear filter on unlabelled texts, and append it to a model.
-
-    Sentence vectors are filtered. Token vectors and those of words are not.
+    """Fit a linear filter of sentence vectors on unlabelled texts, and append it to a model.
 
     Args:
         model: A model from :func:`st_reba.build`, or one loaded; not changed.
@@ -193,11 +185,8 @@ def fit_filter(
         >>> import st_reba
         >>> model = st_reba.build("mini", "echo", pooling="mean")
         >>> texts = [f"{name} sells {number} books." for name in ("Ann", "王芳", "Tom", "Li") for number in range(27)]
-        >>> filtered = st_reba.fit_filter(model, texts, "center")
-        >>> [type(module).__name__ for module in filtered]
+        >>> [type(module).__name__ for module in st_reba.fit_filter(model, texts, "center")]
         ['RepeatTransformer', 'Pooling', 'Normalize', 'Dense', 'Normalize']
-        >>> filtered[0].recipe["filter"]
-        'center:texts=108'
     """
     if isinstance(texts, str):
         raise TypeError("texts is one str; give a list or another iterable of them")

@@ -14,7 +14,6 @@ from .modules.settings import SETTINGS, masks_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# What each method is, and where it comes from.
 METHODS = {
     "reba": "Backward attention over a repeated text (ReBA, section 3).",
     "echo": "The last copy of a repeated text (Echo, section 3).",
@@ -43,14 +42,14 @@ _POOLINGS = {
 # Whole numbers: the least.
 _NUMBERS = {"repeats": 1, "max_seq_length": 1, "chunk": 1, "k0": 0, "m": 0}
 POOLED = ("last_copy", "repeats", "last_copy_and_end", "end", "all")
+_CHOICES = {"implementation": ("paper", "authors"), "join": ("mean", "concat"), "read": ("states", "attention")}
 # Arguments that encode takes for itself: a field of such a name could never get a value.
 _RESERVED = (
-    *("self", "inputs", "sentences", "prompt", "prompt_name", "batch_size", "show_progress_bar", "output_value"),
-    *("precision", "convert_to_numpy", "convert_to_tensor", "device", "normalize_embeddings", "truncate_dim"),
-    *("pool", "chunk_size", "processing_kwargs", "task"),
+    "self|inputs|sentences|prompt|prompt_name|batch_size|show_progress_bar|output_value|precision|convert_to_numpy|"
+    "convert_to_tensor|device|normalize_embeddings|truncate_dim|pool|chunk_size|processing_kwargs|task"
 )
 # Templates as the papers write them; a mapping has one for encode_query and one for encode_document.
-TEMPLATES: dict[str, str | dict[str, str]] = {
+TEMPLATES: dict[str, Any] = {
     # Echo, section 4.2: zero-shot, and its classical counterpart.
     "echo": "Rewrite the following paragraph: {text}. The rewritten paragraph: {text}",
     "echo-classical": "Write a paragraph: {text}",
@@ -71,11 +70,11 @@ TEMPLATES: dict[str, str | dict[str, str]] = {
         "这句话：“厨师在小厨房里切洋葱。”的意思用一个词概括是：“做饭”。这句话：“{text}”的意思用一个词概括是：“"
     ),
 }
-# Named lists of templates. MetaEOL asks for one word from several sides; a contrastive list also asks for what is to be
-# taken away. The wording is this project's own.
+# Lists of templates, in this project's words. MetaEOL asks from several sides; the last of a contrastive list is taken
+# away.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "metaeol": (
-        str(TEMPLATES["prompteol-says"]),
+        TEMPLATES["prompteol-says"],
         'The text: "{text}" In one word, its subject is: "',
         'The text: "{text}" In one word, its mood is: "',
         'The text: "{text}" In one word, its main fact is: "',
@@ -88,15 +87,12 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
 }
 # ReverseEOL: the text, and its words (in Chinese its characters) in reverse order.
 ENSEMBLES |= {
-    name.replace("prompteol", "reverseol"): (str(each), str(each).replace("{text}", "{reversed}"))
+    name.replace("prompteol", "reverseol"): (each, each.replace("{text}", "{reversed}"))
     for name, each in TEMPLATES.items()
     if name.startswith("prompteol")
 }
 # The best reading of SmolLM2 (docs/results): with an example, in reverse, and in other words.
-ENSEMBLES["three-questions"] = (
-    str(TEMPLATES["prompteol-example"]), ENSEMBLES["reverseol"][1], str(TEMPLATES["prompteol-says"])
-)  # fmt: skip
-_WEIGHTS = {"contrastive": (1.0, -0.25)}
+ENSEMBLES["three-questions"] = (TEMPLATES["prompteol-example"], ENSEMBLES["reverseol"][1], TEMPLATES["prompteol-says"])
 
 
 def _option(default: Any, about: str) -> Any:
@@ -111,11 +107,10 @@ class Method:
         ValueError: A value that is not allowed, or options that do not go together.
 
     Example:
-        >>> method = Method("echo", pooling="mean", layer=12)
-        >>> str(method)
+        >>> str(Method("echo", pooling="mean", layer=12))
         'echo:pooling=mean,layer=12'
-        >>> Method.parse("echo:pooling=mean,layer=12") == method
-        True
+        >>> Method.parse("echo:pooling=mean,layer=12").layer
+        12
     """
 
     name: str = _option("prompteol", "one of " + ", ".join(METHODS))
@@ -123,10 +118,7 @@ class Method:
         None, "sentence vector: last, mean, or cls (classical, nosink); default: last, mean for nosink"
     )
     repeats: int | None = _option(None, "copies of the text; default: 2, or the template's {text} slots")
-    template: Any = _option(
-        None,
-        "text with a {text} slot for each copy, a template's name, a mapping of query and document, or a list of these",
-    )
+    template: Any = _option(None, "text with a {text} slot a copy, a name, a mapping of query and document, or a list")
     weights: tuple[float, ...] | None = _option(None, "one for each template of a list; default: their average")
     equal_norms: bool = _option(True, "of several templates: divide each vector by its length first")
     instruction: str = _option("", "value of the template's {instruction} where no prompt is given")
@@ -142,12 +134,8 @@ class Method:
     k: Any = _option(None, "converted layers from the top: a number, all, or a list of layers, -1 being the topmost")
     k0: int | None = _option(None, "the topmost of the converted layers that hide the sink")
     m: int = _option(1, "sink tokens that are hidden")
-    layer: Any = _option(
-        None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or the first and last of several"
-    )
-    read: str = _option(
-        "states", "states, or attention: the mean of the attention outputs of layers, by default of the upper half"
-    )
+    layer: Any = _option(None, "layer to read, 0 (embeddings) to L or -1 (L) downwards; or first and last of several")
+    read: str = _option("states", "states, or attention: mean of the layers' attention outputs, default: upper half")
     join: str = _option("mean", "of several layers' states: mean, or concat")
     final_norm: bool = _option(True, "read states after the model's final norm")
     filter: str | None = _option(None, "file of a fitted filter")
@@ -156,27 +144,39 @@ class Method:
         for name in ("weights", "template", "k", "layer"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        if isinstance(self.filter, os.PathLike):
-            object.__setattr__(self, "filter", os.fspath(self.filter))
-        _choose("method", self.name, METHODS)
-        _choose(f"{self.name}: pooling", self.pooling, (None, *_POOLINGS[self.name]))
-        _choose("pooled", self.pooled, (None, *POOLED))
-        _choose("implementation", self.implementation, ("paper", "authors"))
-        _choose("setting", self.setting, (None, *SETTINGS))
-        _choose("join", self.join, ("mean", "concat"))
-        _choose("read", self.read, ("states", "attention"))
-        self._check_types()
+        if not isinstance(self.filter, str | os.PathLike | None):
+            raise ValueError(f"filter={self.filter!r} must be a file's name.")
+        object.__setattr__(self, "filter", self.filter and os.fspath(self.filter))
+        if self.name not in METHODS:
+            raise ValueError(f"method={self.name!r} is not known. Choose from {', '.join(METHODS)}.")
+        choices = {"pooling": _POOLINGS[self.name], "pooled": POOLED, "setting": SETTINGS, **_CHOICES}
+        for option, known in choices.items():
+            if (value := getattr(self, option)) not in (_DEFAULTS[option], *known):
+                raise ValueError(f"{self.name}: {option}={value!r} is not known. Choose from {', '.join(known)}.")
+        for name, least in _NUMBERS.items():
+            value, most = getattr(self, name), 64 if name == "repeats" else 1 << 30
+            if value is not None and (type(value) is not int or not least <= value <= most):
+                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
+        for name, default in _DEFAULTS.items():
+            if isinstance(default, bool | str) and not isinstance(value := getattr(self, name), type(default)):
+                raise ValueError(f"{name}={value!r} must be {'a text' if default == '' else 'True or False'}.")
+        templates = self.template if isinstance(self.template, tuple) else (self.template,)
+        texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
+        if self.template is not None and not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
+        layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
+        if self.layer is not None and [type(each) for each in layers] != [int, int]:
+            raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
         for option, methods in _OF.items():
             if (value := getattr(self, option)) not in (None, False) and self.name not in methods:
                 raise ValueError(f"{option}={value!r} belongs to {', '.join(methods)}, not to {self.name}.")
         if self.name == "nosink" and self.setting is None:
             raise ValueError("nosink needs setting=…, as setting='mask0-bidir', k=4.")
-        others = {name: getattr(self, name) for name in ("chunk", "include_special", "normalize_weights")}
-        if self.implementation == "authors" and others != {name: _DEFAULTS[name] for name in others}:
-            raise ValueError(f"implementation='authors' goes with none of {others}. Leave them at their defaults.")
+        if self.implementation == "authors" and (self.chunk or self.include_special or self.normalize_weights):
+            raise ValueError("implementation='authors': drop chunk, include_special and normalize_weights.")
         if self.chunk is not None and self.compute_matched:
             raise ValueError(f"chunk={self.chunk} does not go with compute_matched.")
-        if re.search(rf"(?<!{{){{({'|'.join(_RESERVED)})}}", str(self.layout)):
+        if re.search(rf"(?<!{{){{({_RESERVED})}}", str(self.layout)):
             raise ValueError(f"template={self.template!r}: a field may not bear the name of an argument of encode.")
         if self.setting is not None:
             masks = masks_of(self.setting, None, k=self.k, k0=self.k0, m=self.m)
@@ -191,40 +191,18 @@ class Method:
             raise ValueError(f"implementation='authors' belongs to reba and to setting=…, not to {self.name}.")
         if not self.equal_norms and self.templates is None:
             raise ValueError("equal_norms=False needs several templates: template=[…, …].")
-        if self.weights is not None and len(self.weights) != len(self.templates or ()):
-            raise ValueError(f"weights={self.weights} need as many templates: template=[…, …].")
+        kinds = [type(each) for each in self.weights] if isinstance(self.weights, tuple) else [None]
+        if self.weights is not None and (len(kinds) != len(self.templates or ()) or {*kinds} - {int, float}):
+            raise ValueError(f"weights={self.weights!r} must be a number for each of several templates.")
 
     def __hash__(self) -> int:
         return hash(str(self))  # a template may be a mapping
 
-    def _check_types(self) -> None:
-        for name, least in _NUMBERS.items():
-            value, most = getattr(self, name), 64 if name == "repeats" else 1 << 30
-            if value is not None and (type(value) is not int or not least <= value <= most):
-                raise ValueError(f"{name}={value!r} must be a whole number from {least} to {most}.")
-        for name, default in _DEFAULTS.items():
-            value, kind = getattr(self, name), type(default)
-            if kind in (bool, str) and type(value) is not kind:
-                raise ValueError(f"{name}={value!r} must be {'a text' if kind is str else 'True or False'}.")
-        templates = self.template if isinstance(self.template, tuple) else (self.template,)
-        texts = [text for each in templates for text in (each.values() if isinstance(each, Mapping) else (each,))]
-        if self.template is not None and not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"template={self.template!r} must be a text, a mapping of texts, or a list of these.")
-        weights = self.weights if isinstance(self.weights, tuple) else ("",)
-        if self.weights is not None and not all(type(each) in (int, float) for each in weights):
-            raise ValueError(f"weights={self.weights!r} must be numbers.")
-        if not isinstance(self.filter, str | None):
-            raise ValueError(f"filter={self.filter!r} must be a file's name.")
-        layers = self.layer if isinstance(self.layer, tuple) else (self.layer, self.layer)
-        if self.layer is not None and not (len(layers) == 2 and all(type(each) is int for each in layers)):
-            raise ValueError(f"layer={self.layer!r} must be a layer's number, or the first and the last of several.")
-
     @property
     def templates(self) -> tuple[Any, ...] | None:
         """The templates of an ensemble; None: there is one at most."""
-        if isinstance(self.template, str):
-            return ENSEMBLES.get(self.template)
-        return self.template if isinstance(self.template, tuple) else None
+        found = ENSEMBLES.get(self.template) if isinstance(self.template, str) else self.template
+        return found if isinstance(found, tuple) else None
 
     @property
     def layout(self) -> Any:
@@ -239,11 +217,8 @@ class Method:
     @property
     def template_weights(self) -> tuple[float, ...]:
         """The weights of an ensemble's templates."""
-        if self.weights is not None:
-            return tuple(map(float, self.weights))
         count = len(self.templates or ())
-        named = _WEIGHTS.get(self.template) if isinstance(self.template, str) else None
-        return named or (1 / count,) * count
+        return self.weights or ((1.0, -0.25) if self.template == "contrastive" else (1 / count,) * count)
 
     @property
     def sentence_pooling(self) -> str:
@@ -252,20 +227,17 @@ class Method:
 
     def to_dict(self) -> dict[str, Any]:
         """The name and what is not at its default, JSON-serializable; ``Method(**values)`` reads it."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        changed = {key: value for key, value in given.items() if key == "name" or value != _DEFAULTS[key]}
+        changed = {key: value for key, value in vars(self).items() if key == "name" or value != _DEFAULTS[key]}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}
 
     def __str__(self) -> str:
-        values = self.to_dict()
-        name = values.pop("name")
-        written = ",".join(f"{key}={_written(value)}" for key, value in values.items())
-        return f"{name}:{written}" if written else name
+        written = ",".join(f"{key}={_written(value)}" for key, value in self.to_dict().items() if key != "name")
+        return f"{self.name}:{written}" if written else self.name
 
     @classmethod
     def parse(cls, text: str, **given: Any) -> Method:
-        """Read the short form, ``name:option=value,option=value``; lists are written ``[1,2]``, texts may be quoted."""
-        name, _, rest = text.partition(":")
+        """Read a name or the short form, ``name:option=value,option=[1,2],option="a text"``; what is given wins."""
+        name, _, rest = str(text).partition(":")
         values: dict[str, Any] = {}
         while rest:
             key, equals, rest = rest.partition("=")
@@ -280,18 +252,14 @@ class Method:
             else:
                 value, _, rest = rest.partition(",")
                 values[key.strip()] = read_value(value.strip())
-        return method_from(name.strip(), {**values, **given})
+        values |= given
+        if unknown := sorted(values.keys() - OPTIONS.keys()):
+            raise ValueError(f"{unknown[0]}={values[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
+        return cls(name.strip(), **values)
 
 
 _DEFAULTS = {each.name: each.default for each in fields(Method)}
 OPTIONS = {each.name: each.metadata["help"] for each in fields(Method) if each.name != "name"}
-
-
-def method_from(name: str, options: Mapping[str, Any]) -> Method:
-    """A method of a name, or of the short form, and options; an unknown option is named."""
-    if unknown := sorted(set(options) - set(OPTIONS)):
-        raise ValueError(f"{unknown[0]}={options[unknown[0]]!r} is not known. Choose from {', '.join(OPTIONS)}.")
-    return Method.parse(name, **options) if ":" in str(name) else Method(name, **options)
 
 
 def method_of(model: SentenceTransformer) -> Method | None:
@@ -321,8 +289,3 @@ def _written(value: Any) -> str:
     special = r'[,="\[\]{}]|^\s|\s$'
     plain = isinstance(value, str) and not re.search(special, value) and isinstance(read_value(value), str)
     return value if plain else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _choose(option: str, value: Any, known: Any) -> None:
-    if value not in known:
-        raise ValueError(f"{option}={value!r} is not known. Choose from {', '.join(filter(None, known))}.")

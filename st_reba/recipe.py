@@ -15,7 +15,6 @@ from typing import Any
 
 from .methods import DEFAULT, OPTIONS, Method
 
-# What loads the base.
 LOADING = ("revision", "tokenizer", "prompts", "gguf_file", "quantization")
 # Facts for people: languages and licence of the base as the Hub writes them, its parameters as 7B, the paper that ran
 # it and its scores, scores that were measured with this recipe, and a note on its status or on how it was chosen.
@@ -32,7 +31,7 @@ class Recipe:
 
     Args:
         base: What `build` takes: a folder, a Hub id, ``mini`` or a GGUF file.
-        loading: Those of ``LOADING`` that are given.
+        loading: What loads the base: those of ``LOADING`` that are given.
         method: Name and options of the method; ``Method(**method)`` reads it.
         about: Facts; see ``ABOUT``.
         name: Of the zoo, or of the file.
@@ -58,9 +57,17 @@ class Recipe:
 def recipe_for(base: str | os.PathLike[str], given: Mapping[str, Any]) -> Recipe | None:
     """The recipe that ``base`` names, of the zoo or as a file, and ``given`` allows to build; None: it is a model."""
     text = os.fspath(base)
-    if text.startswith("zoo:"):
-        return _buildable(text.removeprefix("zoo:"), given)
-    return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    if not text.startswith("zoo:"):
+        return read_recipe(text) if text.endswith((".yaml", ".yml")) else None
+    found = recipe(text.removeprefix("zoo:"))
+    remedy = {
+        "old-transformers": "Use another base.",
+        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
+        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
+    }.get(found.status)
+    if remedy:
+        raise ValueError(f"{text} ({found.base}): {found.about.get('note')} {remedy}")
+    return found
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -76,9 +83,8 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     """A recipe from the values of its file; ``file`` is for messages."""
     if not isinstance(values, Mapping) or not isinstance(values.get("base"), str):
         raise ValueError(f"{file!r} is no recipe: it must be a mapping with a base, as 'base: mini'.")
-    for key in values:
-        if key not in ("base", "method", "about", *LOADING, *OPTIONS):
-            raise ValueError(f"{file!r}: {key!r:.80} is no key of a recipe. Pass it to build, or drop it.")
+    if other := [key for key in values if key not in ("base", "method", "about", *LOADING, *OPTIONS)]:
+        raise ValueError(f"{file!r}: {other[0]!r:.80} is no key of a recipe. Pass it to build, or drop it.")
     about = {} if values.get("about") is None else values["about"]
     for key in about if isinstance(about, Mapping) else ("about",):
         if key not in ABOUT:
@@ -89,9 +95,8 @@ def recipe_of(values: Any, file: str, name: str = "") -> Recipe:
     found = Recipe(values["base"], loading, {**named, **method}, about, name)
     if found.status not in STATUSES or (found.status != "ready" and not about.get("note")):
         raise ValueError(f"{file!r}: status={found.status!r:.80} must be one of {', '.join(STATUSES)}, with a note.")
-    for key, value in loading.items():
-        if key != "prompts" and not isinstance(value, str):
-            raise ValueError(f"{file!r}: {key}={value!r:.80} must be a text.")
+    if other := [key for key, value in loading.items() if key != "prompts" and not isinstance(value, str)]:
+        raise ValueError(f"{file!r}: {other[0]}={loading[other[0]]!r:.80} must be a text.")
     if found.status == "ready":  # others may lack numbers of layers, which the caller gives
         try:
             Method(**found.method)
@@ -116,15 +121,12 @@ def save_recipe(
     """
     import yaml
 
-    file = Path(path)
     values = method.to_dict()
     if method.filter is not None:
-        values["filter"] = os.path.relpath(method.filter, file.parent)
-    loading = {name: value for name, value in loading.items() if value is not None}
-    written = Recipe(base, loading, values, about or {}).to_dict()
-    recipe_of(written, str(path))
+        values["filter"] = os.path.relpath(method.filter, Path(path).parent)
+    written = recipe_of(Recipe(base, loading, values, about or {}).to_dict(), str(path)).to_dict()
     text = yaml.safe_dump(written, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
-    file.write_text(text, encoding="utf-8")
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
@@ -160,8 +162,6 @@ def zoo() -> list[str]:
         >>> import st_reba
         >>> [name for name in st_reba.zoo() if name.startswith("mini-")]
         ['mini-classical', 'mini-echo', 'mini-nosink', 'mini-reba']
-        >>> st_reba.build("zoo:mini-reba").encode("你好").shape
-        (192,)
     """
     return sorted(_models())
 
@@ -175,22 +175,10 @@ def recipe(name: str) -> Recipe:
         ('mini', {'name': 'echo', 'pooling': 'mean'}, 'ready')
     """
     if name not in _models():
-        near = get_close_matches(name, zoo(), n=3, cutoff=0.3)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
+        near = " or ".join(get_close_matches(name, zoo(), n=3, cutoff=0.3))
+        meant = f" Did you mean {near}?" if near else ""
         raise ValueError(f"zoo:{name:.80} is not known.{meant} All names: st-reba zoo")
     return recipe_of(_models()[name], f"zoo:{name}", name)
-
-
-def _buildable(name: str, given: Mapping[str, Any]) -> Recipe:
-    found = recipe(name)
-    remedy = {
-        "old-transformers": "Use another base.",
-        "remote-code": None if given.get("trust_remote_code") is True else "If you trust it: trust_remote_code=True.",
-        "tune": None if given.keys() & {"k", "k0", "method"} else "Give k=…, as evaluation.nosink.choose_k finds it.",
-    }.get(found.status)
-    if remedy:
-        raise ValueError(f"zoo:{name} ({found.base}): {found.about.get('note')} {remedy}")
-    return found
 
 
 @cache
@@ -212,10 +200,8 @@ def _models() -> dict[str, dict[str, Any]]:
 def _scores(tables: Mapping[str, Mapping[str, list[Any]]], ending: str) -> list[dict[str, Any]]:
     found = []
     for table, rows in tables.items():
-        columns, *rest = rows.items()
-        if ending in columns[1]:
-            column = columns[1].index(ending)
-            for row, values in rest:
-                task, _, metric = row.rpartition(" ")
-                found.append({"task": task, "metric": metric, "value": values[column], "table": table})
+        (_, endings), *rest = rows.items()
+        for row, values in rest if ending in endings else ():
+            task, _, metric = row.rpartition(" ")
+            found.append({"task": task, "metric": metric, "value": values[endings.index(ending)], "table": table})
     return found

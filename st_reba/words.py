@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import batch_to_device
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from .encode import copied_positions, saved_prompt, token_batches
@@ -49,17 +48,15 @@ def encode_words(
             excluded. :func:`words_of` finds all words of a text.
         normalize: ReBA divides the weights of each e_i by their sum. (Vectors are not scaled to length 1.)
         batch_tokens: Positions a forward pass, as for :func:`st_reba.encode.encode_texts`.
-        prompt: As for ``encode``; None: the model's default prompt, if it has one.
-        task: As for ``encode``: which of a model's two templates.
+        prompt, task, **fields: As for ``encode``; without a prompt, the model's default one.
         show_progress_bar: Show one.
-        **fields: Values of the template's fields, as for ``encode``.
 
     Returns:
         [items, d] float32.
 
     Raises:
-        ValueError: An item whose word is not in its text, or there twice; whose span is empty, out of the text, on no
-            token, or past the cut. Or the model makes several rows of a text.
+        ValueError: A word is not in its text, or there twice; its span is empty, out of the text, on no token, or past
+            the cut; or the model makes several rows of a text.
 
     Source:
         ReBA, section 3.3 (word embedding); Echo, section 3.
@@ -76,10 +73,9 @@ def encode_words(
     for index, (text, _) in enumerate(placed):
         places.setdefault(text, []).append(index)
     vectors = np.zeros((len(items), first.get_embedding_dimension()), np.float32)
-    layout = {"prompt": prompt, "task": task, **fields}
-    for text, tokens, counted in _token_vectors(
-        model, list(places), layout, batch_tokens, show_progress_bar, normalize
-    ):
+    options: dict[str, Any] = {"batch_tokens": batch_tokens, "show_progress_bar": show_progress_bar}
+    options |= {"normalize": normalize, "prompt": prompt, "task": task, **fields}
+    for text, tokens, counted in _token_vectors(model, list(places), **options):
         offsets = first.content([text], offsets=True)["offset_mapping"][0]
         for index in places[text]:
             own = _tokens(index, *placed[index], offsets, len(tokens))
@@ -87,23 +83,12 @@ def encode_words(
     return vectors
 
 
-def encode_tokens(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    *,
-    normalize: bool = False,
-    batch_tokens: int | None = None,
-    prompt: str | None = None,
-    task: str | None = None,
-    show_progress_bar: bool = False,
-    **fields: str,
-) -> list[NDArray[np.float32]]:
+def encode_tokens(model: SentenceTransformer, texts: Sequence[str], **options: Any) -> list[NDArray[np.float32]]:
     """Embed every content token of texts: ReBA's e_i, or the hidden states of the last copy.
 
     Args:
-        model: A model from :func:`st_reba.build`, or one loaded.
+        model, **options: As for :func:`encode_words`.
         texts: The texts.
-        normalize, batch_tokens, prompt, task, show_progress_bar, fields: As for :func:`encode_words`.
 
     Returns:
         [n, d] float32 for each text, n being its tokens as cut to the budget; a text without a token has one vector, of
@@ -122,18 +107,15 @@ def encode_tokens(
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts!r:.80} is one text. Give a list.")
-    layout = {"prompt": prompt, "task": task, **fields}
-    options = (layout, batch_tokens, show_progress_bar, normalize)
-    found = {text: each for text, each, _ in _token_vectors(model, list(dict.fromkeys(texts)), *options)}
+    found = {text: each for text, each, _ in _token_vectors(model, list(dict.fromkeys(texts)), **options)}
     return [found[text] for text in texts]
 
 
 def _first(model: SentenceTransformer) -> RepeatTransformer:
     first = model[0]
-    if not isinstance(first, RepeatTransformer):
-        raise ValueError(f"The model starts with {type(first).__name__}. Build it with st_reba.build(…, pooling=…).")
-    if getattr(first, "own_input", False):
-        raise ValueError("The model keeps its base's own input. Build it with st_reba.build(…, pooling=…).")
+    if not isinstance(first, RepeatTransformer) or getattr(first, "own_input", False):
+        what = f"starts with {type(first).__name__} and its base's own input"
+        raise ValueError(f"The model {what}. Build it with st_reba.build(…, pooling=…).")
     if first.rows > 1:
         raise ValueError(f"The model makes {first.rows} rows of a text. Use one template.")
     if any(name == "reversed" for each in first.templates[0].values() for _, name in each):
@@ -144,30 +126,31 @@ def _first(model: SentenceTransformer) -> RepeatTransformer:
 def _token_vectors(
     model: SentenceTransformer,
     texts: list[str],
-    layout: dict[str, Any],
-    batch_tokens: int | None,
-    show: bool,
-    normalize: bool,
+    *,
+    normalize: bool = False,
+    batch_tokens: int | None = None,
+    prompt: str | None = None,
+    show_progress_bar: bool = False,
+    **layout: Any,
 ) -> Iterator[tuple[str, NDArray[np.float32], NDArray[np.float32]]]:
     """Each text, the vectors of its content tokens, [n, d], and what each of them counts in a word, [n]."""
     first = _first(model)
-    pooling = next((module for module in model if isinstance(module, ReBAPooling)), None)
-    if layout["prompt"] is None:
-        layout["prompt"] = saved_prompt(model)
+    pooling: Any = next((module for module in model if isinstance(module, ReBAPooling)), None)
+    layout["prompt"] = saved_prompt(model) if prompt is None else prompt
     model.eval()
-    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show) as bar:
+    with tqdm(total=len(texts), desc="Texts", unit=" texts", disable=not show_progress_bar) as bar:
         for places in token_batches(copied_positions(first, texts, layout), batch_tokens):
             batch = [texts[place] for place in places]
             features = batch_to_device(first.preprocess(batch, **layout), model.device)
             with torch.inference_mode():
                 output = first(features, capture=None if pooling is None else pooling.token_capture)
-                if pooling is None:
-                    vectors = _last_copy(output, first.copies)
+                if pooling is None:  # hidden states of the last copy, [B, n, d]; behind a text's own tokens anything
+                    start = (output["copy_ids"] == first.copies).int().argmax(dim=1, keepdim=True)
+                    steps = torch.arange(max(span.length for span in output["spans"]), device=start.device)
+                    vectors = torch.take_along_dim(output["token_embeddings"], (start + steps)[:, :, None], dim=1)
                 else:
                     vectors = pooling.token_vectors(output, normalize)
-                counted = torch.ones(vectors.shape[:2])
-                if pooling is not None and pooling.authors:
-                    counted = pooling.row_sums(output)
+                counted = pooling.row_sums(output) if pooling and pooling.authors else torch.ones(vectors.shape[:2])
             arrays = (each.float().cpu().numpy() for each in (vectors, counted))
             for text, span, *both in zip(batch, output["spans"], *arrays, strict=True):
                 yield text, *(each[: span.length] for each in both)
@@ -180,15 +163,14 @@ def _placed(index: int, item: Any) -> tuple[str, tuple[int, int]]:
         if not isinstance(text, str):
             raise TypeError(f"the text is a {type(text).__name__}")
         if isinstance(word, str):
-            word = text.index(word), text.index(word) + len(word)
-            if text.find(item[1], word[0] + 1) >= 0:
+            if text.index(word) != text.rindex(word):
                 raise ValueError("the word is in its text twice")
+            word = text.index(word), text.index(word) + len(word)
         start, end = map(operator.index, word)
         if not 0 <= start < end <= len(text):
             raise ValueError(f"the span ({start}, {end}) is empty or outside the text")
     except (TypeError, ValueError) as error:
-        place = "(text, word), or (text, (start, end)) in characters"
-        raise ValueError(f"Item {index} is {item!r:.80}: {error}. Give {place}.") from None
+        raise ValueError(f"Item {index} is {item!r:.80}: {error}. Give (text, word) or (text, (start, end)).") from None
     return text, (start, end)
 
 
@@ -200,14 +182,6 @@ def _tokens(index: int, text: str, span: tuple[int, int], offsets: Sequence[tupl
         where = cut if tokens else "falls on no token of"
         raise ValueError(f"Item {index}: the word {text[slice(*span)]!r:.60} at {span} {where} the text {text!r:.60}.")
     return tokens
-
-
-def _last_copy(features: dict[str, Any], copies: int) -> Tensor:
-    """Hidden states of the last copy, [B, n, d]; behind a text's own tokens anything."""
-    hidden: Tensor = features["token_embeddings"]
-    first = (features["copy_ids"] == copies).int().argmax(dim=1, keepdim=True)
-    positions = first + torch.arange(max(span.length for span in features["spans"]), device=hidden.device)
-    return torch.take_along_dim(hidden, positions[:, :, None], dim=1)
 
 
 def words_of(text: str, word: str | None = None) -> list[tuple[str, tuple[int, int]]]:

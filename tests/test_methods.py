@@ -11,7 +11,7 @@ from tiny import tiny_model
 
 import st_reba
 from st_reba import Method
-from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_from, method_of, read_value
+from st_reba.methods import DEFAULT, METHODS, OPTIONS, method_of, read_value
 
 SOME = [
     Method(), Method("reba", repeats=1), Method("prompteol", template="metaeol", filter="my filter.safetensors"),
@@ -33,7 +33,7 @@ def test_read_as_written(method: Method) -> None:
 
 
 def test_options_beside_the_short_form() -> None:
-    assert method_from("echo:pooling=mean,layer=3", {"layer": 4}) == Method("echo", pooling="mean", layer=4)
+    assert Method.parse("echo:pooling=mean,layer=3", layer=4) == Method("echo", pooling="mean", layer=4)
     values = ("3", "True", "None", "all", '"3"', "a b")
     assert [read_value(each) for each in values] == [3, True, None, "all", "3", "a b"]
 
