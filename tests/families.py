@@ -45,7 +45,7 @@ if transformers.__version__ == "5.0.0":
         "zamba2": "its states change with later tokens in transformers 5.0.0",
     }
 
-LAYERS, WINDOW = 2, 6
+WINDOW = 6
 # Small value → the sizes that get it, by their whole names; the first pattern that fits counts.
 SIZES: dict[int, str] = {
     VOCABULARY: r"vocab_size(_per_layer_input)?|unpadded_vocab_size",
@@ -68,27 +68,20 @@ DEPTH = r"(num_(hidden_|(en|de)coder_)?|n_|(en|de)coder_)layers?|n_layer|num_blo
 KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
 # Kinds that share something need two layers each to share it (and early releases tie Zamba 2's to its first layer).
 SHARING = ("gemma3n_text", "zamba", "zamba2")
-# A special token beyond the small vocabulary becomes one of its last.
-SPECIAL = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64}
-_WINDOW_AND_ALL = ["sliding_attention", "full_attention"]
+_ALL_AND_WINDOW = ["full_attention", "sliding_attention"]
 # Early releases have other names for the two kinds of its layers.
 _HYBRID = ["linear_attention", "full_attention"] if GraniteMoeHybridConfig().layer_types else ["mamba", "attention"]
 # Model type of the (text) configuration → settings.
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     # Its sparse attention begins beyond 700 tokens only.
     "big_bird": {"attention_type": "original_full"},
-    "blt": {"encoder_hash_byte_group_vocab": 64},
-    "cohere_compass_text": {
-        "layer_types": _WINDOW_AND_ALL[::-1], "rope_parameters": dict.fromkeys(_WINDOW_AND_ALL, ROPE),
-    },
+    "cohere_compass_text": {"layer_types": _ALL_AND_WINDOW, "rope_parameters": dict.fromkeys(_ALL_AND_WINDOW, ROPE)},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
@@ -97,36 +90,31 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "initializer_range": 1.0,
     },
     # The layers of one kind have sizes of their own.
-    "dots3_note_text": {
-        "head_dim": 12, "per_layer_config": {
-            1: {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
-        },
-    },
-    "falcon_h1": _MAMBA,
+    "dots3_note_text": {"head_dim": 12, "per_layer_config": {
+        1: {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 8},
+    }},
     "gemma3n_text": {"num_kv_shared_layers": 2, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {**_MAMBA, "layer_types": _HYBRID},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]}, "granitemoehybrid": {**_MAMBA, "layer_types": _HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4, "use_mamba_kernels": False},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"zero_expert_num": 2},
-    "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
     },
-    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8},
     # Of few heads, all scores of a block may be 0, and which of such blocks are chosen is chance.
     "qwen4_exp_text": {
-        **{"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8},
-        **{"indexer_budget": 12, "indexer_compress_ratio": 2},
+        "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 12,
+        "indexer_compress_ratio": 2,
     },
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 4},
     "roc_bert": {
         "pronunciation_embed_dim": 8, "pronunciation_vocab_size": 16, "shape_embed_dim": 8, "shape_vocab_size": 16,
     },
-    "xlstm": {"chunk_size": 64}, "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": {"attention_hidden_size": 64, "mamba_headdim": 8, "use_mem_rope": True, "use_mamba_kernels": False},
-    "zaya": {"num_experts_per_tok": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "deepseek_v2": {"num_experts_per_tok": 2}, "zaya": {"num_experts_per_tok": 1}, "falcon_h1": _MAMBA,
+    "mamba2": {"num_heads": 8}, "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8}, "xlstm": {"chunk_size": 64},
+    "blt": {"encoder_hash_byte_group_vocab": 64}, "longcat_flash": {"zero_expert_num": 2},
+    "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 # Other values than the first, where those bring rounding near the tolerance or, by chance, show nothing.
 SEEDS = {"longcat_flash": 3, "qwen3_5_text": 2, "qwen4_exp_text": 1, "zamba2": 1}
@@ -175,14 +163,15 @@ def _sizes(default: PreTrainedConfig) -> dict[str, Any]:
     if "max_window_layers" in stored:
         # Off by default: here the first layer sees all, the second a window.
         small |= {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-        small["layer_types"] = _WINDOW_AND_ALL[::-1]
+        small["layer_types"] = _ALL_AND_WINDOW
     kinds = {name: list(dict.fromkeys(small.get(name) or stored[name])) for name in KINDS if stored.get(name)}
     if default.model_type in SHARING:
         kinds = {name: each[::-1] * 2 if default.model_type == "zamba2" else each * 2 for name, each in kinds.items()}
-    depth = max([LAYERS, *map(len, kinds.values())])
+    depth = max([2, *map(len, kinds.values())])
     small |= {name: depth for name in stored if re.fullmatch(DEPTH, name)}
     small |= {name: (each + each[-1:] * depth)[:depth] for name, each in kinds.items()}
-    for name, place in SPECIAL.items():
+    # A special token beyond the small vocabulary becomes one of its last.
+    for place, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id"), 1):
         value = stored.get(name)
         if isinstance(value, list) or isinstance(value, int) and value >= VOCABULARY:
             small[name] = VOCABULARY - place

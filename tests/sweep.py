@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,16 @@ TEXTS = (ORACLE_TEXTS[0], "The bank is steep.", ORACLE_TEXTS[4])
 REFUSALS = {
     "calls no attention interface": "does not call transformers' attention interface",
     "shows no softmax attention": "showed theirs|masks were not used",
-    "looks both ways": "looks both ways",
-    "is an encoder-decoder": "is an encoder-decoder",
+    "looks both ways": "looks both ways", "is an encoder-decoder": "is an encoder-decoder",
     "attends to more keys than tokens": "attends to more keys than tokens|mask of shape .* cannot be changed",
     "selects keys in a way of its own": "passes an unknown|chooses? (its|their) keys by an indexer",
-    "is no single stack of layers": "no single stack of layers",
-    "sees padding": "when a text is padded",
+    "is no single stack of layers": "no single stack of layers", "sees padding": "when a text is padded",
     "cannot run with a mask of another shape": "cannot run it: ",
     "mixes tokens beside its attention": r"token \d+ sees token",
     "adds position biases to its mask": "adds position biases to its mask",
     "shares its attention between layers": "says layer_idx=",
     "runs its layers more than once": r"ran as \S+ \d+ times, not",
-}
+}  # fmt: skip
 # Types whose reported attention is not what the values are weighed by: the oracle weighs the identity instead.
 UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
 # Types for which the oracle runs in float32: the first two make float32 tensors on the way, and early releases compute
@@ -120,13 +118,9 @@ class Outcome:
     """What became of one model type."""
 
     class_name: str
-    # By transformers' attention "interface"; by "hooks" on its eager attention; "refused"; "none".
-    how: str = "refused"
-    # Method → "exact", "inexact: …", "refused: …", "failed: …" or "no model: …".
-    methods: dict[str, str] = field(default_factory=dict)
-    # Premises of the comparison that do not hold.
-    unfit: list[str] = field(default_factory=list)
-    # Method → the largest error, relative to the vector's scale.
+    how: str = "refused"  # or "none", or how attention is read: by the "interface" of transformers, by "hooks"
+    methods: dict[str, str] = field(default_factory=dict)  # each "exact", or "refused: …", "inexact: …", "failed: …"
+    unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
     errors: dict[str, float] = field(default_factory=dict)
 
     def record(self) -> Record:
@@ -136,7 +130,7 @@ class Outcome:
 class Sweep:
     """The tiny model of one type: as the oracle runs it, and as st_reba does."""
 
-    def __init__(self, model_type: str, folder: Path, *, decoder: bool = True) -> None:
+    def __init__(self, model_type: str, folder: Path, decoder: bool) -> None:
         self.model_type, self.path = model_type, str(folder)
         self.outcome = Outcome(type(families.save(model_type, folder, decoder=decoder)).__name__)
         self.tokenizer = AutoTokenizer.from_pretrained(self.path)
@@ -146,17 +140,6 @@ class Sweep:
     def placed(self, copies: int) -> list[Layout]:
         return [reference.layout(self.tokenizer, text, [None] * copies) for text in TEXTS]
 
-    @cached_property
-    def twice(self) -> list[tuple[Layout, Tensor, list[Tensor]]]:
-        """Every text twice: its layout, V and attention."""
-        result = []
-        for each in self.placed(2):
-            hidden, maps = eager_run(self.model, each.ids)
-            if self.model_type in UNREPORTED_SINKS:
-                maps = [weights for _, weights in masked_run(self.model, each.ids, {})[1]]
-            result.append((each, hidden, maps))
-        return result
-
     def error(self, method: str) -> float:
         """The largest of a method's errors, relative to a vector's scale."""
         if method == "nosink":
@@ -164,14 +147,14 @@ class Sweep:
         errors = []
         for pooling in ("last", "mean"):
             model = build(self.path, method, pooling=pooling)
-            for (each, hidden, maps), got in zip(self.twice, encoded(model, TEXTS), strict=True):
-                if method == "echo":
-                    wanted = reference.echo(hidden, each, pooling)
-                else:
-                    wanted = reference.reba(hidden, reference.symmetrized_max(torch.stack(maps)), each, pooling)
-                errors.append(_error(got, wanted))
+            for each, got in zip(self.placed(1 if method == "classical" else 2), encoded(model, TEXTS), strict=True):
+                hidden, maps = eager_run(self.model, each.ids)
+                if self.model_type in UNREPORTED_SINKS:
+                    maps = [weights for _, weights in masked_run(self.model, each.ids, {})[1]]
+                states = [hidden, reference.symmetrized_max(torch.stack(maps))] if method == "reba" else [hidden]
+                errors.append(_error(got, getattr(reference, method)(*states, each, pooling)))
         if method == "reba":
-            self.outcome.unfit += unfit(*self.twice[-1])
+            self.outcome.unfit += unfit(each, hidden, maps)
             config = model[0].model.config
             ways = (config._attn_implementation, config.get_text_config()._attn_implementation)
             self.outcome.how = "interface" if "st_reba" in ways else "hooks"
@@ -212,33 +195,20 @@ class Sweep:
         return max(errors)
 
 
-def sweep(model_type: str, folder: Path) -> Outcome:
-    """Build every method on the tiny model of a type, and compare it with the oracle."""
+def sweep(model_type: str, folder: Path, methods: Sequence[str] = METHODS, *, decoder: bool = True) -> Outcome:
+    """Build methods on the tiny model of a type, and compare them with the oracle."""
     try:
-        one = Sweep(model_type, folder)
+        one = Sweep(model_type, folder, decoder)
     except families.NoModelError as error:
-        missing = dict.fromkeys(METHODS, f"no model: {error}")
-        return Outcome(families.CAUSAL_LMS[model_type], how="none", methods=missing)
+        return Outcome(families.CAUSAL_LMS[model_type], "none", dict.fromkeys(methods, f"no model: {error}"))
     found = one.outcome
-    for method in METHODS:
+    for method in methods:
         try:
             error = found.errors[method] = one.error(method)
             found.methods[method] = "exact" if error <= TOLERANCE else f"inexact: {error:.0e}"
         except Exception as reason:  # whatever it is, it is what the table is to say
             found.methods[method] = _reason(reason)
     return found
-
-
-def encoder_error(model_type: str, folder: Path) -> float:
-    """The error of an encoder's mean vectors, in a padded batch; 0 where it is refused."""
-    one = Sweep(model_type, folder, decoder=False)
-    try:
-        vectors = encoded(build(one.path, "classical", pooling="mean"), TEXTS)
-    except ValueError as error:
-        assert _reason(error).startswith("refused"), error
-        return 0.0
-    wanted = [reference.classical(eager_run(one.model, each.ids)[0], each, "mean") for each in one.placed(1)]
-    return max(map(_error, vectors, wanted))
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import transformers
-from families import CAUSAL_LMS, NoModelError
+from families import CAUSAL_LMS
 from marks import slow_but
 from packaging.version import Version
-from sweep import METHODS, REFUSALS, TOLERANCE, encoder_error, sweep
+from sweep import METHODS, REFUSALS, sweep
 from sweep_record import COMMAND, PAGE, page, read
 
 INSTALLED = transformers.__version__
@@ -45,10 +45,8 @@ def test_type(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", slow_but(ENCODERS, "bert", "xlnet"))
 def test_an_encoder_sees_no_padding(model_type: str, tmp_path: Path) -> None:
     """As a baseline, an encoder looks both ways: padding in a batch must be hidden from it, or the encoder refused."""
-    try:
-        assert encoder_error(model_type, tmp_path) <= TOLERANCE
-    except NoModelError as reason:
-        pytest.skip(f"{model_type}: {reason}")
+    (found,) = sweep(model_type, tmp_path, ["classical"], decoder=False).methods.values()
+    assert found == "exact" or found.startswith(("refused", "no model"))
 
 
 def test_the_record() -> None:
