@@ -1,8 +1,4 @@
-"""Tiny random decoders of many architectures, and tokenizers of many conventions, made here rather than downloaded.
-
-The weights are far larger than a fresh model's: with those the attention is almost uniform, and a wrong layer, head,
-row or factor would hardly change a number.
-"""
+"""Tiny random decoders of many architectures, and tokenizers of many conventions, made here rather than downloaded."""
 
 from __future__ import annotations
 
@@ -22,8 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-VOCABULARY = 512
-POSITIONS = 256
+VOCABULARY, POSITIONS = 512, 256
 
 # Every family names the same few sizes in its own way.
 _FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
@@ -56,7 +51,11 @@ SLIDING = {"mistral": (5, (0, 1)), "gemma2": _OUTER, "gpt_oss": _OUTER, "gemma3_
 
 
 def made(config: Any, seed: int) -> PreTrainedModel:
-    """A model of a configuration: body without head, float32, eager attention, the same values on every call."""
+    """A model of a configuration: body without head, float32, eager attention, the same values on every call.
+
+    They are far larger than a fresh model's: with those the attention is almost uniform, and a wrong layer, head, row
+    or factor would hardly change a number.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of what is only added to
         model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
@@ -81,28 +80,21 @@ def made(config: Any, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def _build(name: str) -> PreTrainedModel:
+def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast, *, causal_lm: bool = False) -> Path:
+    """Write a model, with a language-modelling head as most checkpoints or without, and a tokenizer."""
     model_type, settings = MODELS[name]
     # Unset: the default ids of special tokens lie beyond this small vocabulary.
     unset = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    return made(AutoConfig.for_model(model_type, **settings, **unset, vocab_size=VOCABULARY), zlib.crc32(name.encode()))
-
-
-def save(name: str, folder: str | Path, tokenizer: str | PreTrainedTokenizerFast, *, causal_lm: bool = False) -> Path:
-    """Write a model and a tokenizer (one of TOKENIZERS by its name, or any) for AutoModel and AutoTokenizer to load.
-
-    ``causal_lm`` stores the same body inside a model with a language-modelling head, as most checkpoints are.
-    """
-    folder = Path(folder)
-    model = _build(name)
+    config = AutoConfig.for_model(model_type, **settings, **unset, vocab_size=VOCABULARY)
+    model = made(config, zlib.crc32(name.encode()))
     if causal_lm:
         with torch.random.fork_rng(devices=[]):
-            whole: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+            whole: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         whole.base_model.load_state_dict(model.state_dict())
         model = whole
     model.save_pretrained(folder)
     (TOKENIZERS[tokenizer]() if isinstance(tokenizer, str) else tokenizer).save_pretrained(folder)
-    return folder
+    return Path(folder)
 
 
 def lose(file: Path, part: str) -> None:

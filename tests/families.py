@@ -1,8 +1,7 @@
 """Tiny random models of every causal language model that transformers knows, made from their configurations.
 
-No type is described here that describes itself: its default configuration says which sizes it has, and a size is made
-small by its name. ``OVERRIDES`` holds what names alone cannot say. Of a multimodal type, the text decoder is made;
-encoders that can be decoders are made as such.
+A default configuration says which sizes a type has, and a size is made small by its name; ``OVERRIDES`` holds what
+names alone cannot say. Of a multimodal type, the text decoder is made.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
-        "num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2,
-        "initializer_range": 1.0,
+        "num_hidden_layers": 6, "n_input_layers": 2, "n_output_layers": 2, "initializer_range": 1.0,
     },
     # The layers of one kind have sizes of their own.
     "dots3_note_text": {"head_dim": 12, "per_layer_config": {
@@ -126,10 +124,8 @@ class NoModelError(Exception):
 
 def config_of(model_type: str, *, decoder: bool = True) -> PreTrainedConfig:
     """The tiny configuration of a model type, or of its text decoder; an encoder that can be a decoder is one."""
-    if model_type not in MODEL_MAPPING_NAMES:
-        raise NoModelError("AutoModel has no class for it")
-    if model_type in NO_MODEL:
-        raise NoModelError(NO_MODEL[model_type])
+    if model_type in NO_MODEL or model_type not in MODEL_MAPPING_NAMES:
+        raise NoModelError(NO_MODEL.get(model_type, "AutoModel has no class for it"))
     default = CONFIG_MAPPING[model_type]()
     text = default.get_text_config()
     small = _shrunk(default if default.is_encoder_decoder or text.model_type not in MODEL_MAPPING_NAMES else text)
@@ -183,13 +179,11 @@ def _sizes(default: PreTrainedConfig) -> dict[str, Any]:
 def make(model_type: str, *, decoder: bool = True) -> PreTrainedModel:
     """The tiny model of a type, as ``made`` makes it; NoModelError where it has a size that is not known here."""
     config = config_of(model_type, decoder=decoder)
-    parameters = {}
     # A model that computes with its own values while it is made cannot be made without them.
     with contextlib.suppress(NotImplementedError), torch.device("meta"):
-        parameters = dict(AutoModel.from_config(config).named_parameters())
-    if sum(each.numel() for each in parameters.values()) > 3e6:
-        largest = max(parameters, key=lambda name: parameters[name].numel())
-        raise NoModelError(f"not small: {largest} is {tuple(parameters[largest].shape)}; give its size a small value")
+        size, name = max((each.numel(), name) for name, each in AutoModel.from_config(config).named_parameters())
+        if size > 3e6:
+            raise NoModelError(f"not small: {name} holds {size} numbers; give its size a small value")
     model = made(config, zlib.crc32(model_type.encode()) + SEEDS.get(model_type, 0))
     for name, parameter in model.named_parameters():
         # A recurrence adds up over the text: as large as the rest, it would blow up float32's rounding.

@@ -27,7 +27,6 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from st_reba.selfcheck import check_masks
 
 METHODS = ("reba", "echo", "nosink")
-TOLERANCE = 1e-5
 # One token, a few, and more than every window holds; the batch of all three is padded.
 TEXTS = (ORACLE_TEXTS[0], "The bank is steep.", ORACLE_TEXTS[4])
 
@@ -51,7 +50,6 @@ UNREPORTED_SINKS = ("granite_swa", "granitemoe_swa")
 # the experts of the others in two ways that disagree, of which float64 has but one.
 FLOAT32_ONLY = ("inkling2_text", "inkling2_loop_text", "hunyuan_v1_moe", "phimoe")
 
-# What is recorded of a type: its class, how its attention is read, and each method's status.
 Record = dict[str, str]
 
 
@@ -83,15 +81,13 @@ def masked_run(
     ) -> Any:
         """An architecture's own eager attention, under a mask made by hand from its own mask and from a kind."""
         length, index = query.shape[2], getattr(module, "layer_idx", None)
-        if attention_mask is None:
-            own = torch.ones(length, length, dtype=torch.bool).tril()
-        else:
+        sees = torch.ones(length, length, dtype=torch.bool).tril()
+        if attention_mask is not None:
             # Some architectures leave room for one more key than there is.
-            own = attention_mask[0, 0, :, : key.shape[2]] > torch.finfo(attention_mask.dtype).min / 2
-        sees = own
+            sees = attention_mask[0, 0, :, : key.shape[2]] > torch.finfo(attention_mask.dtype).min / 2
         if index in kinds:
-            kind = kinds[index]
-            sees = (own if kind.endswith("forward") else own | own.T) & visible(kind, length, m)
+            both_ways = not kinds[index].endswith("forward")
+            sees = (sees | sees.T if both_ways else sees) & visible(kinds[index], length, m)
             attention_mask = torch.zeros(1, 1, length, length, dtype=query.dtype).masked_fill(~sees, -math.inf)
         run = partial(eager, module, query, key, attention_mask=attention_mask, **options)
         with pytest.MonkeyPatch.context() as patch:
@@ -106,9 +102,8 @@ def masked_run(
 
     with pytest.MonkeyPatch.context() as patch:
         for code in {sys.modules[type(module).__module__] for module in model.modules()}:
-            eager = getattr(code, "eager_attention_forward", None)
-            if eager is not None:
-                patch.setattr(code, "eager_attention_forward", partial(attend, eager))
+            if hasattr(code, "eager_attention_forward"):
+                patch.setattr(code, "eager_attention_forward", partial(attend, code.eager_attention_forward))
         output = _forward(model, ids)
     return output.last_hidden_state[0].double(), ran
 
@@ -121,7 +116,6 @@ class Outcome:
     how: str = "refused"  # or "none", or how attention is read: by the "interface" of transformers, by "hooks"
     methods: dict[str, str] = field(default_factory=dict)  # each "exact", or "refused: …", "inexact: …", "failed: …"
     unfit: list[str] = field(default_factory=list)  # premises of the comparison that do not hold
-    errors: dict[str, float] = field(default_factory=dict)
 
     def record(self) -> Record:
         return {"class": self.class_name, "how": self.how, **self.methods}
@@ -174,15 +168,13 @@ class Sweep:
             build(self.path, "nosink", setting="mask0-bidir", k=1)
             raise AssertionError("converts layers that the oracle cannot")
         *below, top = layers
-        model = build(self.path, "nosink", setting="mask0-bidir", k=[top])
-        module: Any = model[0]
-        cases = (
+        model: Any = build(self.path, "nosink", setting="mask0-bidir", k=[top])
+        module, errors = model[0], []
+        for m, kinds in (
             (1, {top: "nosink-bidirectional"}),
             (1, dict.fromkeys(layers, "bidirectional")),
             (2 if below else 1, {**dict.fromkeys(below, "nosink-forward"), top: "backward"}),
-        )
-        errors = []
-        for m, kinds in cases:
+        ):
             module.layer_masks, module.m = [kinds.get(index, "forward") for index in range(module.depth)], m
             check_masks(module)
             moved = []
@@ -204,8 +196,8 @@ def sweep(model_type: str, folder: Path, methods: Sequence[str] = METHODS, *, de
     found = one.outcome
     for method in methods:
         try:
-            error = found.errors[method] = one.error(method)
-            found.methods[method] = "exact" if error <= TOLERANCE else f"inexact: {error:.0e}"
+            error = one.error(method)
+            found.methods[method] = "exact" if error <= 1e-5 else f"inexact: {error:.0e}"
         except Exception as reason:  # whatever it is, it is what the table is to say
             found.methods[method] = _reason(reason)
     return found

@@ -1,7 +1,4 @@
-"""What the sweep over all architectures found: ``data/architectures.json``, told by docs/explanation/architectures.md.
-
-It is kept for the newest and for the oldest supported release of transformers; scripts/architectures.py writes both.
-"""
+"""What the sweep found with the newest and the oldest supported transformers; scripts/architectures.py writes it."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ COMMAND = "python scripts/architectures.py"
 
 def read() -> dict[str, dict[str, Record]]:
     """Release of transformers → model type → record; the oldest release first."""
-    releases: dict[str, dict[str, Record]] = json.loads(RECORDS.read_text(encoding="utf-8"))
-    return releases
+    return dict(json.loads(RECORDS.read_text(encoding="utf-8")))
 
 
 def as_json(releases: dict[str, dict[str, Record]]) -> str:
@@ -48,9 +44,8 @@ def page(releases: dict[str, dict[str, Record]]) -> str:
 
 
 def _row(name: str, entry: Record) -> str:
+    cells = [entry[each].replace("exact", "yes").replace("refused:", "no:") for each in METHODS]
     if entry["how"] == "none":
-        cells = ["–", "–", "–", "–: " + entry["reba"].removeprefix("no model: ")]
-    else:
-        cells = ["yes" if entry[each] == "exact" else entry[each].replace("refused:", "no:") for each in METHODS]
-        cells.insert(0, "–" if entry["how"] == "refused" else entry["how"])
+        cells = ["–", "–", entry["reba"].replace("no model:", "–:")]
+    cells.insert(0, entry["how"] if entry["how"] in ("interface", "hooks") else "–")
     return f"| `{name}` | {entry['class']} | " + " | ".join(cells) + " |"

@@ -1,7 +1,4 @@
-"""Every architecture that transformers lists for causal language modelling: exact, or refused for a known reason.
-
-One test a model type, so that a release of transformers that breaks one shows it by name.
-"""
+"""Every architecture that transformers lists for causal language modelling: exact, or refused for a known reason."""
 
 from __future__ import annotations
 
@@ -20,12 +17,8 @@ INSTALLED = transformers.__version__
 RELEASE, RECORD = [each for each in read().items() if Version(each[0]) <= Version(INSTALLED)][-1]
 # Of each kind one: position biases, layers of two kinds, windows, states without attention, indexers.
 QUICK = ("llama", "gpt2", "mamba", "bloom", "falcon_h1", "gemma2", "glm_moe_dsa")
-# Types that are encoders, or can be.
-ENCODERS = (
-    *("bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie"),
-    *("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta"),
-    *("xlm-roberta-xl", "xlnet", "xmod"),
-)
+# Types that are encoders, or can be; those that repeat one of these are left out.
+ENCODERS = ("bert", "big_bird", "cpmant", "rembert", "roberta", "roc_bert", "roformer", "xlm", "xlnet", "xmod")
 
 
 @pytest.mark.parametrize("model_type", slow_but(sorted(CAUSAL_LMS), *QUICK))
@@ -34,7 +27,7 @@ def test_type(model_type: str, tmp_path: Path) -> None:
     wanted = RECORD.get(model_type) or pytest.skip(f"new in transformers {INSTALLED}: run {COMMAND}")
     found = sweep(model_type, tmp_path)
     assert not found.unfit, "the tiny model proves nothing"
-    hint = f"errors: {found.errors}; if this is right, run {COMMAND}"
+    hint = f"{found.methods}; if this is right, run {COMMAND}"
     if RELEASE == INSTALLED or wanted["how"] == "none":
         assert found.record() == wanted, hint
     else:

@@ -38,23 +38,20 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # A decoder that calls no attention interface, beside a vision tower that does.
     "llava_falcon": ({**_TEXT, **_FALCON}, _CLIP, "CLIPImageProcessor"),
 }
-# Further tokens that a processor asks its tokenizer for.
-_TOKENS = {"gemma3": {"image_token": "<image_soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}}
 Base = Callable[[str], str]
 
 
 def save(name: str, folder: Path) -> str:
     """A tiny random model with its processor's files, as its repositories have them."""
     (text, vision, processor), model_type = MODELS[name], name.removesuffix("_falcon")
-    parts = {"text_config": dict(text), "vision_config": dict(vision)}
-    config: Any = AutoConfig.for_model(model_type, **parts, mm_tokens_per_image=4)
     # The ids that stand for images lie beyond the small vocabulary by default, and beyond the text's tokens here.
-    for place in ("image_token_id", "image_token_index"):
-        if getattr(config, place, None) is not None:
-            setattr(config, place, 530)
+    images = {"image_token_id": 530, "image_token_index": 530, "mm_tokens_per_image": 4}
+    config: Any = AutoConfig.for_model(model_type, text_config=dict(text), vision_config=dict(vision), **images)
     made(config, zlib.crc32(name.encode())).save_pretrained(folder)
-    tokenizer, tokens = TOKENIZERS["bos"](), _TOKENS.get(name, {})
-    tokenizer.add_tokens([*tokens.values(), "<image>"], special_tokens=True)
+    # What gemma3's processor asks its tokenizer for.
+    tokens = {f"{each}_token": f"<{each}>" for each in ("image", "boi", "eoi") if name == "gemma3"}
+    tokenizer = TOKENIZERS["bos"]()
+    tokenizer.add_tokens(["<image>", *tokens.values()], special_tokens=True)
     tokenizer.model_max_length = 2 * POSITIONS  # more than the text tower can
     tokenizer.save_pretrained(folder)
     image = {"image_processor_type": processor, "processor_class": PROCESSOR_MAPPING_NAMES[model_type]}
