@@ -1,8 +1,7 @@
 """Tiny random models of every causal language model that transformers knows, made from their configurations.
 
-No type is described here that describes itself: its default configuration says which sizes it has, and a size is made
-small by its name. ``OVERRIDES`` holds what names alone cannot say. Of a multimodal type, the text decoder is made;
-encoders that can be decoders are made as such.
+A default configuration says which sizes a type has, and a size is made small by its name; ``OVERRIDES`` holds what
+names alone cannot say. Of a multimodal type, the text decoder is made.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from architectures import POSITIONS, TOKENIZERS, VOCABULARY, _fill
+from architectures import POSITIONS, ROPE, TOKENIZERS, VOCABULARY, made
 from transformers import AutoModel, GraniteMoeHybridConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -27,17 +26,16 @@ CAUSAL_LMS: dict[str, str] = {
     name: (each if isinstance(each, str) else each[0]) for name, each in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
 }
 # Types that have a class for AutoModel, but no model here.
-NO_MODEL: dict[str, str] = {
+NO_MODEL = {
     "musicgen": "reads the codes of audio, not text",
     "musicgen_melody": "reads the codes of audio, not text",
     "whisper": "reads audio, not text",
     "emu3": "its tokenizer must have image tokens: not made here",
     "phi4_multimodal": "its processor needs torchvision: not made here",
 }
-
 # Types that a release of transformers cannot load, or computes wrongly.
-BROKEN_IN: dict[str, dict[str, str]] = {
-    "5.0.0": {
+if transformers.__version__ == "5.0.0":
+    NO_MODEL |= {
         "apertus": "transformers 5.0.0 cannot load one",
         "bert-generation": "AutoTokenizer of transformers 5.0.0 needs sentencepiece for it",
         "marian": "AutoTokenizer of transformers 5.0.0 needs sentencepiece for it",
@@ -45,86 +43,60 @@ BROKEN_IN: dict[str, dict[str, str]] = {
         "recurrent_gemma": "transformers 5.0.0 loads it with a factor that is whatever stood in memory",
         "zamba2": "its states change with later tokens in transformers 5.0.0",
     }
-}
 
-LAYERS, WINDOW = 2, 6
-# Names of sizes → small values; the first pattern that fits the whole name counts.
-SIZES: tuple[tuple[str, int], ...] = (
-    (r"vocab_size(_per_layer_input)?|unpadded_vocab_size", VOCABULARY),
-    (
-        r"(original_)?max_position_embeddings|n_positions|n_ctx|max_seq_len|context_length|model_max_length"
-        r"|max_(source|target)_positions|rel_extent|position_bias_max_distance",
-        POSITIONS,
-    ),
-    (r"hidden_size(_global)?|n_embd|d_model|emb_dim|((in|out)put_)?embedding_size|word_embed_proj_dim", 32),
-    (r"lru_width|attention_hidden_size|embedding_dim|base_channels|nemo_conv_channels", 32),
-    (r".*(intermediate|ffn|feed_forward|mlp)(_hidden)?(_size|_dim|_size_mlp)|dff|d_inner|n_inner|dim_ff", 48),
-    (r"((swa_)?num_|n_|(num_)?(en|de)coder_)?(attention_)?heads|n_head|linear_num_.*heads", 4),
-    (r"(swa_)?num_(key_value|kv)_heads|num_query_groups", 2),
-    (r"(swa_|attention_|linear_|index_)?head_dim|d_head|dim_head|kv_channels|attention_head_size", 8),
-    (r"linear_(key|value)_head_dim|v_head_dim|qk_nope_head_dim", 8),
-    (r"qk_rope_head_dim|rotary_dim", 4),
-    (r"index_topk|index_n_heads", 8),
-    (r".*_rank|hidden_size_per_layer_input|d_rel|.*chunk_size|.*(d_state|state_size)", 8),
-    (r"(num|n|moe_num)(_routed|_local)?_experts", 4),
-    (r"num_experts_per_tok(en)?|moe_k|moe_top_?k", 2),
-    (r"(n|num|moe_num)_shared_experts|n_group|topk_group|num_expert_group|(mamba_)?n_?groups", 1),
-    (r"first_k_dense_replace|num_dense_layers", 1),
-    (r"sliding_window(_size)?|attention_window_size|window_size|attention_chunk_size|local_attention", WINDOW),
-)
+WINDOW = 6
+# Small value → the sizes that get it, by their whole names; the first pattern that fits counts.
+SIZES: dict[int, str] = {
+    VOCABULARY: r"vocab_size(_per_layer_input)?|unpadded_vocab_size",
+    POSITIONS: r"(original_)?max_position_embeddings|n_positions|n_ctx|max_seq_len|context_length|model_max_length"
+    r"|max_(source|target)_positions|rel_extent|position_bias_max_distance",
+    32: r"hidden_size(_global)?|n_embd|d_model|emb_dim|((in|out)put_)?embedding_size|word_embed_proj_dim|lru_width"
+    r"|attention_hidden_size|embedding_dim|base_channels|nemo_conv_channels",
+    48: r".*(intermediate|ffn|feed_forward|mlp)(_hidden)?(_size|_dim|_size_mlp)|dff|d_inner|n_inner|dim_ff",
+    8: r"(swa_|attention_|index_|linear_((key|value)_)?|v_|qk_nope_)?head_dim|d_head|dim_head|attention_head_size"
+    r"|kv_channels|index_topk|index_n_heads|.*_rank|hidden_size_per_layer_input|d_rel|.*(chunk_size|d_state|state_size)",
+    4: r"((swa_)?num_|n_|(num_)?(en|de)coder_)?(attention_)?heads|n_head|linear_num_.*heads|qk_rope_head_dim|rotary_dim"
+    r"|(num|n|moe_num)(_routed|_local)?_experts",
+    2: r"(swa_)?num_(key_value|kv)_heads|num_query_groups|num_experts_per_tok(en)?|moe_k|moe_top_?k",
+    1: r"(n|num|moe_num)_shared_experts|n_group|topk_group|num_expert_group|(mamba_)?n_?groups|first_k_dense_replace"
+    r"|num_dense_layers",
+    WINDOW: r"sliding_window(_size)?|attention_window_size|window_size|attention_chunk_size|local_attention",
+}
 DEPTH = r"(num_(hidden_|(en|de)coder_)?|n_|(en|de)coder_)layers?|n_layer|num_blocks"
 # What each layer is, where a configuration says so: every kind is kept.
 KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "block_types")
-# A special token beyond the small vocabulary becomes one of its last.
-SPECIAL = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64}
-_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Kinds that share something need two layers each to share it (and early releases tie Zamba 2's to its first layer).
 SHARING = ("gemma3n_text", "zamba", "zamba2")
+
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64}
+_ALL_AND_WINDOW = ["full_attention", "sliding_attention"]
 # Early releases have other names for the two kinds of its layers.
 _HYBRID = ["linear_attention", "full_attention"] if GraniteMoeHybridConfig().layer_types else ["mamba", "attention"]
 # Model type of the (text) configuration → settings.
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     # Its sparse attention begins beyond 700 tokens only.
     "big_bird": {"attention_type": "original_full"},
-    "blt": {"encoder_hash_byte_group_vocab": 64},
-    "cohere_compass_text": {
-        "layer_types": ["full_attention", "sliding_attention"],
-        "rope_parameters": {"full_attention": _PLAIN_ROPE, "sliding_attention": _PLAIN_ROPE},
-    },
+    "cohere_compass_text": {"layer_types": _ALL_AND_WINDOW, "rope_parameters": dict.fromkeys(_ALL_AND_WINDOW, ROPE)},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     # Every other entry is the MLP of the layer before it; the middle layer runs twice. The range divides its scales.
     "dory": {
         "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp", "sliding_attention", "mlp"],
-        "num_hidden_layers": 6, "n_input_layers": 2, "n_recurrent_layers": 2, "n_output_layers": 2,
-        "initializer_range": 1.0,
+        "num_hidden_layers": 6, "n_input_layers": 2, "n_output_layers": 2, "initializer_range": 1.0,
     },
     # The layers of one kind have sizes of their own.
-    "dots3_note_text": {
-        "head_dim": 12,
-        "per_layer_config": {
-            1: {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
-        },
-    },
-    "falcon_h1": _MAMBA,
+    "dots3_note_text": {"head_dim": 12, "per_layer_config": {
+        1: {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8, "qk_nope_head_dim": 8},
+    }},
     "gemma3n_text": {"num_kv_shared_layers": 2, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {**_MAMBA, "layer_types": _HYBRID},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]}, "granitemoehybrid": {**_MAMBA, "layer_types": _HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4, "use_mamba_kernels": False},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"zero_expert_num": 2},
-    "mamba2": {"num_heads": 8},
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2,
     },
-    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8},
     # Of few heads, all scores of a block may be 0, and which of such blocks are chosen is chance.
     "qwen4_exp_text": {
         "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 12,
@@ -134,14 +106,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "roc_bert": {
         "pronunciation_embed_dim": 8, "pronunciation_vocab_size": 16, "shape_embed_dim": 8, "shape_vocab_size": 16,
     },
-    "xlstm": {"chunk_size": 64},
-    "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": {"attention_hidden_size": 64, "mamba_headdim": 8, "use_mem_rope": True, "use_mamba_kernels": False},
-    "zaya": {"num_experts_per_tok": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "deepseek_v2": {"num_experts_per_tok": 2}, "zaya": {"num_experts_per_tok": 1}, "falcon_h1": _MAMBA,
+    "mamba2": {"num_heads": 8}, "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8}, "xlstm": {"chunk_size": 64},
+    "blt": {"encoder_hash_byte_group_vocab": 64}, "longcat_flash": {"zero_expert_num": 2},
+    "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
-
-
 # Other values than the first, where those bring rounding near the tolerance or, by chance, show nothing.
 SEEDS = {"longcat_flash": 3, "qwen3_5_text": 2, "qwen4_exp_text": 1, "zamba2": 1}
 
@@ -151,20 +123,9 @@ class NoModelError(Exception):
 
 
 def config_of(model_type: str, *, decoder: bool = True) -> PreTrainedConfig:
-    """The tiny configuration of a model type, or of its text decoder.
-
-    Args:
-        model_type: A key of ``CAUSAL_LMS``.
-        decoder: An encoder that can be a decoder is one.
-
-    Raises:
-        NoModelError: AutoModel has no class that reads text for it.
-    """
-    if model_type not in MODEL_MAPPING_NAMES:
-        raise NoModelError("AutoModel has no class for it")
-    missing = {**NO_MODEL, **BROKEN_IN.get(transformers.__version__, {})}
-    if model_type in missing:
-        raise NoModelError(missing[model_type])
+    """The tiny configuration of a model type, or of its text decoder; an encoder that can be a decoder is one."""
+    if model_type in NO_MODEL or model_type not in MODEL_MAPPING_NAMES:
+        raise NoModelError(NO_MODEL.get(model_type, "AutoModel has no class for it"))
     default = CONFIG_MAPPING[model_type]()
     text = default.get_text_config()
     small = _shrunk(default if default.is_encoder_decoder or text.model_type not in MODEL_MAPPING_NAMES else text)
@@ -176,25 +137,20 @@ def config_of(model_type: str, *, decoder: bool = True) -> PreTrainedConfig:
 
 def _shrunk(default: PreTrainedConfig) -> PreTrainedConfig:
     """A default configuration, and those within it, with small sizes."""
-    small = _sizes(default)
-    for name in getattr(default, "sub_configs", {}):
-        part = getattr(default, name, None)
-        if isinstance(part, PreTrainedConfig):
-            small[name] = _shrunk(part).to_dict()
-    return type(default)(**{**small, **OVERRIDES.get(default.model_type, {})})
+    parts = {name: getattr(default, name, None) for name in getattr(default, "sub_configs", {})}
+    within = {name: _shrunk(part).to_dict() for name, part in parts.items() if isinstance(part, PreTrainedConfig)}
+    return type(default)(**{**_sizes(default), **within, **OVERRIDES.get(default.model_type, {})})
 
 
 def _sizes(default: PreTrainedConfig) -> dict[str, Any]:
     stored = default.to_dict()
     small: dict[str, Any] = {}
     for name, value in stored.items():
-        size = next((size for pattern, size in SIZES if re.fullmatch(pattern, name)), None)
-        if size is None:
-            continue
-        if value is None and name in ("head_dim", "num_key_value_heads"):
-            small[name] = size
-        elif type(value) is int and value > 0:
+        size = next((size for size, pattern in SIZES.items() if re.fullmatch(pattern, name)), 0)
+        if size and type(value) is int and value > 0:
             small[name] = size if name == "vocab_size" or "expert" in name else min(size, value)
+        elif value is None and name in ("head_dim", "num_key_value_heads"):
+            small[name] = size
     # Latent attention: as many keys as queries, and rotary angles for a part of each.
     if "kv_lora_rank" in stored and stored["num_key_value_heads"] == stored["num_attention_heads"]:
         small["num_key_value_heads"] = small["num_attention_heads"]
@@ -203,14 +159,15 @@ def _sizes(default: PreTrainedConfig) -> dict[str, Any]:
     if "max_window_layers" in stored:
         # Off by default: here the first layer sees all, the second a window.
         small |= {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-        small["layer_types"] = ["full_attention", "sliding_attention"]
+        small["layer_types"] = _ALL_AND_WINDOW
     kinds = {name: list(dict.fromkeys(small.get(name) or stored[name])) for name in KINDS if stored.get(name)}
     if default.model_type in SHARING:
         kinds = {name: each[::-1] * 2 if default.model_type == "zamba2" else each * 2 for name, each in kinds.items()}
-    depth = max([LAYERS, *map(len, kinds.values())])
+    depth = max([2, *map(len, kinds.values())])
     small |= {name: depth for name in stored if re.fullmatch(DEPTH, name)}
     small |= {name: (each + each[-1:] * depth)[:depth] for name, each in kinds.items()}
-    for name, place in SPECIAL.items():
+    # A special token beyond the small vocabulary becomes one of its last.
+    for place, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id"), 1):
         value = stored.get(name)
         if isinstance(value, list) or isinstance(value, int) and value >= VOCABULARY:
             small[name] = VOCABULARY - place
@@ -220,34 +177,18 @@ def _sizes(default: PreTrainedConfig) -> dict[str, Any]:
 
 
 def make(model_type: str, *, decoder: bool = True) -> PreTrainedModel:
-    """The tiny model of a type: body without head, float32, eager attention, the same values on every call.
-
-    Raises:
-        NoModelError: There is none, or the type has a size that is not known here.
-    """
+    """The tiny model of a type, as ``made`` makes it; NoModelError where it has a size that is not known here."""
     config = config_of(model_type, decoder=decoder)
-    parameters = {}
     # A model that computes with its own values while it is made cannot be made without them.
     with contextlib.suppress(NotImplementedError), torch.device("meta"):
-        parameters = dict(AutoModel.from_config(config).named_parameters())
-    if sum(each.numel() for each in parameters.values()) > 3e6:
-        largest = max(parameters, key=lambda name: parameters[name].numel())
-        raise NoModelError(f"not small: {largest} is {tuple(parameters[largest].shape)}; give its size a small value")
-    with torch.random.fork_rng(devices=[]):
-        # Values that _fill adds to are drawn here.
-        torch.manual_seed(0)
-        model: PreTrainedModel = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    # Norms whose weight is added to 1: those of queries and keys must not be as large as _fill makes the others.
-    added = {name for name, each in model.named_parameters() if re.search("[qk]_(layer)?norm", name) and not each.any()}
-    _fill(model, zlib.crc32(model_type.encode()) + SEEDS.get(model_type, 0))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # A recurrence adds up over the text: as large as the rest, it would blow up float32's rounding.
-            if parameter.ndim > 1 and re.search("linear_attn|mamba|temporal_block|conv", name):
-                parameter.mul_(0.3 if "mamba" in name else 0.5)
-            if name in added and "gemma" not in model.config.model_type:
-                parameter.sub_(1.0)
-    model.eval()
+        size, name = max((each.numel(), name) for name, each in AutoModel.from_config(config).named_parameters())
+        if size > 3e6:
+            raise NoModelError(f"not small: {name} holds {size} numbers; give its size a small value")
+    model = made(config, zlib.crc32(model_type.encode()) + SEEDS.get(model_type, 0))
+    for name, parameter in model.named_parameters():
+        # A recurrence adds up over the text: as large as the rest, it would blow up float32's rounding.
+        if parameter.ndim > 1 and re.search("linear_attn|mamba|temporal_block|conv", name):
+            parameter.data.mul_(0.3 if "mamba" in name else 0.5)
     return model
 
 

@@ -1,49 +1,28 @@
-"""What the sweep over all architectures found: ``data/architectures.json``, told by docs/explanation/architectures.md.
-
-It is kept for the newest and for the oldest supported release of transformers; scripts/architectures.py writes both.
-"""
+"""What the sweep found with the newest and the oldest supported transformers; scripts/architectures.py writes it."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from string import Template
 
-import transformers
+from packaging.version import Version
 from sweep import METHODS, Record
 
 RECORDS = Path(__file__).parent / "data" / "architectures.json"
-WORDS = RECORDS.with_suffix(".md.in")
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "architectures.md"
 COMMAND = "python scripts/architectures.py"
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
-
-
 def read() -> dict[str, dict[str, Record]]:
     """Release of transformers → model type → record; the oldest release first."""
-    releases = json.loads(RECORDS.read_text(encoding="utf-8"))
-    return {each: releases[each] for each in sorted(releases, key=_version)}
-
-
-def release() -> str:
-    """The recorded release that holds for the installed one: itself, or the last before it."""
-    known = list(read())
-    return [each for each in known if _version(each) <= _version(transformers.__version__)][-1]
-
-
-def recorded() -> dict[str, Record]:
-    """What holds for the installed release: model type → record."""
-    return read()[release()]
+    return dict(json.loads(RECORDS.read_text(encoding="utf-8")))
 
 
 def as_json(releases: dict[str, dict[str, Record]]) -> str:
     """One line a type, so that a change shows as one."""
     parts = []
-    for number in sorted(releases, key=_version):
+    for number in sorted(releases, key=Version):
         lines = [f'  "{name}": {json.dumps(entry)}' for name, entry in sorted(releases[number].items())]
         parts.append(f'"{number}": {{\n' + ",\n".join(lines) + "\n }")
     return "{\n " + ",\n ".join(parts) + "\n}\n"
@@ -51,26 +30,22 @@ def as_json(releases: dict[str, dict[str, Record]]) -> str:
 
 def page(releases: dict[str, dict[str, Record]]) -> str:
     """The text of docs/explanation/architectures.md."""
-    oldest, newest = min(releases, key=_version), max(releases, key=_version)
-    types = releases[newest]
-    ways = {how: sum(entry["how"] == how for entry in types.values()) for how in ("interface", "hooks")}
-    counts = {
-        f"{title}_{age}": sum(entry[method] == "exact" for entry in releases[number].values())
-        for age, number in (("new", newest), ("old", oldest))
-        for method, title in zip(METHODS, ("reba", "echo", "nosink"), strict=True)
-    }
-    rows = [_row(name, entry) for name, entry in sorted(types.items())]
-    older = releases[oldest]
-    differing = [_row(name, each) for name, each in sorted(older.items()) if name in types and each != types[name]]
+    oldest, newest = min(releases, key=Version), max(releases, key=Version)
+    types, older = releases[newest], releases[oldest]
     facts = {"newest": newest, "oldest": oldest, "types": len(types), "types_old": len(older), "command": COMMAND}
-    text = Template(WORDS.read_text(encoding="utf-8"))
-    return text.substitute(counts | ways | facts, rows="\n".join(rows), rows_old="\n".join(differing))
+    facts |= {how: sum(entry["how"] == how for entry in types.values()) for how in ("interface", "hooks")}
+    for method in METHODS:
+        facts[f"{method}_new"] = sum(entry[method] == "exact" for entry in types.values())
+        facts[f"{method}_old"] = sum(entry[method] == "exact" for entry in older.values())
+    rows = [_row(name, entry) for name, entry in sorted(types.items())]
+    differing = [_row(name, each) for name, each in sorted(older.items()) if name in types and each != types[name]]
+    text = Template(RECORDS.with_suffix(".md.in").read_text(encoding="utf-8"))
+    return text.substitute(facts, rows="\n".join(rows), rows_old="\n".join(differing))
 
 
 def _row(name: str, entry: Record) -> str:
+    cells = [entry[each].replace("exact", "yes").replace("refused:", "no:") for each in METHODS]
     if entry["how"] == "none":
-        cells = ["–"] * 3 + ["–: " + entry["reba"].removeprefix("no model: ")]
-    else:
-        cells = ["yes" if entry[each] == "exact" else entry[each].replace("refused:", "no:") for each in METHODS]
-        cells.insert(0, "–" if entry["how"] == "refused" else entry["how"])
+        cells = ["–", "–", entry["reba"].replace("no model:", "–:")]
+    cells.insert(0, entry["how"] if entry["how"] in ("interface", "hooks") else "–")
     return f"| `{name}` | {entry['class']} | " + " | ".join(cells) + " |"
