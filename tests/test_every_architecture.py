@@ -39,13 +39,17 @@ def test_type(model_type: str, tmp_path: Path) -> None:
 def test_an_encoder_sees_no_padding(model_type: str, tmp_path: Path) -> None:
     """As a baseline, an encoder looks both ways: padding in a batch must be hidden from it, or the encoder refused."""
     (found,) = sweep(model_type, tmp_path, ["classical"], decoder=False).methods.values()
-    assert found == "exact" or found.startswith(("refused", "no model"))
+    if found.startswith("no model"):
+        pytest.skip(found)
+    assert found == "exact" or found.startswith("refused")
 
 
 def test_the_record() -> None:
     """It holds every type, most of them exact, and the page tells what it says."""
-    assert RELEASE != INSTALLED or set(RECORD) == set(CAUSAL_LMS)
     newest = list(read().values())[-1].values()
     exact = {method: sum(entry[method] == "exact" for entry in newest) for method in METHODS}
     assert exact["reba"] >= 165 and exact["echo"] >= 176 and exact["nosink"] >= 138
     assert PAGE.read_text(encoding="utf-8") == page(read()), f"stale: run {COMMAND}"
+    if RELEASE != INSTALLED:
+        pytest.skip(f"transformers {INSTALLED} was not recorded, so its types are not compared")
+    assert set(RECORD) == set(CAUSAL_LMS)
