@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from st_reba import cli
@@ -39,16 +37,15 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that the pages name."""
-    documents = [("猫在窗台上睡着了。", 2019), ("股票大跌。", 2021), ("今天天气很好。", 2022)]
-    texts = [text for text, _ in documents]
+    documents = {"猫在窗台上睡着了。": 2019, "股票大跌。": 2021, "今天天气很好。": 2022}
     letters = [f"Dear {n}, the ship number {n} left at {n} o'clock." for n in range(90)]
     clicks = [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)]
     words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C" for n in range(9)]
     for name, lines in {
-        **dict.fromkeys(("texts.txt", "corpus.txt"), texts),
+        **dict.fromkeys(("texts.txt", "corpus.txt"), documents),
         **dict.fromkeys(("letters.txt", "my_texts.txt", "my_texts/letters.txt"), letters),
         "notes/ships.md": ["# Ships", "", *letters],
-        "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents],
+        "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents.items()],
         "corrected.jsonl": ['{"id": "1", "text": "股票大涨。"}'],
         "pairs.tsv": ["text1\ttext2\tscore", *(f"text {n}\ttext {n % 7}\t{n % 5}" for n in range(90))],
         "clicks.jsonl": clicks,
@@ -74,15 +71,6 @@ def test_commands_and_python(page: str, capsys: pytest.CaptureFixture[str]) -> N
     for block in blocks(page, "python"):
         exec(compile(block, page, "exec"), names)
     assert commands or names
-
-
-def test_the_first_example() -> None:
-    """README's three lines, in the quick tests too."""
-    (block,) = blocks("README.md", "python")
-    names: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), names)
-    vectors = names["vectors"]
-    assert vectors.shape == (3, 192) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
 def test_links() -> None:

@@ -62,12 +62,6 @@ def test_a_folder_and_those_above_it(tmp_path: Path) -> None:
             write_npy(made / "a.npy", np.zeros(1))
             raise OSError(errno.ENOSPC, "full")
         assert full.value.filename == str(made) and made.is_dir() == stays
-    (path / "link").symlink_to(tmp_path)
-    with pytest.raises(ValueError, match="a link"), sole_writer(path, "*"):
-        pass
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OSError):
-        make_folder(tmp_path / "file" / "below")
 
 
 def test_what_is_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

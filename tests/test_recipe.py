@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -57,19 +56,20 @@ def test_saved(tmp_path: Path) -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    whole = ("", "- mini\n", "k: 3\n", "base: [mini]\n", "base: {")
-    endings = (
+    texts = ("", "- mini", "k: 3", "base: [mini]", "base: {", "base: &a mini\ntokenizer: *a")
+    others = (
         "poolin: mean", "layer: 2\nlayer: 3", "about: {status: ready, status: tune}", "repeats: '2'", "method: nosink",
-        "revision: 3", "chunk: 3\nmethod: echo", "method: {name: echo}", f"# {'a' * 65536}", "method: sink",
-        "method: !!python/object/apply:os.getcwd []", "about: [language]", "about: {notes: No.}",
-        "about: {status: tune}",
+        "revision: 3", "chunk: 3\nmethod: echo", "method: {name: echo}", f"# {'a' * 65536}", "about: {status: tune}",
+        "method: sink", "method: !!python/object/apply:os.getcwd []", "about: [language]", "about: {notes: No.}",
+        f"about: {'[' * 20_000}{']' * 20_000}",
         # What only the caller may say.
         "trust_remote_code: true", "token: hf_x", "model_kwargs: {attn_implementation: org/kernel}",
         "config_kwargs: {trust_remote_code: true}", "cache_folder: /tmp",
     )  # fmt: skip
-    for text in (*whole, *(f"base: mini\n{ending}\n" for ending in endings)):
-        with pytest.raises(ValueError):
+    for text in (*texts, *(f"base: mini\n{other}" for other in others)):
+        with pytest.raises(ValueError) as error:
             read_recipe(written(tmp_path, text))
+        assert len(str(error.value)) < 3000
     with pytest.raises(FileNotFoundError):
         recipe_for(tmp_path / "gone.yaml", {})
     assert recipe_for("mini", {}) is None and recipe_for(tmp_path, {}) is None
@@ -87,12 +87,3 @@ def test_a_base_s_own_code(tmp_path: Path) -> None:
         with pytest.raises((ValueError, OSError, AttributeError)):
             st_reba.build(written(tmp_path, f"base: {base}\n"), trust_remote_code=trusted)
         assert marker.exists() is trusted
-
-
-def test_bombs(tmp_path: Path) -> None:
-    aliases = "".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]\n" for x, y in pairwise("abcdefghi"))
-    deep = "base: mini\nabout: " + "[" * 20_000 + "]" * 20_000
-    for text, reason in (("a: &a [x,x,x]\n" + aliases, "holds an alias"), (deep, "not YAML")):
-        with pytest.raises(ValueError, match=reason) as error:
-            read_recipe(written(tmp_path, text))
-        assert len(str(error.value)) < 3000
