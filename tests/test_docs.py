@@ -39,7 +39,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that the pages name."""
     documents = {"猫在窗台上睡着了。": 2019, "股票大跌。": 2021, "今天天气很好。": 2022}
     letters = [f"Dear {n}, the ship number {n} left at {n} o'clock." for n in range(90)]
-    clicks = [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)]
     words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C" for n in range(9)]
     for name, lines in {
         **dict.fromkeys(("texts.txt", "corpus.txt"), documents),
@@ -48,7 +47,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents.items()],
         "corrected.jsonl": ['{"id": "1", "text": "股票大涨。"}'],
         "pairs.tsv": ["text1\ttext2\tscore", *(f"text {n}\ttext {n % 7}\t{n % 5}" for n in range(90))],
-        "clicks.jsonl": clicks,
+        "clicks.jsonl": [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)],
         "SLPWC_v1.csv": ["word,sentence1,sentence2,sentence3,sentence4,answer", *words],
         "reviews.csv": ["text,label", *(f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}" for n in range(60))],
     }.items():

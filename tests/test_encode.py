@@ -52,7 +52,7 @@ def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> No
     shapes = forward_shapes(model) if kind != "bag of words" else []
     for batch_tokens in (1, 100, 1500, None):
         shapes.clear()
-        done = list[int]()
+        done: list[int] = []
         vectors = encode_texts(model, texts, batch_tokens=batch_tokens, progress=done.append)
         assert vectors.dtype == np.float32 and vectors.shape == wanted.shape
         np.testing.assert_allclose(vectors, wanted, atol=1e-5 * np.abs(wanted).max())
@@ -61,8 +61,7 @@ def test_token_batches_give_each_text_its_own_vector(path: str, kind: str) -> No
             continue
         assert [rows for rows, _ in shapes] == done
         assert shapes[0][1] > 150 > 30 > shapes[-1][1]
-        budget = DEFAULT_BATCH_TOKENS if batch_tokens is None else batch_tokens
-        assert all(rows == 1 or rows * length <= budget for rows, length in shapes)
+        assert all(rows == 1 or rows * length <= (batch_tokens or DEFAULT_BATCH_TOKENS) for rows, length in shapes)
         assert (max(done) == 1) == (batch_tokens == 1) and (max(done) > 32) == (batch_tokens in (1500, None))
 
 

@@ -47,10 +47,8 @@ def test_json() -> None:
     stored = probe(MODEL).to_json()
     again = Probe.from_json(json.loads(json.dumps(stored)))
     assert again == probe(MODEL) and np.array_equal(again.vectors, probe(MODEL).vectors)
-    for bad in (
-        [],
-        *({**stored, **change} for change in ({"vectors": stored["vectors"] + "!"}, {"dimension": 15}, {"more": 1})),
-    ):
+    changes = ({"vectors": stored["vectors"] + "!"}, {"dimension": 15}, {"more": 1})
+    for bad in ([], *({**stored, **change} for change in changes)):
         with pytest.raises(ValueError):
             Probe.from_json(bad)
 

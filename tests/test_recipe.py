@@ -13,7 +13,7 @@ import st_reba
 from st_reba import Filter, Method
 from st_reba.bases import EMBEDDED
 from st_reba.methods import method_of
-from st_reba.recipe import read_recipe, recipe_for, save_recipe
+from st_reba.recipe import read_recipe, save_recipe
 
 
 def written(folder: Path, text: str) -> Path:
@@ -70,9 +70,6 @@ def test_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError) as error:
             read_recipe(written(tmp_path, text))
         assert len(str(error.value)) < 3000
-    with pytest.raises(FileNotFoundError):
-        recipe_for(tmp_path / "gone.yaml", {})
-    assert recipe_for("mini", {}) is None and recipe_for(tmp_path, {}) is None
 
 
 def test_a_base_s_own_code(tmp_path: Path) -> None:
