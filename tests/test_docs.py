@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from st_reba import cli
@@ -37,37 +35,31 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the files that the pages name."""
+    documents = {"猫在窗台上睡着了。": 2019, "股票大跌。": 2021, "今天天气很好。": 2022}
+    letters = [f"Dear {n}, the ship number {n} left at {n} o'clock." for n in range(90)]
+    words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C" for n in range(9)]
+    for name, lines in {
+        **dict.fromkeys(("texts.txt", "corpus.txt"), documents),
+        **dict.fromkeys(("letters.txt", "my_texts.txt", "my_texts/letters.txt"), letters),
+        "notes/ships.md": ["# Ships", "", *letters],
+        "corpus.jsonl": [f'{{"text": "{text}", "lang": "zh", "year": {year}}}' for text, year in documents.items()],
+        "corrected.jsonl": ['{"id": "1", "text": "股票大涨。"}'],
+        "pairs.tsv": ["text1\ttext2\tscore", *(f"text {n}\ttext {n % 7}\t{n % 5}" for n in range(90))],
+        "clicks.jsonl": [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}' for n in range(160)],
+        "SLPWC_v1.csv": ["word,sentence1,sentence2,sentence3,sentence4,answer", *words],
+        "reviews.csv": ["text,label", *(f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}" for n in range(60))],
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    documents = [("猫在窗台上睡着了。", 2019), ("股票大跌。", 2021), ("今天天气很好。", 2022)]
-    texts = "".join(f"{text}\n" for text, _ in documents)
-    Path("texts.txt").write_text(texts, encoding="utf-8")
-    Path("corpus.txt").write_text(texts, encoding="utf-8")
-    letters = "".join(f"Dear {n}, the ship number {n} left at {n} o'clock.\n" for n in range(90))
-    Path("my_texts").mkdir()
-    for name in ("letters.txt", "my_texts.txt", "my_texts/letters.txt"):
-        Path(name).write_text(letters, encoding="utf-8")
-    Path("notes").mkdir()
-    Path("notes/ships.md").write_text("# Ships\n\n" + letters, encoding="utf-8")
-    lines = [f'{{"text": "{text}", "lang": "zh", "year": {year}}}\n' for text, year in documents]
-    Path("corpus.jsonl").write_text("".join(lines), encoding="utf-8")
-    Path("corrected.jsonl").write_text('{"id": "1", "text": "股票大涨。"}\n', encoding="utf-8")
-    pairs = [f"text {n}\ttext {n % 7}\t{n % 5}\n" for n in range(90)]
-    Path("pairs.tsv").write_text("text1\ttext2\tscore\n" + "".join(pairs), encoding="utf-8")
-    clicks = [f'{{"query": "q{n // 2}", "title": "t{n % 90}", "relevance": {n % 2}}}\n' for n in range(160)]
-    Path("clicks.jsonl").write_text("".join(clicks), encoding="utf-8")
-    head = "word,sentence1,sentence2,sentence3,sentence4,answer\n"
-    words = [f"bank,The bank pays {n}.,A bank lends {n}.,The bank is steep.,My bank shut {n}.,C\n" for n in range(9)]
-    Path("SLPWC_v1.csv").write_text(head + "".join(words), encoding="utf-8")
-    reviews = [f"{'cats' if n % 2 else 'ships'} number {n},{n % 2}\n" for n in range(60)]
-    Path("reviews.csv").write_text("text,label\n" + "".join(reviews), encoding="utf-8")
-    return tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_and_python(page: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_python(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     if page.startswith("docs/how-to/"):
         assert cli.main(["build", "mini", "my_model", "--method", "reba", "--pooling", "mean"]) == 0
     commands = [line for block in blocks(page, "sh") for line in re.findall(r"^st-reba .*$", block, re.MULTILINE)]
@@ -78,15 +70,6 @@ def test_commands_and_python(page: str, files: Path, capsys: pytest.CaptureFixtu
     for block in blocks(page, "python"):
         exec(compile(block, page, "exec"), names)
     assert commands or names
-
-
-def test_the_first_example() -> None:
-    """README's three lines, in the quick tests too."""
-    (block,) = blocks("README.md", "python")
-    names: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), names)
-    vectors = names["vectors"]
-    assert vectors.shape == (3, 192) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
 def test_links() -> None:
