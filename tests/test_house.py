@@ -1,4 +1,4 @@
-"""What ruff does not see: sizes, and imports that run in circles."""
+"""What ruff does not see: sizes, names of classes, and imports that run in circles."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def test_sizes() -> None:
     for path, tree in TREES.items():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         assert [f"{path}: {one.name}" for one in functions if (one.end_lineno or 0) - one.lineno >= 80] == []
+
+
+def test_no_two_classes_of_a_name() -> None:
+    names = [node.name for tree in PACKAGE.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert len(names) == len(set(names))
 
 
 def imported(path: Path, tree: ast.Module) -> set[Path]:
