@@ -44,6 +44,10 @@ LONG = "The old mill stands under the bridge, and 河的两行柳树 beside it. 
 TEXTS = ["A cat sleeps on the roof.", "银行今天关门了。", "hi", LONG, "x </s> <s> [SEP]"]
 
 
+def read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
 @pytest.fixture(scope="module", params=slow_but(["echo", "reba"], "echo"))
 def exported(request: Any, base: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three copies, one layer (tracing takes its time), with a dense layer behind the pooling."""
@@ -71,23 +75,18 @@ def test_stock_operators_and_files(exported: Any) -> None:
     model, folder, report = exported
     graph = onnx.load(str(folder / "onnx" / "model.onnx"), load_external_data=False)
     assert [(each.domain, each.version) for each in graph.opset_import] == [("", 18)] and not graph.functions
-    shapes = {
-        each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim]
-        for each in (*graph.graph.input, *graph.graph.output)
-    }
-    batch = ["batch", "length"]
+    ends, batch = (*graph.graph.input, *graph.graph.output), ["batch", "length"]
+    shapes = {each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim] for each in ends}
     assert shapes == {"input_ids": batch, "attention_mask": batch, "last_hidden_state": [*batch, 16]}
     outside = [each for each in graph.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
-    assert {entry.value for each in outside for entry in each.external_data if entry.key == "location"} == {
-        "model.onnx_data"
-    }
-    assert {each.name for each in (folder / "onnx").iterdir()} == {
-        *("model.onnx", "model.onnx_data", "model_quantized.onnx", "model_quantized.onnx_data", "model_quantized.json")
-    }
+    places = {entry.value for each in outside for entry in each.external_data if entry.key == "location"}
+    assert places == {"model.onnx_data"}
+    names = [f"model{kind}.onnx{end}" for kind in ("", "_quantized") for end in ("", "_data")]
+    assert {each.name for each in (folder / "onnx").iterdir()} == {*names, "model_quantized.json"}
     assert not [file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".py")]
     # What a model with Echo has in its small files, apart from versions.
-    for name, wanted in json.loads(Path(__file__).with_name("files.json").read_text(encoding="utf-8")).items():
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
+    for name, wanted in read(Path(__file__).with_name("files.json")).items():
+        found = read((folder / name))
         assert found == wanted if isinstance(found, list) else {**found, **wanted} == found, name
     config: Any = AutoConfig.from_pretrained(str(folder))
     assert config.max_position_embeddings == 256 // 3 > report["max_seq_length"]
@@ -106,29 +105,27 @@ def test_tokenizer(exported: Any) -> None:
     for text, ids in zip(TEXTS, model[0].content(TEXTS)["input_ids"], strict=True):
         wanted = [model.tokenizer.bos_token_id, *ids][: report["max_seq_length"]]
         assert raw.encode(text).ids == wanted == list(again(text, truncation=True)["input_ids"])
-    stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    stored = read((folder / "tokenizer.json"))
     assert not any(each["special"] for each in stored["added_tokens"])
     assert again.model_max_length == report["max_seq_length"]
 
 
 def test_int8(exported: Any) -> None:
     _, folder, report = exported
-    assert json.loads((folder / "onnx" / "model_quantized.json").read_text(encoding="utf-8")) == report["int8"]
+    assert read(folder / "onnx" / "model_quantized.json") == report["int8"]
     rounded, wanted = Runner(folder, "onnx/model_quantized.onnx"), Runner(folder).encode(TWENTY)
     assert report["int8"]["alone"] == runtime.cosines(rounded.encode(TWENTY), wanted)
     assert report["int8"]["alone"]["min"] < 1 - 1e-5 and report["int8"]["batch_size"] == 16
     assert logging.root.manager.disable == logging.NOTSET, "what was silenced speaks again"
     graph = onnx.load(str(folder / "onnx" / "model_quantized.onnx"))
-    eight = [each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.INT8]
+    weights, types = graph.graph.initializer, onnx.TensorProto
+    eight = [each for each in weights if each.data_type == types.INT8]
     # Of 8 bits, pairs of products overflow on a processor without VNNI.
     assert eight and max(int(abs(onnx.numpy_helper.to_array(each).astype(int)).max()) for each in eight) <= 64
-    assert any(each.name.endswith("_scale") and each.dims for each in graph.graph.initializer), "one for each channel"
+    assert any(each.name.endswith("_scale") and each.dims for each in weights), "one for each channel"
     assert len([node for node in graph.graph.node if node.op_type == "MatMulInteger"]) == len(eight) // 2
-    behind = {each.data_type for each in graph.graph.initializer if each.name.startswith("behind.")}
-    assert behind == {onnx.TensorProto.FLOAT}, "the filter stays in float32"
-
-
-def test_cosines() -> None:
+    behind = {each.data_type for each in weights if each.name.startswith("behind.")}
+    assert behind == {types.FLOAT}, "the filter stays in float32"
     found = runtime.cosines(np.array([[1, 0], [2, 0]]), np.array([[3, 0], [1, 1]]))
     assert found == {"min": 0.707107, "mean": 0.853553, "ok": False}
 
@@ -140,7 +137,7 @@ def test_verify(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEAST, "min", 0.999999)
     assert not verify(folder).ok
     monkeypatch.setitem(LEAST, "min", 0.98)
-    golden = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+    golden = read((folder / "golden.json"))
     assert [each["text"] for each in golden["texts"]] == list(TWENTY)
     golden["texts"][3]["vector"][0] += 0.01
     assert not runtime.verify_graph(str(folder), golden, hub={}).ok
@@ -229,7 +226,7 @@ def test_card(base: Callable[..., str], tmp_path: Path, monkeypatch: pytest.Monk
     around = '`encode_query` does: the template `"{text}{text}"`, with the prompt `"问："`.'
     assert (around if task else '`encode` does: the template `"{text} / {text}"`.') in card
     assert ("queries only" in card) == ("adds no special tokens" in card) == bool(task)
-    golden = json.loads((tmp_path / "out" / "golden.json").read_text(encoding="utf-8"))
+    golden = read((tmp_path / "out" / "golden.json"))
     assert [each["text"] for each in golden["texts"]] == list(TWENTY[1:] if task else TWENTY)
     assert "\nmodel_name: 题-" in card and "- onnx\n" in card and ("-onnx-query\n" in card) == bool(task)
 
@@ -239,5 +236,5 @@ def test_lengths_of_a_model_without_positions(base: Callable[..., str], tmp_path
     graph = EmbeddingGraph(model)
     for graph.max_length in (32, None):  # without a limit the file has none
         write_folder(model, graph, tmp_path)
-        config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        config = read((tmp_path / "config.json"))
         assert config.get("max_position_embeddings") == graph.max_length
