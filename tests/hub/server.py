@@ -54,8 +54,7 @@ class Hub:
     """Repositories, the paths of the requests that came, and the messages of commits."""
 
     def __init__(self, endpoint: str) -> None:
-        self.endpoint, self.lock = endpoint, threading.Lock()
-        self.repos, self.seen, self.messages = dict[str, Repo](), list[str](), list[str]()
+        self.endpoint, self.repos, self.seen, self.messages = endpoint, dict[str, Repo](), list[str](), list[str]()
 
 
 @contextmanager
@@ -90,9 +89,8 @@ class Answer(BaseHTTPRequestHandler):
         self.extra: dict[str, str] = {}
         url = urlsplit(self.path)
         try:
-            with self.hub.lock:
-                self.hub.seen.append(unquote(url.path))
-                result = self.answer([unquote(each) for each in url.path[1:].split("/")], parse_qs(url.query))
+            self.hub.seen.append(unquote(url.path))
+            result = self.answer([unquote(each) for each in url.path[1:].split("/")], parse_qs(url.query))
             status, content = 200, result if isinstance(result, bytes) else json.dumps(result).encode()
         except Refused as refused:
             status, content = refused.status, refused.body

@@ -28,6 +28,8 @@ def test_they_come_out_again_of_no_other_model(reba: Any, tmp_path: Path) -> Non
     assert '"猫"' in (tmp_path / golden.FILE).read_text(encoding="utf-8")
     report = compare(reba, stored)
     assert report.ok and report.distance < report.tolerance / 10 and not report.changes
+    assert report.tolerance == tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
+    assert tolerance_of(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
     assert not compare(st_reba.build("mini", "reba", pooling="last", device="cpu"), stored).ok
     stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.01)
     report = compare(reba, stored)
@@ -44,11 +46,6 @@ def test_a_report_in_words() -> None:
     report = replace(report, distance=0, code="c", foreign=True, graph="g", rounded={"ok": True})
     more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "ok"]
     assert str(report).splitlines()[1:] == [*lines, *more]
-
-
-def test_the_tolerance_follows_type_and_depth(reba: Any) -> None:
-    assert tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
-    assert tolerance_of(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
 
 
 def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
