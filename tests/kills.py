@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -25,8 +26,7 @@ tqdm.monitor_interval = 0
 # What a process does to files, as Python's audit hooks tell it just before.
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "sqlite3.connect")
 KILLED = -signal.SIGKILL
-
-State = Any
+State = dict[str, Any]
 
 
 class Operation(NamedTuple):
@@ -113,35 +113,32 @@ def run_child(
     Returns:
         Its status, negative if it was killed; the error that it ended with, as "Kind: message"; its number of events.
     """
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if not child:
-        status = 1
+    fork = multiprocessing.get_context("fork")
+    reading, writing = fork.Pipe(duplex=False)
+
+    def child() -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for shown in (1, 2):
+            os.dup2(nowhere, shown)
+        seen, said = count_events(event), ""
         try:
-            os.close(reading)
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for shown in (1, 2):
-                os.dup2(nowhere, shown)
-            seen, said = count_events(event), ""
-            try:
-                work()
-                status = 0
-            except BaseException as error:
-                said = f"{type(error).__name__}: {error}"[:2000]
-            os.write(writing, f"{seen[0]}\n{said}".encode(errors="replace"))
-        finally:
-            os._exit(status)
-    os.close(writing)
+            work()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"[:2000]
+        writing.send((seen[0], said))
+
+    process = fork.Process(target=child)
+    process.start()
+    writing.close()
     if delay is not None:
         time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as stream:
-        number, _, said = stream.read().decode().partition("\n")
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    # A kill between the end of the work and that of the process comes too late.
-    return 0 if number and not said else status, said, int(number or 0)
+        process.kill()
+    process.join()
+    try:
+        number, said = reading.recv()
+    except (EOFError, OSError):
+        return process.exitcode or 1, "", 0
+    return int(said != ""), said, number  # a kill between the end of the work and that of the process came too late
 
 
 def count_events(last: int | None) -> list[int]:
@@ -175,7 +172,5 @@ def count_events(last: int | None) -> list[int]:
 
 def difference(found: State, expected: State) -> str:
     """Where two states differ, for people."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
-        return "; ".join(f"{key}: {difference(found.get(key), expected.get(key))}" for key in keys)
-    return f"{str(found)[:300]} in place of {str(expected)[:300]}"
+    keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+    return "; ".join(f"{key}: {found.get(key)!s:.300} in place of {expected.get(key)!s:.300}" for key in keys)

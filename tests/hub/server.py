@@ -32,10 +32,9 @@ class Repo:
         return oid
 
     def find(self, revision: str) -> str:
-        oid = self.branches.get(revision, revision)
-        if oid not in self.commits:
-            raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        return oid
+        if (oid := self.branches.get(revision, revision)) in self.commits:
+            return oid
+        raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
 
     def files(self, revision: str = "main") -> dict[str, bytes]:
         return self.commits[self.find(revision)]

@@ -48,10 +48,9 @@ def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
     try:
         save(model, tmp_path / "a", golden=False)
     finally:
-        left = os.umask(mask)
+        assert os.umask(mask) == 0o026
     modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "a").rglob("*")}
-    assert modes == {(True, 0o640), (False, 0o751)} and left == 0o026
-    assert not (tmp_path / "a" / "golden.json").exists()
+    assert modes == {(True, 0o640), (False, 0o751)} and not (tmp_path / "a" / "golden.json").exists()
 
 
 def test_failure_leaves_what_was_there(
@@ -87,8 +86,8 @@ PEAK = """
 import resource, sys, transformers, st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub import save
-config = transformers.LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2048, num_hidden_layers=20,
-    num_attention_heads=8, num_key_value_heads=2, dtype="float32")
+sizes = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20}
+config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=2, dtype="float32")
 tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
 model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")

@@ -38,7 +38,7 @@ CASES = [
 
 
 def run(graph: EmbeddingGraph, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-    """The vectors [B, d]: each stands at every position, whatever the pooling."""
+    """The vectors [B, d]: each stands at every position."""
     with torch.no_grad(), graph_attention(graph.model):
         states = graph.eval()(ids, mask)
     assert states.shape == (*ids.shape, graph.dimension) and bool((states == states[:, :1]).all())
@@ -92,11 +92,9 @@ def test_empty_text(base: Base) -> None:
 
 
 def test_tasks_and_saved_prompts(base: Base) -> None:
-    models = [
-        build(base("qwen3"), method="echo", pooling="mean", template="echo-instruct", instruction="Find it."),
-        build(base("qwen3"), prompts={"query": "Question: ", "document": ""}),
-    ]
-    for model in models:
+    instructed = {"method": "echo", "pooling": "mean", "template": "echo-instruct", "instruction": "Find it."}
+    for options in (instructed, {"prompts": {"query": "Question: ", "document": ""}}):
+        model = build(base("qwen3"), **options)
         for task, encode in (("query", model.encode_query), ("document", model.encode_document)):
             graph = EmbeddingGraph(model, task)  # type: ignore[arg-type]
             assert difference(graph_vectors(graph, TEXTS, "right"), encode(TEXTS)) < 1e-5
