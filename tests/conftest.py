@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def _bars() -> Iterator[list[str]]:
-    """Modules that showed a progress bar."""
+@pytest.fixture(autouse=True)
+def _no_bar_unasked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where nobody looks on, no bar is shown, but where a test asks for one."""
     from tqdm import std
 
     shown, made = list[str](), std.tqdm.__init__
@@ -39,16 +40,9 @@ def _bars() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(std.tqdm, "__init__", init)
-        yield shown
-
-
-@pytest.fixture(autouse=True)
-def _no_bar_unasked(_bars: list[str], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where nobody looks on, no bar is shown, but where a test asks for one."""
-    _bars.clear()
-    yield
-    shown = [name for name in _bars if name.startswith("st_reba") or name.endswith(".model")]
-    assert not shown or request.node.get_closest_marker("bars")
+        yield
+    unasked = [name for name in shown if name.startswith("st_reba") or name.endswith(".model")]
+    assert not unasked or request.node.get_closest_marker("bars")
 
 
 def pytest_collection_finish() -> None:
@@ -74,8 +68,7 @@ def browser() -> Iterator[Any]:
 
     path = os.environ.get("ST_REBA_CHROMIUM", "/usr/bin/chromium")
     with sync_playwright() as playwright:
-        # As root, Chromium starts without its sandbox alone.
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root has to do without
 
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260K"
@@ -84,20 +77,17 @@ STORIES = Path(__file__).parents[2] / "shared" / "data" / "models" / "stories260
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """``base(name, tokenizer="bos")``: what ``build`` takes for an architecture, ``mini`` or ``stories260K``."""
-    from architectures import MODELS, save
+    from architectures import save
 
-    made: dict[tuple[str, str], str] = {}
+    @cache
+    def made(name: str, tokenizer: str) -> str:
+        return str(save(name, tmp_path_factory.mktemp(name), tokenizer))
 
     def get(name: str, tokenizer: str = "bos") -> str:
         if name == "mini":
             return name
-        if name == "stories260K":
-            if not STORIES.is_dir():
-                pytest.skip("stories260K is not on this machine: its exactness is not tested here")
-            return str(STORIES)
-        assert name in MODELS
-        if (name, tokenizer) not in made:
-            made[name, tokenizer] = str(save(name, tmp_path_factory.mktemp(name), tokenizer))
-        return made[name, tokenizer]
+        if name == "stories260K" and not STORIES.is_dir():
+            pytest.skip("stories260K is not on this machine: its exactness is not tested here")
+        return str(STORIES) if name == "stories260K" else made(name, tokenizer)
 
     return get

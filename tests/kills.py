@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -13,9 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -26,23 +26,20 @@ tqdm.monitor_interval = 0
 # What a process does to files, as Python's audit hooks tell it just before.
 EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree", "sqlite3.connect")
 KILLED = -signal.SIGKILL
+State = dict[str, Any]
 
-State = Any
 
-
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """Something that writes into a folder."""
 
     name: str
     prepare: Callable[[Path], None]  # makes what is there before, in an empty folder
     run: Callable[[Path], None]  # repeated after a kill
-    state: Callable[[Path], State]  # all that a reader can see, comparable; None: nothing is there yet
+    state: Callable[[Path], State]  # all that a reader can see, comparable
     refusals: type[Exception] | tuple[()] = ()  # errors by which a repetition says that all is done already
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Result of one kill."""
 
     killed: bool  # else the operation was faster
@@ -51,7 +48,7 @@ class Outcome:
 
 
 class Trial:
-    """One operation, with its undisturbed result to compare with, in a scratch folder."""
+    """One operation, with its undisturbed result, in a scratch folder."""
 
     def __init__(self, operation: Operation, folder: Path) -> None:
         self.operation, self._folder, self._before = operation, folder, folder / "before"
@@ -63,38 +60,32 @@ class Trial:
             status, said, self.events = run_child(lambda: operation.run(copy))
             self.seconds = time.perf_counter() - began
             assert status == 0, f"{operation.name}: {said}"
-            self.new = operation.state(copy)
-            self.files = _listed(copy)
-        assert self.new is not None and self.new != self.old, f"{operation.name} changes nothing"
+            self.new, self.files = operation.state(copy), _listed(copy)
+        assert self.new != self.old, f"{operation.name} changes nothing"
 
     def kill(self, *, event: int | None = None, delay: float | None = None) -> Outcome:
         """Kill the operation before its n-th event, from 1, or after a time in seconds, and go on as a user would."""
-        operation, after, doing = self.operation, False, "a reader"
+        operation, after = self.operation, False
         with self.copy() as copy:
             status, said, _ = run_child(lambda: operation.run(copy), event=event, delay=delay)
             if status == 0:  # who called has been told, and does not call again
                 return Outcome(False, True)
-            if status != KILLED:
-                return Outcome(False, False, f"it failed: {said}")
             try:
+                assert status == KILLED, said
                 seen = operation.state(copy)
-                after, doing = seen == self.new, "the repetition"
-                if not after and seen != self.old:
-                    return Outcome(True, after, f"a reader saw neither old nor new: {difference(seen, self.new)}")
+                after = seen == self.new
+                assert after or seen == self.old, f"a reader saw neither old nor new: {difference(seen, self.new)}"
                 try:
                     operation.run(copy)
-                except operation.refusals as error:
-                    # It took effect, and its writer was killed while it cleaned up.
-                    return Outcome(True, after, None if after else f"the repetition was refused: {error}")
-                doing = "a reader at last"
-                result = operation.state(copy)
+                except operation.refusals:
+                    assert after, "the repetition was refused"
+                    return Outcome(True, after)  # it took effect, and its writer was killed while it cleaned up
+                result, files = operation.state(copy), _listed(copy)
+                assert result == self.new, f"at last, it differs: {difference(result, self.new)}"
+                assert files == self.files, f"at last, other files: {sorted(files ^ self.files)}"
             except Exception:
-                return Outcome(True, after, f"{doing} failed: {traceback.format_exc()}")
-            if result != self.new:
-                return Outcome(True, after, f"at last, it differs: {difference(result, self.new)}")
-            if (files := _listed(copy)) != self.files:
-                return Outcome(True, after, f"at last, other files: {sorted(files ^ self.files)}")
-            return Outcome(True, after)
+                return Outcome(True, after, traceback.format_exc())
+        return Outcome(True, after)
 
     @contextmanager
     def copy(self) -> Iterator[Path]:
@@ -109,10 +100,9 @@ class Trial:
 
 def _listed(folder: Path) -> frozenset[str]:
     """All files and folders below a folder; the numbers of some go on when an operation is repeated."""
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    names = (re.sub(r"-\d+\.", ".", path.relative_to(folder).as_posix()) for path in folder.rglob("*"))
     # SQLite removes its log when the last connection is closed; a lock is held by a process, not by its file.
-    left = ("-wal", "-shm", ".lock")
-    return frozenset(re.sub(r"-\d+\.", ".", name) for name in names if not name.endswith(left))
+    return frozenset(name for name in names if not name.endswith(("-wal", "-shm", ".lock")))
 
 
 def run_child(
@@ -123,38 +113,32 @@ def run_child(
     Returns:
         Its status, negative if it was killed; the error that it ended with, as "Kind: message"; its number of events.
     """
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if not child:
-        status = 1
+    fork = multiprocessing.get_context("fork")
+    reading, writing = fork.Pipe(duplex=False)
+
+    def child() -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for shown in (1, 2):
+            os.dup2(nowhere, shown)
+        seen, said = count_events(event), ""
         try:
-            os.close(reading)
-            # What it says goes nowhere.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-            seen = count_events(event)
-            try:
-                work()
-                said, status = "", 0
-            except BaseException as error:
-                said = f"{type(error).__name__}: {error}"[:2000]
-            os.write(writing, f"{seen[0]}\n{said}".encode(errors="replace"))
-        finally:
-            os._exit(status)
-    os.close(writing)
+            work()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"[:2000]
+        writing.send((seen[0], said))
+
+    process = fork.Process(target=child)
+    process.start()
+    writing.close()
     if delay is not None:
         time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-    with os.fdopen(reading, "rb") as stream:
-        text = stream.read().decode()
-    _, status = os.waitpid(child, 0)
-    number, _, said = text.partition("\n")
-    if number and not said:  # a kill between the end of the work and that of the process comes too late
-        return 0, said, int(number)
-    return os.waitstatus_to_exitcode(status), said, int(number or 0)
+        process.kill()
+    process.join()
+    try:
+        number, said = reading.recv()
+    except (EOFError, OSError):
+        return process.exitcode or 1, "", 0
+    return int(said != ""), said, number  # a kill between the end of the work and that of the process came too late
 
 
 def count_events(last: int | None) -> list[int]:
@@ -169,8 +153,7 @@ def count_events(last: int | None) -> list[int]:
     def hook(name: str, arguments: tuple[Any, ...]) -> None:
         if name == "open":
             _, mode, flags = arguments
-            writes = any(letter in mode for letter in "wxa+") if isinstance(mode, str) else False
-            if writes or (flags or 0) & (os.O_WRONLY | os.O_RDWR):
+            if {*"wxa+"} & {*(mode or "")} or (flags or 0) & (os.O_WRONLY | os.O_RDWR):
                 count()
         elif name in EVENTS:
             count()
@@ -179,8 +162,7 @@ def count_events(last: int | None) -> list[int]:
 
     def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connection = real(*arguments, **options)
-        # What SQLite writes for itself is not told to hooks: its statements are.
-        connection.set_trace_callback(count)
+        connection.set_trace_callback(count)  # what SQLite writes for itself is not told to hooks
         return connection
 
     sqlite3.connect = connect  # type: ignore[assignment]
@@ -190,7 +172,5 @@ def count_events(last: int | None) -> list[int]:
 
 def difference(found: State, expected: State) -> str:
     """Where two states differ, for people."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
-        return "; ".join(f"{key}: {difference(found.get(key), expected.get(key))}" for key in keys)
-    return f"{str(found)[:300]} in place of {str(expected)[:300]}"
+    keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+    return "; ".join(f"{key}: {found.get(key)!s:.300} in place of {expected.get(key)!s:.300}" for key in keys)

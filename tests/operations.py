@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from kills import Operation, State
-from sentence_transformers import SentenceTransformer
 from tiny import WORDS, tiny_model
 
 import st_reba.index.changes as changes
 from st_reba.corpus import Corpus, encode_corpus
 from st_reba.index import Document, Index
 
-QUERIES = ["cat ship", "gold", "moon rain king"]
+QUERIES, EXPORTS = ["cat ship", "gold", "moon rain king"], ("out.parquet", "out.faiss")
 
 
-@cache
-def model() -> SentenceTransformer:
-    """The tiny model."""
-    return tiny_model()
+model = cache(tiny_model)
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -37,38 +34,41 @@ def documents(count: int, seed: int = 0, prefix: str = "d") -> list[Document]:
     return [Document(text, f"{prefix}{n}", {"n": n}) for n, text in enumerate(texts(count, seed))]
 
 
-def index_state(path: Path) -> State:
-    """Contents and findings of an index; None: there is none yet."""
+def state(folder: Path) -> State:
+    """All that a reader can see: an index and what it finds, a whole corpus, and what was exported."""
+    exported = {path.name: path.read_bytes() for name in EXPORTS if (path := folder / name).exists()}
+    return {**index_state(folder / "index"), "corpus": corpus_state(Corpus(folder / "corpus")), "exported": exported}
+
+
+def index_state(path: Path) -> dict[str, Any]:
     try:
         index = Index.open(path)
     except FileNotFoundError:
-        return None
-    about = index.verify()
-    names = ("documents", "vectors", "factory", "parameters", "columns", "pending")
-    state: dict[str, Any] = {name: about[name] for name in names}
-    queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
-    state["found"] = [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)]
-    state["texts"] = [(one.id, one.text, one.metadata) for one in index]
-    state["rejects"] = index.rejects()
-    out = path.with_name(f"{path.name} vectors.parquet")
+        return {}
+    out = path.with_name("vectors.parquet")
     index.export(out)
-    state["values"] = out.read_bytes()
+    values = out.read_bytes()
     out.unlink()
-    return state
+    about = index.verify()
+    queries = np.asarray(model().encode_query(QUERIES, show_progress_bar=False))
+    return {
+        **{name: about[name] for name in ("documents", "vectors", "factory", "parameters", "columns", "pending")},
+        "found": [[(one.id, one.score, one.text) for one in row] for row in index.search(queries, k=8)],
+        "texts": [(one.id, one.text, one.metadata) for one in index],
+        "rejects": index.rejects(),
+        "values": values,
+    }
 
 
-def corpus_state(path: Path) -> State:
-    """Contents of a corpus; None: it is not complete."""
-    corpus = Corpus(path)
+def corpus_state(corpus: Corpus) -> dict[str, Any]:
     try:
         header = corpus.header()
-    except FileNotFoundError:
-        return None
-    if "totals" not in header:
-        return None
+        found = {name: header[name] for name in ("totals", "files")}
+    except (FileNotFoundError, KeyError):
+        return {}
     corpus.verify()
     parts = [[(row, vectors.tobytes()) for row, vectors in corpus.read(part)] for part in range(corpus.parts())]
-    return {"totals": header["totals"], "files": header["files"], "parts": parts, "rejects": list(corpus.rejects())}
+    return {**found, "parts": parts, "rejects": list(corpus.rejects())}
 
 
 def operations(size: int = 24) -> list[Operation]:
@@ -84,12 +84,10 @@ def operations(size: int = 24) -> list[Operation]:
     inputs = {"in.jsonl": mixed, "plain.jsonl": [{"text": text} for text in texts(more, 4)]}
     parts: dict[str, Any] = {"part_size": max(2, size // 3), "show_progress_bar": False}
     ivf, sq8 = (f"IVF{max(2, size // 12)},{code}" for code in ("Flat", "SQ8"))
-    most = [f"d{n}" for n in range(size)]
 
     def empty(folder: Path) -> None:
         for name, rows in inputs.items():
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            (folder / name).write_text(lines, encoding="utf-8")
+            (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
     def built(folder: Path, factory: str = "Flat") -> None:
         empty(folder)
@@ -97,52 +95,45 @@ def operations(size: int = 24) -> list[Operation]:
         index.add(texts(more, 5), show_progress_bar=False)
         index.delete(["d1", "d4"])
 
-    def changing(title: str, run: Callable[[Index, Path], object], factory: str = "Flat") -> Operation:
-        def change(folder: Path) -> None:
-            run(Index.open(folder / "index", model()), folder)
-
-        title = f"{title} ({factory})" if factory != "Flat" else title
-        return Operation(title, lambda folder: built(folder, factory), change, lambda f: index_state(f / "index"))
-
     def encode(folder: Path) -> None:
         encode_corpus(model(), folder / "in.jsonl", folder / "corpus", **parts)
-
-    def exporting(name: str) -> Operation:
-        def export(folder: Path) -> None:
-            Index.open(folder / "index").export(folder / name)
-
-        def state(folder: Path) -> State:
-            return (folder / name).read_bytes() if (folder / name).exists() else None
-
-        return Operation(f"export {name}", built, export, state, FileExistsError)
 
     def building(title: str, factory: str, prepare: Callable[[Path], None] = empty, **options: Any) -> Operation:
         def build(folder: Path) -> None:
             options.update(factory=factory, strict=False, **parts)
             Index.build(model(), folder / "in.jsonl", folder / "index", **options)
 
-        return Operation(title, prepare, build, lambda f: index_state(f / "index"), FileExistsError)
+        return Operation(title, prepare, build, state, FileExistsError)
+
+    def changing(title: str, run: Callable[[Index, Path], object], *factories: str) -> Iterator[Operation]:
+        def change(folder: Path) -> None:
+            run(Index.open(folder / "index", model()), folder)
+
+        for factory in factories or ("Flat",):
+            name = f"{title} ({factory})" if factory != "Flat" else title
+            yield Operation(name, partial(built, factory=factory), change, state)
+
+    def exporting(name: str) -> Operation:
+        def export(folder: Path) -> None:
+            Index.open(folder / "index").export(folder / name)
+
+        return Operation(f"export {name}", built, export, state, FileExistsError)
 
     def folding(index: Index, folder: Path) -> None:
-        usual, changes.FEWEST_PENDING = changes.FEWEST_PENDING, 1
-        try:
+        with patch.object(changes, "FEWEST_PENDING", 1):
             index.add(folder / "plain.jsonl", **parts)
-        finally:
-            changes.FEWEST_PENDING = usual
 
     return [
-        Operation("encode_corpus", empty, encode, lambda folder: corpus_state(folder / "corpus")),
+        Operation("encode_corpus", empty, encode, state),
         *(building(f"build {factory}", factory) for factory in ("Flat", ivf, sq8)),
         building("build overwrite", "Flat", built, overwrite=True),
-        changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
-        changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
-        changing("add a list", lambda i, f: i.add(texts(more, 4), **parts), ivf),
-        changing("add that folds", folding),
-        changing("add that folds", folding, sq8),
-        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts)),
-        changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), sq8),
-        changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
-        changing("delete most", lambda i, f: i.delete(most), ivf),
-        *(changing("compact", lambda i, f: i.compact(), factory) for factory in ("Flat", ivf, sq8)),
-        *(exporting(name) for name in ("out.parquet", "out.faiss")),
+        *changing("add a file with ids", lambda i, f: i.add(f / "in.jsonl", strict=False, **parts)),
+        *changing("add a file without ids", lambda i, f: i.add(f / "plain.jsonl", **parts)),
+        *changing("add a list", lambda i, f: i.add(texts(more, 4), **parts), ivf),
+        *changing("add that folds", folding, "Flat", sq8),
+        *changing("upsert", lambda i, f: i.upsert(f / "in.jsonl", strict=False, **parts), "Flat", sq8),
+        *changing("delete a few", lambda i, f: i.delete(["d0", "d2"])),
+        *changing("delete most", lambda i, f: i.delete([f"d{n}" for n in range(size)]), ivf),
+        *changing("compact", lambda i, f: i.compact(), "Flat", ivf, sq8),
+        *map(exporting, EXPORTS),
     ]

@@ -8,58 +8,54 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from marks import Base, needs_adapters, needs_own_adapters
+import transformers
+from marks import Base
+from packaging.version import Version
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from st_reba import load
-from st_reba.hub.golden import compare, read_golden
+from st_reba.hub import verify
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import train_echo  # noqa: E402
 
-pytestmark = needs_adapters
+# transformers 5.24 came out before the PEFT it asks for. `scripts/test --consumers` and `--oldest` have others.
+pytestmark = pytest.mark.skipif(
+    Version(version("peft")) < Version(MIN_PEFT_VERSION), reason=f"no adapter is loaded without PEFT {MIN_PEFT_VERSION}"
+)
+# 5.6 is the first to know the names that an adapter of a model without a head has.
+needs_own_adapters = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.6"), reason="an embedder's adapter is loaded without its weights"
+)
 TEXTS = ["The bank is closed.", "今天的天气很好。"]
 WORDS = ["river", "mill", "bridge", "dog", "house", "boat", "weather", "book", "train", "tea", "student", "rice"]
 FAST = ["--batch-size", "4", "--rank", "4", "--save-steps", "3", "--lr", "0.01", "--max-seq-length", "200"]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs with scores: two sentences on one thing, or on two."""
-    folder = tmp_path_factory.mktemp("data")
+def train(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``train(out, *more)``: nine steps, in parts as GradCache does, on pairs of sentences on one thing, or on two."""
     lines = ["sentence1\tsentence2\tscore"]
     for number, word in enumerate(WORDS):
         lines.append(f"The {word} is near.\tI can see the {word}.\t5")
         lines.append(f"The {word} is near.\tI can see the {WORDS[number - 1]}.\t{number % 2}")
-    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = [
-        {"anchor": f"Where is the {word}?", "positive": f"The {word} is here.", "negative": f"No {WORDS[number - 2]}."}
-        for number, word in enumerate(WORDS)
-    ]
-    (folder / "triplets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder
+    pairs = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    pairs.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = [str(pairs), "--dev", str(pairs), "--steps", "9", "--mini-batch-size", "3", *FAST]
+    return lambda out, *more: train_echo.main([base("llama"), given[0], str(out), *given[1:], *more])
 
 
 @pytest.fixture(scope="module")
-def llama(base: Base) -> str:
-    return base("llama", "bos")
-
-
-def train(*arguments: str) -> dict[str, Any]:
-    return train_echo.main([*map(str, arguments), *FAST])
-
-
-@pytest.fixture(scope="module")
-def echo(llama: str, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Trained for nine steps, in parts as GradCache does."""
+def echo(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("trained") / "echo"
-    pairs = str(data / "pairs.tsv")
-    return out, train(llama, pairs, str(out), "--dev", pairs, "--steps", "9", "--mini-batch-size", "3")
+    return out, train(out)
 
 
 def test_it_learns(echo: tuple[Path, dict[str, Any]]) -> None:
@@ -70,15 +66,12 @@ def test_it_learns(echo: tuple[Path, dict[str, Any]]) -> None:
 
 
 @needs_own_adapters
-def test_it_goes_on(echo: tuple[Path, dict[str, Any]], llama: str, data: Path, tmp_path: Path) -> None:
+def test_it_goes_on(echo: tuple[Path, dict[str, Any]], train: Any, tmp_path: Path) -> None:
     """From a checkpoint to the same losses and the same vectors."""
     out, report = echo
-    again = tmp_path / "echo"
     shutil.copytree(out.with_name("echo-checkpoints") / "checkpoint-6", tmp_path / "echo-checkpoints" / "checkpoint-6")
-    pairs = str(data / "pairs.tsv")
-    resumed = train(llama, pairs, str(again), "--dev", pairs, "--steps", "9", "--mini-batch-size", "3", "--resume")
-    assert resumed["losses"] == pytest.approx(report["losses"], abs=1e-6)
-    np.testing.assert_allclose(load(again).encode(TEXTS), load(out).encode(TEXTS), atol=1e-6)
+    assert train(tmp_path / "echo", "--resume")["losses"] == pytest.approx(report["losses"], abs=1e-6)
+    np.testing.assert_allclose(load(tmp_path / "echo").encode(TEXTS), load(out).encode(TEXTS), atol=1e-6)
 
 
 @needs_own_adapters
@@ -88,9 +81,7 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
     out, _ = echo
     assert not list(out.glob("model*.safetensors")) and (out / "adapter_model.safetensors").is_file()
     assert "The weights were fine-tuned" in (out / "README.md").read_text(encoding="utf-8")
-    model = load(out)
-    assert compare(model, read_golden(out / "golden.json")).ok
-    wanted = model.encode_query(TEXTS)
+    assert verify(out).ok
     script = (
         "import json, sys; sys.modules['st_reba'] = None\n"
         "from sentence_transformers import SentenceTransformer\n"
@@ -100,19 +91,21 @@ def test_an_adapter_by_every_route(echo: tuple[Path, dict[str, Any]], tmp_path: 
     command = [sys.executable, "-c", script, str(out), json.dumps(TEXTS)]
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, encoding="utf-8", timeout=300, check=True)
-    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, atol=1e-6)
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), load(out).encode_query(TEXTS), atol=1e-6)
 
 
-def test_data(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "sts.txt").write_text("1||a||b||5\n2||c||d||3.5\n3||e||f||4\n", encoding="utf-8")
-    rows = train_echo.read(str(tmp_path / "sts.txt"), "0/2")
+def test_data(tmp_path: Path) -> None:
+    def read(name: str, text: str, part: str = "0/1") -> Any:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return train_echo.read(str(tmp_path / name), part)
+
+    rows = read("sts.txt", "1||a||b||5\n2||c||d||3.5\n3||e||f||4\n", "0/2")
     assert rows.to_dict() == {"query": ["a", "e"], "positive": ["b", "f"], "score": [5.0, 4.0]}
     assert train_echo.positives(rows, 5).to_dict() == {"query": ["a"], "positive": ["b"]}
-    triplets = train_echo.read(str(data / "triplets.jsonl"), "1/6")
+    triplets = read("triplets.jsonl", '{"anchor": "a", "positive": "b", "negative": "c"}\n' * 12, "1/6")
     assert triplets.column_names == ["query", "positive", "negative"] and len(triplets) == 2
-    (tmp_path / "a.csv").write_text("text,label\na,1\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="query and positive are needed"):
-        train_echo.read(str(tmp_path / "a.csv"), "0/1")
+        read("a.csv", "text,label\na,1\n")
 
 
 @pytest.mark.slow

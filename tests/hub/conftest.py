@@ -17,8 +17,6 @@ from server import Hub, running
 import st_reba
 from st_reba.hub import save
 
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-
 _getaddrinfo = socket.getaddrinfo
 
 
@@ -42,8 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
         monkeypatch.setenv("HF_TOKEN", "hf_writer")
-        for name in PROXIES:
-            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         close_session()
         yield server
         close_session()

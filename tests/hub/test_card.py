@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ RECORDED = Path(st_reba.__file__).parents[1] / "model_cards"
 MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "reba": ({"pooling": "mean", "prompts": {"query": "问："}}, ['- Prompt `query`: `"问："`', "\n  query: 问：\n"]),
     "authors": ({"implementation": "authors"}, ["A^new[T, t]"]),
-    "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
     "chunk": ({"chunk": 20}, ["pieces of nearly equal length", "content positions t > p", "v' its hidden states"]),
+    "special": ({"include_special": True}, ["over all positions t ≥ p of"]),
     "weights": ({"normalize_weights": True}, ["the weights of each e_i divided by their sum"]),
     "echo": ({"method": "echo", "template": "echo"}, ["Every text is laid out as", "copies of a text | 2"]),
     "tasks": ({"template": {"query": "Q: {text}{text}", "document": "{text}{text}"}}, ['as `"Q: {text}{text}"`.']),
@@ -36,21 +35,24 @@ MODELS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+def saved_card(model: Any, folder: Path, **options: Any) -> str:
+    """The card of a model that is saved into a folder."""
+    save(model, folder, **{"golden": False, **options})
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_card(name: str, tmp_path: Path) -> None:
     options, wanted = MODELS[name]
     model = st_reba.build("mini", device="cpu", **{"method": "reba", **options})
-    save(model, tmp_path / "model", golden=False)
-    text = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    text = saved_card(model, tmp_path / "model")
     assert not [each for each in wanted if each not in text]
     assert ("each e_i divided" in text) == (name == "weights") and "golden.json" not in text
     code = (tmp_path / "model" / "st_reba.py").read_bytes()
     lines = code.count(b"\n")
     assert f"| st_reba.py | {lines} | `{hashlib.sha256(code).hexdigest()}` |" in text
     # Its recipe builds the same model.
-    found = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert found
-    (tmp_path / "recipe.yaml").write_text(found[1], encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(text.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     again = st_reba.build(tmp_path / "recipe.yaml", device="cpu")
     assert (again.encode("猫在睡觉") == model.encode("猫在睡觉")).all()
 
@@ -58,10 +60,11 @@ def test_card(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mini-reba", "mini-echo", "mini-nosink"])
 def test_recorded_cards(name: str, tmp_path: Path) -> None:
     """They are those of today, but for versions and digests."""
-    save(st_reba.build(f"zoo:{name}", device="cpu"), tmp_path / "m", name=name, about=recipe(name).about)
+    model = st_reba.build(f"zoo:{name}", device="cpu")
+    today = saved_card(model, tmp_path / "m", golden=True, name=name, about=recipe(name).about)
     now, then = (
-        [each for each in file.read_text(encoding="utf-8").splitlines() if not each.startswith(("`gol", "| st_reba"))]
-        for file in (tmp_path / "m" / "README.md", RECORDED / f"{name}.md")
+        [each for each in text.splitlines() if not each.startswith(("`gol", "| st_reba"))]
+        for text in (today, (RECORDED / f"{name}.md").read_text(encoding="utf-8"))
     )
     assert now == then
 
@@ -81,8 +84,7 @@ def test_facts_and_licence(tmp_path: Path) -> None:
     facts = dict(recipe("mini-reba").about) | {"licence": "llama3.2", "note": "A note.", "language": ["de"]}
     facts["scores"] = [{"task": "T", "metric": "m", "value": 1.5, "table": "Table 2"}]
     facts["measured"] = [{"task": "S", "metric": "m", "value": 2.5, "table": "here", "interval": [2, 3]}]
-    save(st_reba.build("mini", "reba"), tmp_path / "m", golden=False, license="llama3.1", about=facts)
-    text = (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    text = saved_card(st_reba.build("mini", "reba"), tmp_path / "m", license="llama3.1", about=facts)
     data = ModelCard(text).data
     assert (data.license, data.language) == ("llama3.1", ["de"])
     for wanted in ("A note.", "Built with Llama.", "| S | m | 2.5 (2–3) | here |", "not measured with this model"):
@@ -92,11 +94,8 @@ def test_facts_and_licence(tmp_path: Path) -> None:
 def test_trained_models_say_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = st_reba.build("mini", "reba")
     model._model_card_text = "# x\n\n## Training Details\n\nOn pairs.\n\n## Citation\n"
-    save(model, tmp_path / "a", golden=False)
-    again = st_reba.load(tmp_path / "a")
-    save(again, tmp_path / "b", golden=False)
-    for name in "ab":
-        text = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    first, again = saved_card(model, tmp_path / "a"), st_reba.load(tmp_path / "a")
+    for text in (first, saved_card(again, tmp_path / "b")):
         assert "## Training\n\nOn pairs.\n" in text and "No weight was trained" not in text
         assert "base_model_relation" not in text
     again.model_card_data.train_datasets = [{}]
@@ -140,9 +139,7 @@ def test_what_a_strangers_files_hold(tmp_path: Path) -> None:
     (base / "README.md").write_text(f"---\n{nested}license: *c8\nlanguage: *c8\n---\n", encoding="utf-8")
     model: Any = st_reba.build(base, "echo")
     model[0].base_model = "{{ 7 * 7 }}`\n\n# 题\n"
-    save(model, tmp_path / "a", golden=False)
-    text = (tmp_path / "a" / "README.md").read_text(encoding="utf-8")
+    text = saved_card(model, tmp_path / "a")
     assert "{{ 7 * 7 }}' # 题" in text and "\n# 题" not in text and "model_name: 7-7-题-echo\n" in text
     data = ModelCard(text).data
-    assert data.license is None and data.language is None
-    assert "a local folder or file" in text
+    assert data.license is None and data.language is None and "a local folder or file" in text

@@ -21,27 +21,15 @@ def reba() -> Any:
     return st_reba.build("mini", "reba", pooling="mean", device="cpu")
 
 
-def test_they_come_out_again(reba: Any, tmp_path: Path) -> None:
+def test_they_come_out_again_of_no_other_model(reba: Any, tmp_path: Path) -> None:
     write_golden(reba, tmp_path)
     stored = read_golden(tmp_path / golden.FILE)
     assert [each["text"] for each in stored["texts"]] == list(golden.TEXTS)
     assert '"猫"' in (tmp_path / golden.FILE).read_text(encoding="utf-8")
     report = compare(reba, stored)
     assert report.ok and report.distance < report.tolerance / 10 and not report.changes
-
-
-def test_a_report_in_words() -> None:
-    report = golden.Report(2e-3, 1e-3, {"a": 0.5, "猫": 0.75}, {"torch": ("1", "2")})
-    lines = ['furthest: "猫", by 7.5e-01 of its length', "changed since: torch 1 -> 2"]
-    assert str(report).splitlines() == ["2 texts: distance 2.0e-03, allowed 1.0e-03", *lines, "FAIL"]
-    report = replace(report, distance=0, code="c", foreign=True, graph="g", rounded={"ok": True})
-    more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "ok"]
-    assert str(report).splitlines()[1:] == [*lines, *more]
-
-
-def test_another_model_is_found(reba: Any, tmp_path: Path) -> None:
-    write_golden(reba, tmp_path)
-    stored = read_golden(tmp_path / golden.FILE)
+    assert report.tolerance == tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
+    assert tolerance_of(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
     assert not compare(st_reba.build("mini", "reba", pooling="last", device="cpu"), stored).ok
     stored["texts"][3]["vector"] = list(np.array(stored["texts"][3]["vector"]) * 1.01)
     report = compare(reba, stored)
@@ -51,9 +39,13 @@ def test_another_model_is_found(reba: Any, tmp_path: Path) -> None:
         compare(st_reba.build("mini", layer=[1, 2], join="concat", method="echo", device="cpu"), stored)
 
 
-def test_the_tolerance_follows_type_and_depth(reba: Any) -> None:
-    assert tolerance_of(reba) == float(f"{64 * 2**-23 * 6**0.5:.2g}")
-    assert tolerance_of(reba, "bfloat16") == float(f"{2.5 * 2**-7 * 6**0.5:.2g}")
+def test_a_report_in_words() -> None:
+    report = golden.Report(2e-3, 1e-3, {"a": 0.5, "猫": 0.75}, {"torch": ("1", "2")})
+    lines = ['furthest: "猫", by 7.5e-01 of its length', "changed since: torch 1 -> 2"]
+    assert str(report).splitlines() == ["2 texts: distance 2.0e-03, allowed 1.0e-03", *lines, "FAIL"]
+    report = replace(report, distance=0, code="c", foreign=True, graph="g", rounded={"ok": True})
+    more = ["run by onnxruntime: g", '8 bits: {"ok": true}', "code: c", "ok"]
+    assert str(report).splitlines()[1:] == [*lines, *more]
 
 
 def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -72,26 +64,20 @@ def test_templates_with_fields_and_settings_of_the_user(tmp_path: Path, caplog: 
     assert [each["text"] for each in read_golden(tmp_path / golden.FILE)["texts"]] == list(golden.TEXTS[1:])
 
 
-def test_vectors_that_are_not_finite(reba: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One number of one text is enough."""
-    numbers = iter([1.0, torch.nan, *[1.0] * len(golden.TEXTS)])
-    monkeypatch.setattr(type(reba), "encode", lambda *_, **__: torch.tensor([[1.0] * 191 + [next(numbers)]]))
-    with pytest.raises(ValueError, match="NaN"):
-        write_golden(reba, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_refusals(reba: Any, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for damage in (
         lambda value: value.pop("made"),
         lambda value: value.update(texts=[]),
         lambda value: value["texts"][0]["vector"].pop(),
         lambda value: value["texts"][0]["vector"].__setitem__(0, float("nan")),
-    ],
-)
-def test_damaged_files(saved: Path, tmp_path: Path, change: Any) -> None:
-    value = json.loads((saved / golden.FILE).read_text(encoding="utf-8"))
-    change(value)
-    (tmp_path / golden.FILE).write_text(json.dumps(value), encoding="utf-8")
-    with pytest.raises(ValueError):
-        read_golden(tmp_path / golden.FILE)
+    ):
+        value = json.loads((saved / golden.FILE).read_text(encoding="utf-8"))
+        damage(value)
+        (tmp_path / golden.FILE).write_text(json.dumps(value), encoding="utf-8")
+        with pytest.raises(ValueError):
+            read_golden(tmp_path / golden.FILE)
+    # Of vectors that are not finite, one number of one text is enough.
+    numbers = iter([1.0, torch.nan, *[1.0] * len(golden.TEXTS)])
+    monkeypatch.setattr(type(reba), "encode", lambda *_, **__: torch.tensor([[1.0] * 191 + [next(numbers)]]))
+    with pytest.raises(ValueError, match="NaN"):
+        write_golden(reba, tmp_path)

@@ -1,24 +1,25 @@
-"""hub.push: on a Hub of this machine; nothing is sent that was not verified, and strangers load what was sent."""
+"""hub.push and scripts/publish_zoo.py: on a Hub of this machine; nothing is sent that was not verified."""
 
 from __future__ import annotations
 
-import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sentence_transformers import SentenceTransformer
 from server import Hub
 
+import st_reba
 from st_reba.hub import push
 
 REPO = "org/model"
 
 
 def test_dry_run(hub: Hub, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copied / ".cache").mkdir()
-    (copied / ".cache" / "x").write_text("mine")
-    (copied / "more").mkdir()
-    (copied / "more" / "notes.txt").write_text("a")
+    for name in (".cache", "more"):
+        (copied / name).mkdir()
+        (copied / name / "notes.txt").write_text("mine")
     pushed = push(copied, REPO, dry_run=True)
     assert pushed.commit is None and pushed.url is None and not hub.repos
     assert {"README.md", "st_reba.py", "golden.json", "more/notes.txt"} <= set(pushed.files)
@@ -34,7 +35,7 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.Ca
     push(copied, REPO, private=True)
     (copied / "st_reba_old.py").unlink()
     pushed = push(copied, REPO, message="Again")
-    files = hub.repos[REPO].files("main")
+    files = hub.repos[REPO].files()
     assert set(files) - {".gitattributes"} == set(pushed.files) and pushed.commit and pushed.commit in str(pushed.url)
     for name in set(pushed.files) - {"README.md"}:
         assert files[name] == (copied / name).read_bytes(), name
@@ -42,16 +43,14 @@ def test_push_and_load(hub: Hub, copied: Path, tmp_path: Path, capsys: pytest.Ca
     model = SentenceTransformer(REPO, cache_folder=str(tmp_path / "cache"), device="cpu")
     assert (model.encode("猫") == SentenceTransformer(str(copied), device="cpu").encode("猫")).all()
     (copied / "README.md").write_text("---\n---\nnew", encoding="utf-8")
-    assert hub.repos[REPO].private
     push(copied, "org/open")
-    assert not hub.repos["org/open"].private
+    assert hub.repos[REPO].private and not hub.repos["org/open"].private
     for _ in range(2):
         push(copied, REPO, revision="v2")
     assert hub.repos[REPO].files("v2")["README.md"].endswith(b"new")
     asked = push(copied, REPO, create_pr=True)
     assert asked.url == f"{hub.endpoint}/{REPO}/discussions/1" and hub.repos[REPO].branches["refs/pr/1"] == asked.commit
-    assert not hub.repos[REPO].files("main")["README.md"].endswith(b"new")
-    assert hub.messages[:2] == ["Upload with st-reba", "Again"]
+    assert hub.repos[REPO].files() == files and hub.messages[:2] == ["Upload with st-reba", "Again"]
     assert capsys.readouterr().out.endswith(f"Published: {asked.url}\n")
 
 
@@ -62,25 +61,31 @@ def test_refusals(hub: Hub, copied: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert "\n" not in str(caught.value)
 
     refused("repo_id", name="model")
-    golden = (copied / "golden.json").read_text(encoding="utf-8")
-    (copied / "golden.json").unlink()
-    refused("golden.json")
-    value = json.loads(golden)
-    value["texts"][3]["vector"][0] += 0.1
-    (copied / "golden.json").write_text(json.dumps(value), encoding="utf-8")
-    refused("Save it again")
-    (copied / "golden.json").write_text(golden, encoding="utf-8")
+    changes: list[tuple[str, str, Any]] = [
+        ("golden.json", "golden.json", None),
+        ("Save it again", "golden.json", lambda text: text.replace('"猫"', '"狗"')),
+        ("Save it again", "st_reba.py", lambda text: text + "import os\n"),
+        ("Save it again", "st_reba.py", None),
+        ("trust_remote_code", "modules.json", lambda text: text.replace("sentence_transformers", "x")),
+    ]
+    for says, name, change in changes:
+        text = (copied / name).read_text(encoding="utf-8")
+        (copied / name).unlink()
+        if change:
+            (copied / name).write_text(change(text), encoding="utf-8")
+        refused(says)
+        (copied / name).write_text(text, encoding="utf-8")
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     refused(REPO, OSError)
     monkeypatch.delenv("HF_TOKEN")
     refused("no token")
-    monkeypatch.setenv("HF_TOKEN", "hf_writer")
-    code = (copied / "st_reba.py").read_text(encoding="utf-8")
-    (copied / "st_reba.py").write_text(code + "import os\n", encoding="utf-8")
-    refused("Save it again")
-    (copied / "st_reba.py").unlink()
-    refused("Save it again")
-    modules = (copied / "modules.json").read_text(encoding="utf-8")
-    (copied / "modules.json").write_text(modules.replace("sentence_transformers", "x"), encoding="utf-8")
-    refused("trust_remote_code")
     assert not hub.repos
+
+
+def test_a_zoo_of_which_one_fails(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    """That one is named, and the others are sent."""
+    main = runpy.run_path(str(Path(st_reba.__file__).parents[1] / "scripts" / "publish_zoo.py"))["main"]
+    assert main(["org", "baichuan-7b-echo", "mini-echo", "--private"]) == 1
+    assert set(hub.repos) == {"org/mini-echo"}
+    found = capsys.readouterr()
+    assert hub.endpoint in found.out and "baichuan-7b-echo failed" in found.err

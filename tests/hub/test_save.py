@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -47,36 +48,33 @@ def test_others_may_read_it(model: SentenceTransformer, tmp_path: Path) -> None:
     try:
         save(model, tmp_path / "a", golden=False)
     finally:
-        left = os.umask(mask)
+        assert os.umask(mask) == 0o026
     modes = {(path.is_file(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "a").rglob("*")}
-    assert modes == {(True, 0o640), (False, 0o751)} and left == 0o026
-    assert not (tmp_path / "a" / "golden.json").exists()
+    assert modes == {(True, 0o640), (False, 0o751)} and not (tmp_path / "a" / "golden.json").exists()
 
 
-@pytest.mark.parametrize("step", ["write_golden", "write_card", "put"])
 def test_failure_leaves_what_was_there(
-    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("disk full")
-
+    """Also where the new folder, gone, cannot be put in place of the old."""
     save(model, tmp_path / "a", golden=False)
-    before = files(tmp_path / "a")
-    monkeypatch.setattr(module, step, fail)
-    with pytest.raises(OSError, match="disk full"):
-        save(model, tmp_path / "a", overwrite=True)
-    assert files(tmp_path / "a") == before and os.listdir(tmp_path) == ["a"]
+    before, fail = files(tmp_path / "a"), Mock(side_effect=OSError)
+    for step, instead in (("write_golden", fail), ("write_card", fail), ("_share", shutil.rmtree)):
+        with monkeypatch.context() as patch, pytest.raises(OSError):
+            patch.setattr(module, step, instead)
+            save(model, tmp_path / "a", overwrite=True)
+        assert files(tmp_path / "a") == before and os.listdir(tmp_path) == ["a"]
 
 
 def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "mine"):
+        (tmp_path / name).mkdir()
     save(model, tmp_path / "empty", golden=False)
-    (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     (tmp_path / "file").write_text("keep")
-    for name, given in (("empty", {}), ("mine", {"overwrite": True}), ("file", {"overwrite": True})):
+    for name, overwrite in (("empty", False), ("mine", True), ("file", True)):
         with pytest.raises(FileExistsError):
-            save(model, tmp_path / name, **given)  # type: ignore[arg-type]
+            save(model, tmp_path / name, overwrite=overwrite)
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     save(model, tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "golden.json").is_file()
@@ -84,21 +82,12 @@ def test_what_is_there(model: SentenceTransformer, tmp_path: Path) -> None:
     assert "Normalize" in (tmp_path / "others" / "README.md").read_text(encoding="utf-8"), "its library's card"
 
 
-def test_a_new_folder_that_cannot_be_put_leaves_the_old(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "modules.json").write_text("old")
-    with pytest.raises(OSError):
-        module.put(tmp_path / "missing", target)
-    assert (target / "modules.json").read_text() == "old"
-
-
 PEAK = """
 import resource, sys, transformers, st_reba
 from st_reba.bases import EMBEDDED
 from st_reba.hub import save
-config = transformers.LlamaConfig(vocab_size=8192, hidden_size=1024, intermediate_size=2048, num_hidden_layers=20,
-    num_attention_heads=8, num_key_value_heads=2, dtype="float32")
+sizes = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20}
+config = transformers.LlamaConfig(**sizes, num_attention_heads=8, num_key_value_heads=2, dtype="float32")
 tokenizer = transformers.AutoTokenizer.from_pretrained(str(EMBEDDED["mini"]))
 model = st_reba.build(transformers.LlamaModel(config), "echo", tokenizer=tokenizer, max_seq_length=64)
 model.encode("warm")

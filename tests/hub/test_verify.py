@@ -16,17 +16,17 @@ def test_a_saved_model(saved: Path) -> None:
 
 
 def test_other_code(copied: Path) -> None:
+    """Of another version, or none, nothing is known; that is said."""
     file = copied / "st_reba.py"
     text = file.read_text(encoding="utf-8")
-    file.write_bytes(text.replace("\n", "\r\n").encode())
-    assert verify(copied).ok
-    file.write_text(text + "import os\n", encoding="utf-8")
-    report = verify(copied)
-    assert not report.ok and report.distance <= report.tolerance
-    # Of another version nothing is known; it is said.
-    file.write_text(text.replace("st_reba 0", "st_reba 99", 1), encoding="utf-8")
-    report = verify(copied)
-    assert report.ok and report.code and "99" in report.code
+    for code, ok, says in (
+        (text.replace("\n", "\r\n"), True, "None"),
+        (text + "import os\n", False, "Do not trust"),
+        (text.replace("st_reba 0", "st_reba 99", 1), True, "99"),
+    ):
+        file.write_bytes(code.encode())
+        report = verify(copied)
+        assert report.ok == ok and says in str(report.code) and report.distance <= report.tolerance
     file.unlink()
     report = verify(copied)
     assert report.ok and report.code

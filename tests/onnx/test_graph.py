@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from marks import slow_but
+from marks import Base, slow_but
 from pipelines import PIPELINES
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
@@ -39,7 +38,7 @@ CASES = [
 
 
 def run(graph: EmbeddingGraph, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-    """The vectors [B, d]: each stands at every position, whatever the pooling."""
+    """The vectors [B, d]: each stands at every position."""
     with torch.no_grad(), graph_attention(graph.model):
         states = graph.eval()(ids, mask)
     assert states.shape == (*ids.shape, graph.dimension) and bool((states == states[:, :1]).all())
@@ -67,7 +66,7 @@ def difference(found: Any, wanted: Any) -> float:
     ("architecture", "tokenizer", "name"),
     slow_but(CASES, "gpt_oss", "qwen3", ("gemma2", "cls_sep", "reba last"), rows=True),
 )
-def test_same_vectors(base: Callable[..., str], architecture: str, tokenizer: str, name: str) -> None:
+def test_same_vectors(base: Base, architecture: str, tokenizer: str, name: str) -> None:
     model = build(base(architecture, tokenizer), **METHODS[name])
     before = model[0].model.config._attn_implementation  # type: ignore[union-attr]
     wanted = model.encode(TEXTS)
@@ -81,7 +80,7 @@ def test_same_vectors(base: Callable[..., str], architecture: str, tokenizer: st
     assert np.array_equal(model.encode(TEXTS), wanted)
 
 
-def test_empty_text(base: Callable[..., str]) -> None:
+def test_empty_text(base: Base) -> None:
     """Alone, beside another, and where the tokenizer makes no token of it, so that its row is all padding."""
     model = build(base("qwen3", "bos_eos"), pooling="mean")
     wanted = model.encode(["", "not empty"])
@@ -92,12 +91,10 @@ def test_empty_text(base: Callable[..., str]) -> None:
     assert difference(found[1], bare.encode("")) < 1e-5
 
 
-def test_tasks_and_saved_prompts(base: Callable[..., str]) -> None:
-    models = [
-        build(base("qwen3"), method="echo", pooling="mean", template="echo-instruct", instruction="Find it."),
-        build(base("qwen3"), prompts={"query": "Question: ", "document": ""}),
-    ]
-    for model in models:
+def test_tasks_and_saved_prompts(base: Base) -> None:
+    instructed = {"method": "echo", "pooling": "mean", "template": "echo-instruct", "instruction": "Find it."}
+    for options in (instructed, {"prompts": {"query": "Question: ", "document": ""}}):
+        model = build(base("qwen3"), **options)
         for task, encode in (("query", model.encode_query), ("document", model.encode_document)):
             graph = EmbeddingGraph(model, task)  # type: ignore[arg-type]
             assert difference(graph_vectors(graph, TEXTS, "right"), encode(TEXTS)) < 1e-5
@@ -132,7 +129,7 @@ def test_masks_with_biases() -> None:
         ("Identity", {}, lambda model: model.append(torch.nn.Identity())),
     ],
 )
-def test_refused(base: Callable[..., str], says: str, options: dict[str, Any], change: Any) -> None:
+def test_refused(base: Base, says: str, options: dict[str, Any], change: Any) -> None:
     model = build(base("qwen3"), **options)
     if change is not None:
         EmbeddingGraph(model)
