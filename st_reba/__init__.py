@@ -11,11 +11,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import registration as registration
+
 # Now, as its file bears the same name, and would take its place.
 from .build import build as build
 from .modules.version import __version__ as __version__
 from .recipe import zoo as zoo
-from .registration import register
 
 if TYPE_CHECKING:
     from .evaluation.tune import tune as tune
@@ -47,8 +48,6 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOME, "build", "zoo"])
-
-register()
 
 
 def __getattr__(name: str) -> Any:
