@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 # Now, as its file bears the same name, and would take its place.
 from .build import build as build
-from .modules.registration import register
+from .modules import registration as registration
 from .modules.version import __version__ as __version__
 from .recipe import zoo as zoo
 
@@ -47,8 +47,6 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted([*_HOME, "build", "zoo"])
-
-register()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,28 +15,22 @@ from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import get_device_name, load_file_path
 
-from . import bases
+from . import bases, modules
+from .filters import Filter, with_filter
 from .methods import Method
-from .modules import (
-    AuthorsReBAPooling,
-    ChunkedReBAPooling,
-    NoSinkTransformer,
-    PromptEnsemble,
-    ReBAPooling,
-    RepeatTransformer,
-)
+from .modules import RepeatTransformer
 from .modules.selfcheck import check_capture, check_masks, check_padding, hidden_states
 from .modules.settings import masks_of
 from .optional import required
 from .safety import load, sized
 
 # What sentence-transformers' constructor takes, but for what `build` itself names.
-_LOADING = set(signature(SentenceTransformer.__init__).parameters) - {"self", "model_name_or_path", "modules"}
-_LOADING -= {"backend", "kwargs", "args"}
+_LOADING = set(signature(SentenceTransformer).parameters)
+_LOADING -= {"model_name_or_path", "modules", "backend", "kwargs", "args"}
 _OURS = ("tokenizer", "dtype", "quantization", "gguf_file")
 _KWARGS = ("model_kwargs", "processor_kwargs", "config_kwargs")
 # What loads the base, and says nothing of a model that is put together.
-_OF_THE_BASE = {"revision", *_KWARGS}
+_OF_THE_BASE = ("revision", *_KWARGS)
 # One of these files is beside an adapter that has a tokenizer of its own.
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "tokenizer.model")
 
@@ -57,7 +51,7 @@ class Assembly:
         self.llm = None if isinstance(base, (str, os.PathLike)) else base
         self.gguf = self.adapted = None
         if self.llm is not None:
-            if given := [each for each in (*_OURS[1:], "revision", *_KWARGS) if loading.get(each) is not None]:
+            if given := [each for each in (*_OURS[1:], *_OF_THE_BASE) if loading.get(each) is not None]:
                 raise ValueError(f"{given[0]}={loading[given[0]]!r}: a loaded model is taken as it is. Drop it.")
             name = str(getattr(base, "name_or_path", "") or type(base).__name__)
             self.path, self.name = "", os.path.basename(os.path.normpath(name)) if os.path.isdir(name) else name
@@ -71,19 +65,15 @@ class Assembly:
             raise ValueError(f"base={self.name!r} is an embedder already. Load it, or build from its base model.")
         own_input = listed and self.method.name == "nosink" and self.method.pooling is None
         model = self._converted() if own_input else self._made()
-        if self.method.filter is not None:
-            from .filters import Filter, with_filter
-
-            model = with_filter(model, Filter.load(self.method.filter))
-        return model
+        return model if self.method.filter is None else with_filter(model, Filter.load(self.method.filter))
 
     def _converted(self) -> SentenceTransformer:
         """A sentence-transformers model with its own input and pooling, whose layers see what the masks say."""
         allowed = {"name", "setting", "k", "k0", "m", "implementation"}
-        if other := sorted(set(self.method.to_dict()) - allowed):
-            raise ValueError(f"{other[0]}: the base keeps its own input and pooling. Drop it, or give pooling=….")
-        if (self.tokenizer, self.quantization, self.gguf) != (None, None, None):
-            raise ValueError("tokenizer, quantization, gguf_file: the base keeps its own. Drop it, or give pooling=….")
+        asked = {"tokenizer": self.tokenizer, "quantization": self.quantization, "gguf_file": self.gguf}
+        asked = {name: value for name, value in {**self.method.to_dict(), **asked}.items() if value is not None}
+        if other := sorted(asked.keys() - allowed):
+            raise ValueError(f"{other[0]}={asked[other[0]]!r:.80}: the base keeps its own. Drop it, or give pooling=….")
         model = load(self.path, dtype=self.dtype, **self.loading)
         first: Any = model[0]
         if type(first) is not Transformer or set(first.modalities) - {"text", "message"}:
@@ -92,7 +82,7 @@ class Assembly:
             raise ValueError(f"base={self.name!r} reads the hidden states of every layer. Give pooling=….")
         if load_file_path(self.path, "config.json", **self.place):
             first.model = None  # as ours, it says what weights are missing, and of which type they are
-            base = self._checked(self._loaded())
+            base = self._loaded()
             first.model, first.stored_dtype = base.model.to(self.device or get_device_name()), base.stored_dtype
         bases.check_model(first.model, self.name)
         model[0] = self._module(first, own_input=True)
@@ -103,10 +93,10 @@ class Assembly:
         plain = hidden_states(transformer)
         check_padding(transformer, self.name)
         # Some models project their last hidden state to another size than their configuration's.
-        modules = [transformer, *self._behind(plain.shape[-1])]
+        behind = self._behind(plain.shape[-1])
         taken = {name: value for name, value in self.loading.items() if name not in _OF_THE_BASE}
-        model = SentenceTransformer(modules=modules, **taken)
-        if isinstance(modules[1], ReBAPooling):
+        model = SentenceTransformer(modules=[transformer, *behind], **taken)
+        if isinstance(behind[0], modules.ReBAPooling):
             check_capture(transformer, plain)
         for task in ("query", "document"):
             # Raises where the template leaves no room. Fields may get their values with the text: any will do.
@@ -120,11 +110,8 @@ class Assembly:
         return model
 
     def _transformer(self) -> RepeatTransformer:
-        base = self._checked(self._loaded() if self.llm is None else self._sharing())
+        method, base = self.method, self._loaded() if self.llm is None else self._sharing()
         model: Any = base.model
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if (limit := self.method.max_seq_length) and limit > (positions or limit):
-            raise ValueError(f"max_seq_length={limit} is more than the model's {positions} positions. Lower it.")
         if self.adapted is not None:
             bases.merge_adapter(model, self.path, self.name, self.hub)
         if "device_map" in (self.loading.get("model_kwargs") or {}) or self.llm is not None:
@@ -133,63 +120,61 @@ class Assembly:
             self.loading["device"] = str(model.device)
         elif getattr(model, "hf_quantizer", None) is None:
             base.to(self.device or get_device_name())
-        if (layers := self._layers(base.depth)) is not None:
-            first, last = layers
-            bases.cut(model, last)
-            if first == last > 0 and self.method.final_norm and self.method.read == "states":
-                layers = None
-        return self._module(base, layers=layers)
-
-    def _layers(self, depth: int) -> list[int] | None:
-        """The first and last layer that are read, 0 (embeddings) to L; None: the last layer's states."""
-        layer, lowest = self.method.layer, int(self.method.read == "attention")
-        if layer is None:
-            return [depth // 2 + 1, depth] if lowest else None
-        ends = layer if isinstance(layer, tuple) else (layer, layer)
-        first, last = (each % (depth + 1) for each in ends)
-        if not lowest <= first <= last or not all(-depth - 1 <= each <= depth for each in ends):
-            raise ValueError(f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first.")
-        return [first, last]
-
-    def _module(self, base: Any, layers: list[int] | None = None, **own: Any) -> RepeatTransformer:
-        method = self.method
-        options: dict[str, Any] = {
-            "recipe": {name: value for name, value in method.to_dict().items() if name != "filter"},
-            "base_model": self.name,
-            "base_revision": self.loading.get("revision"),
-            "causal": bases.is_causal(base.model),
-            **own,
-        }
-        if not own:
-            once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
-            pooled = {"prompteol": "end"}.get(method.name, "all" if method.sentence_pooling == "cls" else "last_copy")
-            options |= {"instruction": method.instruction, "compute_matched": method.compute_matched}
-            options |= {"template": method.layout, "repeats": 1 if once else method.repeats or 2}
-            if layers is not None:
-                options["reading"] = {"of": method.read, "first": layers[0], "last": layers[1]}
-                if method.read == "states":
-                    options["reading"] |= {"join": method.join, "final_norm": method.final_norm}
-            options["pooled"] = method.pooled or pooled
-        kind: Any = RepeatTransformer
-        if method.setting is not None:
-            kind = NoSinkTransformer
-            numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
-            options |= masks_of(method.setting, base.config.get_text_config().num_hidden_layers, **numbers)
-        module: RepeatTransformer = kind(base, **options)
-        if not own:
-            self._check_copies(module, once)
-        if self.check and method.setting is not None:
-            check_masks(module)
-        return module
-
-    def _check_copies(self, module: RepeatTransformer, once: bool) -> None:
-        method = self.method
+        once = method.name in ("classical", "prompteol", "nosink") or method.chunk is not None
+        pooled = "end" if method.name == "prompteol" else "all" if method.sentence_pooling == "cls" else "last_copy"
+        module = self._module(
+            base,
+            reading=self._reading(model, base.depth),
+            template=method.layout,
+            repeats=1 if once else method.repeats or 2,
+            pooled=method.pooled or pooled,
+            instruction=method.instruction,
+            compute_matched=method.compute_matched,
+        )
+        if method.max_seq_length is not None:
+            module.max_seq_length = method.max_seq_length
         if once and module.copies > 1:
             raise ValueError(f"template has {module.copies} {{text}} slots, {method.name} has one. Use method='echo'.")
         if method.template is not None and method.repeats not in (None, module.copies) and method.chunk is None:
             raise ValueError(f"repeats={method.repeats}: the template has {module.copies} {{text}} slots. Drop it.")
         if method.instruction and "instruction" not in module.forward_kwargs:
             raise ValueError(f"instruction={method.instruction!r}: the template has no {{instruction}}. Add it.")
+        return module
+
+    def _reading(self, model: Any, depth: int) -> dict[str, Any] | None:
+        """What is read in place of the last layer's states; layers above it, 0 (embeddings) to L, are cut off."""
+        method, lowest = self.method, int(self.method.read == "attention")
+        if method.layer is None and not lowest:
+            return None
+        layer = (depth // 2 + 1, depth) if method.layer is None else method.layer
+        ends = layer if isinstance(layer, tuple) else (layer, layer)
+        first, last = (each % (depth + 1) for each in ends)
+        if not lowest <= first <= last or not all(-depth - 1 <= each <= depth for each in ends):
+            raise ValueError(f"layer={layer!r}: give {lowest} to {depth}, or -1 (= {depth}) downwards, lower first.")
+        bases.cut(model, last)
+        reading = {"of": method.read, "first": first, "last": last}
+        if lowest:
+            return reading
+        plain = first == last > 0 and method.final_norm
+        return None if plain else {**reading, "join": method.join, "final_norm": method.final_norm}
+
+    def _module(self, base: Any, **options: Any) -> RepeatTransformer:
+        method, kind = self.method, RepeatTransformer
+        if method.setting is not None:
+            kind = modules.NoSinkTransformer
+            numbers: dict[str, Any] = {name: getattr(method, name) for name in ("k", "k0", "m", "implementation")}
+            options |= masks_of(method.setting, base.config.get_text_config().num_hidden_layers, **numbers)
+        module: RepeatTransformer = kind(
+            base,
+            recipe={name: value for name, value in method.to_dict().items() if name != "filter"},
+            base_model=self.name,
+            base_revision=self.loading.get("revision"),
+            causal=bases.is_causal(base.model),
+            **options,
+        )
+        if self.check and method.setting is not None:
+            check_masks(module)
+        return module
 
     def _loaded(self) -> RepeatTransformer:
         path, hub = self.path, {**self.hub, "trust_remote_code": bool(self.loading.get("trust_remote_code"))}
@@ -201,8 +186,8 @@ class Assembly:
         model_kwargs, processor_kwargs = kwargs["model_kwargs"], kwargs["processor_kwargs"]
         model_kwargs.setdefault("dtype", dtype)
         if self.quantization is not None:
-            model_kwargs["quantization_config"] = bases.quantization_config(self.quantization, self.dtype and dtype)
-            model_kwargs["dtype"] = dtype if self.dtype else torch.bfloat16
+            config = bases.quantization_config(self.quantization, self.dtype and dtype)
+            model_kwargs |= {"quantization_config": config, "dtype": dtype if self.dtype else torch.bfloat16}
         if self.gguf is not None:
             if not hasattr(transformers, "GgufConfig"):
                 raise ImportError(f"base={self.name!r} needs a newer transformers. Run: pip install -U transformers")
@@ -211,8 +196,6 @@ class Assembly:
                 each["gguf_file"] = self.gguf
             model_kwargs["quantization_config"] = transformers.GgufConfig(dequantize=True)
             model_kwargs["dtype"] = torch.bfloat16 if dtype == "auto" else dtype
-        if self.method.max_seq_length is not None:
-            processor_kwargs["model_max_length"] = self.method.max_seq_length
         if self.tokenizer is not None:
             if not isinstance(self.tokenizer, (str, os.PathLike)) or os.path.isfile(self.tokenizer):
                 raise ValueError(f"tokenizer={self.tokenizer!r:.80} must be a folder or Hub id.")
@@ -225,7 +208,7 @@ class Assembly:
             with sized(self.path, **self.place):
                 base: Any = RepeatTransformer(path, **kwargs)
         except OSError as error:
-            known = f"one of {', '.join(bases.EMBEDDED)}, a folder, a Hub id or a .gguf file"
+            known = "mini, a folder, a Hub id or a .gguf file"
             raise OSError(f"base={self.name!r} could not be loaded: it must be {known}. {error}") from error
         if self.gguf is not None and self.dtype is None:
             base.stored_dtype = torch.bfloat16
@@ -238,11 +221,8 @@ class Assembly:
             tokens, rows = max(base.tokenizer.get_vocab().values()) + 1, len(base.model.get_input_embeddings().weight)
             if tokens > rows:
                 raise ValueError(f"tokenizer={self.tokenizer!r} has {tokens} ids, but the base {rows} embeddings.")
-        return base
-
-    def _checked(self, base: RepeatTransformer) -> RepeatTransformer:
         bases.check_model(base.model, self.name)
-        if missing := sorted(map(str, (base.loading or {}).get("missing_keys") or ())):
+        if missing := sorted(map(str, base.loading.get("missing_keys") or ())):
             raise ValueError(f"base={self.name!r}: weights are missing, and would be random numbers: {missing[0]}.")
         return base
 
@@ -253,31 +233,31 @@ class Assembly:
         if not hasattr(self.llm, "base_model"):
             raise ValueError(f"base={type(self.llm).__name__} is neither a name nor a loaded model of transformers.")
         model = bases.shared(self.llm)
+        bases.check_model(model, self.name)
 
         class Sharing(RepeatTransformer):  # type: ignore[misc]
             def _load_model(self, *args: Any, **kwargs: Any) -> Any:
                 return model
 
         trust = {"trust_remote_code": bool(self.loading.get("trust_remote_code"))}
-        length = {"model_max_length": self.method.max_seq_length} if self.method.max_seq_length else {}
         with tempfile.TemporaryDirectory() as folder:
             model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-            return Sharing(folder, config_kwargs=trust, processor_kwargs={**trust, **length})
+            return Sharing(folder, config_kwargs=trust, processor_kwargs=trust)
 
     def _behind(self, width: int) -> list[torch.nn.Module]:
         method, pooling = self.method, self.method.sentence_pooling
         weights = {"include_special": method.include_special, "normalize_weights": method.normalize_weights}
-        modules: list[Any]
         if method.name != "reba":
-            modules = [Pooling(width, "lasttoken" if pooling == "last" else pooling)]
+            first: Any = Pooling(width, "lasttoken" if pooling == "last" else pooling)
         elif method.chunk is not None:
-            copies = method.repeats or 2
-            modules = [ChunkedReBAPooling(width, pooling, chunk=method.chunk, repeats=copies, **weights)]
+            pieces = {"chunk": method.chunk, "repeats": method.repeats or 2}
+            first = modules.ChunkedReBAPooling(width, pooling, **pieces, **weights)
         elif method.implementation == "authors":
-            modules = [AuthorsReBAPooling(width, pooling)]
+            first = modules.AuthorsReBAPooling(width, pooling)
         else:
-            modules = [ReBAPooling(width, pooling, **weights)]
+            first = modules.ReBAPooling(width, pooling, **weights)
+        made = [first]
         if method.templates is not None:
-            modules.append(PromptEnsemble(method.template_weights, method.equal_norms))
-        return [*modules, Normalize()] if method.normalize else modules
+            made.append(modules.PromptEnsemble(method.template_weights, method.equal_norms))
+        return [*made, Normalize()] if method.normalize else made

@@ -30,13 +30,12 @@ def build(
     """Turn a pretrained decoder into a text embedder, without training.
 
     Args:
-        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file or a folder that holds one, a recipe
-            (a YAML file), a model of the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, whose
-            weights are shared, so that one model in memory both writes and embeds (give its ``tokenizer``).
-        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"`` or ``"nosink"``; the short form, as
+        base: ``"mini"`` (the embedded tiny model), a folder, a Hub id, a GGUF file, a recipe (a YAML file), a model of
+            the zoo as ``"zoo:qwen3-0.6b-reba"``; or a loaded model of transformers, which goes on writing.
+        method: ``"reba"``, ``"echo"``, ``"classical"``, ``"prompteol"``, ``"nosink"``; the short form, as
             ``"echo:pooling=mean"``; or a :class:`Method`. None: the recipe's, else PromptEOL, worded as
             ``template="prompteol-says"``. ``"auto"``: what suits ``texts``.
-        tokenizer: Folder or Hub id whose tokenizer is used in place of the base's; of a loaded model, its tokenizer.
+        tokenizer: Folder or Hub id of another tokenizer than the base's; of a loaded model, its tokenizer.
         dtype: Number type of the weights; None: float32 on a CPU, as stored on a GPU.
         quantization: ``"nf4"`` (4 bits) or ``"int8"``, by bitsandbytes.
         gguf_file: Name of the GGUF file in the folder or Hub repository ``base``.
@@ -46,13 +45,11 @@ def build(
             ``prompts``, ``revision``, ``token``, ``trust_remote_code`` and ``model_kwargs``.
 
     Returns:
-        RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble where there are several templates, a filter's
-        Dense, and Normalize. (``nosink`` on a sentence-transformers model keeps its input and pooling, unless
-        ``pooling`` is given.)
+        RepeatTransformer or NoSinkTransformer, a pooling, PromptEnsemble for several templates, a filter's Dense, and
+        Normalize. (``nosink`` keeps a sentence-transformers model's input and pooling, unless ``pooling`` is given.)
 
     Raises:
-        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded
-            exactly.
+        ValueError: An unknown name or value, options that exclude each other, or a base that cannot be embedded.
         OSError: The base was not found.
         ImportError: The base needs an extra that is not installed.
 
@@ -66,20 +63,19 @@ def build(
         (192,)
     """
     named = {"tokenizer": tokenizer, "dtype": dtype, "quantization": quantization, "gguf_file": gguf_file}
+    loading = {**options, **{name: value for name, value in named.items() if value is not None}}
+    given = {name: loading.pop(name) for name in OPTIONS if name in loading}
     if method == "auto":
-        if texts is None or (other := sorted(options.keys() & OPTIONS.keys() - {"max_seq_length"})):
+        if texts is None or (other := sorted(given.keys() - {"max_seq_length"})):
             what = "needs texts=…, like those to be embedded" if texts is None else f"chooses {other[0]}. Drop it"
             raise ValueError(f"method='auto' {what}.")
         from .evaluation.tune import auto
 
-        return auto(base, texts, check=check, **named, **options)
+        return auto(base, texts, check=check, **given, **loading)
     if texts is not None:
         raise ValueError("texts belong to method='auto'. Drop them.")
-    given = {name: options.pop(name) for name in list(options) if name in OPTIONS}
-    loading = {**options, **{name: value for name, value in named.items() if value is not None}}
     told = {**loading, **given, **({} if method is None else {"method": method})}
-    recipe = recipe_for(base, told) if isinstance(base, (str, os.PathLike)) else None
-    if recipe is not None:
+    if isinstance(base, (str, os.PathLike)) and (recipe := recipe_for(base, told)) is not None:
         base, loading = recipe.base, {**recipe.loading, **loading}
         if method is None or method == recipe.method["name"]:
             given = {**recipe.method, **given}

@@ -10,11 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from sentence_transformers import SentenceTransformer
+import torch
+from safetensors import SafetensorError, safe_open
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers.util import import_from_string, load_file_path
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from . import modules
+from .bases import EMBEDDED, HUB, check_device, weights_dtype
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 # Numbers in a configuration, by the ends of their names: each takes time or memory that no weights file shows.
@@ -54,19 +60,13 @@ def load(
         RepositoryRefused: It asks for what it may not have.
         ValueError: It holds no model that sentence-transformers can load.
     """
-    from sentence_transformers import SentenceTransformer
-
-    from .bases import EMBEDDED, HUB, check_device, weights_dtype
-
     path = os.fspath(model)
     check_device(device)
     if (path in EMBEDDED or os.path.isdir(path)) and not os.path.isfile(os.path.join(path, "modules.json")):
         raise ValueError(f"{path!r} holds no modules.json: it is no saved model. Run: st-reba build {path} FOLDER")
-    weights: dict[str, Any] = {"dtype": weights_dtype(dtype, device)}
     hub = {name: kwargs[name] for name in HUB if kwargs.get(name) is not None}
-    if kwargs.get("backend", "torch") == "torch":
-        weights["use_safetensors"] = True
-    kwargs["model_kwargs"] = {**weights, **(kwargs.get("model_kwargs") or {})}
+    weights = {"use_safetensors": True} if kwargs.get("backend", "torch") == "torch" else {}
+    kwargs["model_kwargs"] = {"dtype": weights_dtype(dtype, device), **weights, **(kwargs.get("model_kwargs") or {})}
     try:
         folders = check_repository(path, trust_remote_code=trust_remote_code, **hub)
         with sized(path, folders, **hub):
@@ -87,12 +87,12 @@ def check_repository(model: str | os.PathLike[str], *, trust_remote_code: bool =
         The folders of the modules.
     """
     files = _Files(os.fspath(model), hub)
-    about = files.read("config_sentence_transformers.json")
-    if (kind := about.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+    with files.read("config_sentence_transformers.json") as about:
+        kind = about.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer":
         # sentence-transformers would load something else than what modules.json lists.
         raise files.refused("config_sentence_transformers.json", f"it is a {kind!r:.80}. Use another model.")
-    listed: list[Any] = files.read("modules.json", list)
-    with files.values_of("modules.json"):
+    with files.read("modules.json", list) as listed:
         for each in listed:
             _check_module(files, each["path"], each["type"], "modules.json", trust_remote_code)
         return [str(each["path"]) for each in listed] or [""]
@@ -105,8 +105,6 @@ def sized(path: str, folders: Sequence[str] = ("",), **hub: Any) -> Iterator[Non
     Before it, config.json and the headers of the weights are checked; where they are those of an adapter, of the model
     that it adapts. transformers makes a model without memory at first, so that none is taken.
     """
-    from torch.nn.modules.module import register_module_parameter_registration_hook
-
     files = _Files(path, hub)
     adapted = _check_base(files, folders[0])
     held = files.numbers(folders[0]) if adapted is None else adapted.numbers("")
@@ -136,90 +134,73 @@ class _Files:
         return RepositoryRefused(f"{self.path!r}: {file}: {reason}")
 
     def find(self, file: str) -> str | None:
-        from sentence_transformers.util import load_file_path
+        return load_file_path(self.path, file, **self.hub)
 
-        found: str | None = load_file_path(self.path, file, **self.hub)
-        return found
-
-    def read(self, file: str, kind: type = dict) -> Any:
-        """The value of a JSON file, a dict or a list; an empty one where there is no such file."""
-        if (found := self.find(file)) is None:
-            return kind()
+    @contextmanager
+    def read(self, file: str, kind: type = dict) -> Iterator[Any]:
+        """A JSON file's dict or list, or an empty one; refused if a value that the block reads is missing or wrong."""
+        found = self.find(file)
         try:
-            value = json.loads(Path(found).read_text(encoding="utf-8"))
+            value = kind() if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise self.refused(file, f"it is not JSON ({str(error)[:200]}). {_REMEDY}") from error
         if not isinstance(value, kind):
             raise self.refused(file, f"it holds a {type(value).__name__}, not a {kind.__name__}. {_REMEDY}")
-        return value
-
-    @contextmanager
-    def values_of(self, file: str) -> Iterator[None]:
-        """Inside the ``with`` block, a value of a file that is missing or of a wrong type is refused."""
         try:
-            yield
+            yield value
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             reason = f"a value is missing or of a wrong type ({type(error).__name__}: {str(error)[:200]}). {_REMEDY}"
             raise self.refused(file, reason) from error
 
     def settings(self, file: str) -> dict[str, Any]:
         """The values of a configuration; refused where they name code, files elsewhere, or options of the caller."""
-        values: dict[str, Any] = self.read(file)
-        left: list[tuple[str, Any]] = [("", values)]
-        while left:
-            name, value = left.pop()
-            wrong = None
+        with self.read(file) as values:
+            found = [("", values)]
+        for name, value in found:  # which grows by what is inside
             if isinstance(value, dict):
-                left += value.items()
+                found += value.items()
                 if name.endswith(("_kwargs", "_args")) and (stored := sorted(_CALLERS & set(value))):
-                    wrong = f"{name}: {stored[0]} may not be stored. Pass it to load."
+                    raise self.refused(file, f"{name}: {stored[0]} may not be stored. Pass it to load.")
             elif isinstance(value, list):
-                left += [(name, each) for each in value]
-            elif isinstance(value, int) and (most := [_MOST[each] for each in _MOST if name.endswith(each)]):
-                wrong = f"{name}={value}: at most {most[0]}. Correct it." if value > most[0] else None
+                found += [(name, each) for each in value]
+            elif isinstance(value, int):
+                for ends, most in _MOST.items():
+                    if name.endswith(ends) and value > most:
+                        raise self.refused(file, f"{name}={value}: at most {most}. Correct it.")
             # transformers would download a kernel with a slash in its name and run it, whether or not code is trusted.
             if (name in _ELSEWHERE and value) or ("attn_implementation" in name and "/" in str(value)):
-                wrong = f"{name}={value!r:.80} names code or files elsewhere. Remove it."
-            if wrong:
-                raise self.refused(file, wrong)
-        return values
+                raise self.refused(file, f"{name}={value!r:.80} names code or files elsewhere. Remove it.")
+        return values  # type: ignore[no-any-return]
 
     def numbers(self, folder: str) -> int | None:
         """Numbers that a module's weights hold, by the headers of their files; None: it has none as safetensors."""
         names = [os.path.join(folder, "model.safetensors")]
         if self.find(names[0]) is None:
-            parts = os.path.join(folder, "model.safetensors.index.json")
-            if not (listed := self.read(parts)):
-                return None
-            with self.values_of(parts):
+            with self.read(os.path.join(folder, "model.safetensors.index.json")) as listed:
+                if not listed:
+                    return None
                 names = [os.path.join(folder, each) for each in sorted(set(listed["weight_map"].values()))]
-        return sum(self._numbers(name) for name in names)
-
-    def _numbers(self, name: str) -> int:
-        from safetensors import SafetensorError, safe_open
-
-        if (file := self.find(name)) is None:
-            raise self.refused(name, f"it is missing. {_REMEDY}")
-        try:
-            with safe_open(file, framework="numpy") as stored:
-                tensors = [(each.get_shape(), each.get_dtype()) for each in map(stored.get_slice, stored.keys())]
-        except (SafetensorError, OSError) as error:
-            raise self.refused(name, f"it is no safetensors file, or cut ({str(error)[:200]}).") from error
-        # Whole numbers, as I32, are packed: down to 2 bits a weight.
-        return sum(math.prod(shape) * (int(dtype[1:]) // 2 if dtype[0] in "IU" else 1) for shape, dtype in tensors)
+        total = 0
+        for name in names:
+            if (file := self.find(name)) is None:
+                raise self.refused(name, f"it is missing. {_REMEDY}")
+            try:
+                with safe_open(file, framework="numpy") as stored:
+                    for each in map(stored.get_slice, stored.keys()):
+                        # Whole numbers, as I32, are packed: down to 2 bits a weight.
+                        packed = int(each.get_dtype()[1:]) // 2 if each.get_dtype()[0] in "IU" else 1
+                        total += packed * math.prod(each.get_shape())
+            except (SafetensorError, OSError) as error:
+                raise self.refused(name, f"it is no safetensors file, or cut ({str(error)[:200]}).") from error
+        return total
 
 
 def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: bool) -> None:
-    from sentence_transformers.base.modules import Transformer
-
     if (kind := _kind(name)) is None:
         if trusted and not str(name).startswith("sentence_transformers."):
             return
-        raise files.refused(
-            file,
-            f"type={name!r:.80} is no module of sentence-transformers or st_reba, and would run code from elsewhere. "
-            "If you have read and trust it: trust_remote_code=True.",
-        )
+        code = f"type={name!r:.80} is no module of sentence-transformers or st_reba, and would run code from elsewhere."
+        raise files.refused(file, f"{code} If you have read and trust it: trust_remote_code=True.")
     here = os.path.join(files.path, folder)
     names = os.listdir(here) if os.path.isdir(here) else []
     for each in names:
@@ -234,8 +215,7 @@ def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: boo
         any(files.settings(each) for each in (config, *older))
         _check_base(files, folder)
         return
-    values = files.read(config)
-    with files.values_of(config):
+    with files.read(config) as values:
         for inner, type_ in values["types"].items() if kind.__name__ == "Router" else ():
             inside = None if str(type_).endswith(".Router") else type_
             _check_module(files, os.path.join(folder, inner), inside, config, trusted)
@@ -246,11 +226,6 @@ def _check_module(files: _Files, folder: Any, name: Any, file: str, trusted: boo
 
 def _kind(name: Any) -> Any:
     """The class of a module's type; None: neither sentence-transformers' nor ours."""
-    from sentence_transformers.base.modules import Module
-    from sentence_transformers.util import import_from_string
-
-    from . import modules
-
     package, _, rest = str(name).partition(".")
     if package == "st_reba" and rest in modules.MODULES:
         return getattr(modules, rest)

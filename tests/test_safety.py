@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
 from architectures import lose, on_the_hub
 from safetensors.torch import save_file
@@ -124,7 +123,7 @@ def test_sound(models: dict[str, Path], kind: str) -> None:
 
 
 def test_what_is_passed_on(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", made := Mock())
+    monkeypatch.setattr("st_reba.safety.SentenceTransformer", made := Mock())
     for backend, weights in (("torch", {"use_safetensors": True}), ("onnx", {})):
         load(models["plain"], device="cpu", backend=backend, model_kwargs={"a": 1})
         options = {"trust_remote_code": False, "model_kwargs": {"dtype": torch.float32, **weights, "a": 1}}

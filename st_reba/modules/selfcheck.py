@@ -1,14 +1,12 @@
 """Checks when a model is built: every layer sees what its mask says; capturing and padding change nothing.
 
-A patch that silently does nothing is the commonest fault of converted decoders, so no mask is trusted: one position's
-input to an attention module is changed at a time, to see which positions' outputs change.
+No mask is trusted: one position's input to an attention module is changed at a time, to see which outputs change.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,10 +19,7 @@ from .masks import visible
 from .passes import current_pass
 from .transformer import RepeatTransformer
 
-# Three tokens more than a mask hides tell all masks apart.
-_BEYOND_SINKS, _TOKENS = 3, 16
-# Larger than the input itself, so that a position which is seen at all is seen to change.
-_SIZE = 8.0
+_EXACT = (torch.float32, torch.float64)
 
 
 def check_masks(transformer: Any) -> None:
@@ -33,22 +28,22 @@ def check_masks(transformer: Any) -> None:
         return
     if any("indexer" in type(module).__name__.lower() for module in transformer.model.modules()):
         raise ValueError("setting: layers choose their keys by an indexer, so their masks cannot be changed.")
-    length = min(transformer.m + _BEYOND_SINKS, _TOKENS)
+    length = min(transformer.m + 3, 16)  # three tokens more than a mask hides tell all masks apart
     # One text in every row: each row but the first gets one position changed, one way or the other.
     ids = torch.arange(1, length + 1, device=transformer.model.device).expand(2 * length + 1, -1)
     ones = torch.ones_like(ids)
     own: dict[nn.Module, Tensor] = {}
     ran: Counter[tuple[int, str]] = Counter()
 
-    def measure(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        hidden = arguments[0] if arguments else keywords.get("hidden_states")
-        shown = output[0] if isinstance(output, tuple) else output
-        # Whole layers know their index too, and may pass on several streams at once.
-        if all(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == ids.shape for each in (hidden, shown)):
-            own[module] = _seen(module, arguments, keywords)
-
-    def compare(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+    def watch(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         state: Any = current_pass()
+        if state is None:
+            hidden = arguments[0] if arguments else keywords.get("hidden_states")
+            shown = output[0] if isinstance(output, tuple) else output
+            # Whole layers know their index too, and may pass on several streams at once.
+            if all(isinstance(x, Tensor) and x.ndim == 3 and x.shape[:2] == ids.shape for x in (hidden, shown)):
+                own[module] = _seen(module, arguments, keywords)
+            return
         masks = state.masks
         if masks.last is None or masks.last[0] is not module:
             return
@@ -60,60 +55,46 @@ def check_masks(transformer: Any) -> None:
         wanted = visible(name, own[module][None, None], m=transformer.m)[0, 0]
         if not torch.equal(sees := _seen(module, arguments, keywords), wanted):
             query, key = (sees != wanted).nonzero()[0].tolist()
-            raise ValueError(
-                f"setting: layer {layer} ({type(module).__name__}), running as {name}: its token {query} "
-                f"{'does not see' if wanted[query, key] else 'sees'} token {key}. This model's masks cannot be changed."
-            )
+            sight = f"token {query} {'does not see' if wanted[query, key] else 'sees'} token {key}"
+            where = f"layer {layer} ({type(module).__name__}), running as {name}"
+            raise ValueError(f"setting: {where}: its {sight}. This model's masks cannot be changed.")
 
-    transformer.eval()
-    decoder = decoder_of(transformer.model)
-    # By transformers' own attention first: that is what the masks change.
-    decoder.set_attn_implementation("eager")
-    try:
-        with _hooked(transformer, measure):
-            transformer.model(input_ids=ids, attention_mask=ones)
-    finally:
-        show_attention(transformer.model)
-    features = {"input_ids": ids, "attention_mask": ones, "copy_ids": ones}
-    try:
-        with _hooked(transformer, compare):
-            RepeatTransformer.forward(transformer, features)
-    except RuntimeError as error:
-        raise ValueError(f"setting: {type(decoder).__name__} cannot run it: {error}.") from error
-    calls = [*enumerate(transformer.layer_masks), *transformer.second]
-    for (layer, name), times in Counter(call for call in map(tuple, calls) if call[1] != "forward").items():
-        # Some models run a layer several times by themselves.
-        if not (had := ran[layer, name]) or (transformer.second and had != times):
-            raise ValueError(f"setting: layer {layer} ran as {name} {had} times, not {times}. Convert others.")
-
-
-@contextmanager
-def _hooked(transformer: RepeatTransformer, hook: Any) -> Iterator[None]:
+    decoder = decoder_of(transformer.eval().model)
     with torch.inference_mode(), ExitStack() as hooks:
         for module in transformer.model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
-                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-        yield
+                hooks.enter_context(module.register_forward_hook(watch, with_kwargs=True))
+        # By transformers' own attention first: that is what the masks change.
+        decoder.set_attn_implementation("eager")
+        transformer.model(input_ids=ids, attention_mask=ones)
+        show_attention(transformer.model)
+        try:
+            RepeatTransformer.forward(transformer, {"input_ids": ids, "attention_mask": ones, "copy_ids": ones})
+        except RuntimeError as error:
+            raise ValueError(f"setting: {type(decoder).__name__} cannot run it: {error}.") from error
+    for (layer, name), times in Counter([*enumerate(transformer.layer_masks), *transformer.second]).items():
+        # Some models run a layer several times by themselves.
+        if name != "forward" and (not (had := ran[layer, name]) or (transformer.second and had != times)):
+            raise ValueError(f"setting: layer {layer} ran as {name} {had} times, not {times}. Convert others.")
 
 
 def _seen(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     """What a module sees, by trial: [T, T], whether the output at a row changes with the input at another."""
     hidden: Tensor = arguments[0] if arguments else keywords["hidden_states"]
     length = hidden.shape[1]
-    generator = torch.Generator().manual_seed(0)
-    change = torch.randn(hidden.shape[-1], generator=generator).to(hidden) * hidden.float().std().to(hidden) * _SIZE
+    noise = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0)).to(hidden)
+    # Larger than the input itself, so that a position which is seen at all is seen to change.
+    change = noise * hidden.float().std().to(hidden) * 8.0
     changed = hidden[:1].expand_as(hidden).clone()
     for key in range(length):
         # A key's score rises in one of both rows: what is seen faintly as it stands is seen there.
         changed[1 + 2 * key, key] += change
         changed[2 + 2 * key, key] -= change
-    if arguments:
-        output = module.forward(changed, *arguments[1:], **keywords)
-    else:
-        output = module.forward(**{**keywords, "hidden_states": changed})
+    others = {name: value for name, value in keywords.items() if name != "hidden_states"}
+    output = module.forward(changed, *arguments[1:], **others)
     values: Tensor = (output[0] if isinstance(output, tuple) else output).float()
     difference = (values[1:] - values[:1]).abs().amax(dim=-1).view(length, 2, length).amax(dim=1)
-    tolerance = 1e-6 if hidden.dtype in (torch.float32, torch.float64) else 1e-3
+    tolerance = 1e-6 if hidden.dtype in _EXACT else 1e-3
     return (tolerance * values[:1].abs().max() < difference.T).cpu()
 
 
@@ -123,7 +104,7 @@ def hidden_states(transformer: RepeatTransformer, *, other_end: bool = False, ca
     ids = transformer.content(["A short text, 一段短文。"])["input_ids"][0][: transformer.budget(**fields)]
     features = pad([transformer.frames(**fields)[0].place(ids)])
     if other_end:
-        features["input_ids"][0, -1] = next(each for each in range(2) if each != int(features["input_ids"][0, -1]))
+        features["input_ids"][0, -1] = int(features["input_ids"][0, -1] == 0)
     device = transformer.model.device
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
     with torch.inference_mode():
@@ -139,7 +120,7 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
         after = hidden_states(transformer, other_end=True, capture=capture)[:, :-1]
         if not torch.allclose(after, captured[:, :-1], atol=1e-3 * float(plain.abs().max()), rtol=0):
             raise ValueError(f"{name} looks both ways: ReBA needs a causal decoder. Use 'classical'.")
-    if transformer.model.dtype in (torch.float32, torch.float64):
+    if transformer.model.dtype in _EXACT:
         difference, tolerance = float((captured - plain).abs().max() / plain.abs().max()), 1e-3
     else:
         # Rounding moves single numbers by a tenth where layers are many; another attention turns the vectors.
@@ -149,12 +130,8 @@ def check_capture(transformer: RepeatTransformer, plain: Tensor) -> None:
 
 
 def check_padding(transformer: Any, name: str) -> None:
-    """Raise unless a text's hidden states are the same alone and padded.
-
-    A causal decoder never sees the padding behind a text. One that looks both ways must be told of it, and some take
-    another mask as soon as there is any.
-    """
-    if transformer.causal:
+    """Raise unless a text's hidden states are the same alone and padded."""
+    if transformer.causal:  # it never sees the padding behind a text
         return
     ids = torch.arange(1, 7, device=transformer.model.device)[None]
     hidden = []
@@ -163,5 +140,5 @@ def check_padding(transformer: Any, name: str) -> None:
             features = {"input_ids": ids[:, : mask.shape[1]], "attention_mask": mask, "copy_ids": mask}
             hidden.append(RepeatTransformer.forward(transformer.eval(), features)["token_embeddings"][0, :4].float())
     difference = float((hidden[0] - hidden[1]).abs().max() / hidden[0].abs().max())
-    if difference > (1e-3 if transformer.model.dtype in (torch.float32, torch.float64) else 0.3):
+    if difference > (1e-3 if transformer.model.dtype in _EXACT else 0.3):
         raise ValueError(f"base={name!r}: hidden states change by {difference:.0%} when a text is padded. Use another.")

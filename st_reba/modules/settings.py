@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 # By name: architecture, mask of the converted layers, mask of the others, k0.
@@ -28,7 +27,7 @@ SETTINGS: dict[str, tuple[str, str, str, int | None]] = {
     # KV-Embedding (2026): every token also sees the last one.
     "rerouted": ("inplace", "rerouted", "forward", 0),
 }
-# Layers of a model of which nothing is known yet: enough for k0 to be compared with k.
+# Layers of a model of which nothing is known yet: no model has more.
 _DEPTH = 1 << 10
 # What token i sees in a layer, by the name of its mask; {m}: number of sink tokens.
 MASKS = {
@@ -58,12 +57,11 @@ def masks_of(
         ['forward', 'forward', 'bidirectional', 'nosink-bidirectional']
     """
     architecture, mask, others, fixed = SETTINGS[setting]
-    if setting != "baseline" and k is None:
-        raise ValueError(f"setting={setting!r} needs k, a number of layers from the top.")
-    if (setting == "baseline" and k is not None) or (fixed is not None and k0 is not None):
-        raise ValueError(f"setting={setting!r} takes no {'k' if setting == 'baseline' else 'k0'}. Drop it.")
-    if fixed is None and k0 is None:
-        raise ValueError(f"setting={setting!r} needs k0, the topmost layers that hide the sink.")
+    if (k is None) != (setting == "baseline"):
+        raise ValueError(f"setting={setting!r}, k={k!r}: all settings but baseline need k, layers from the top.")
+    if (k0 is None) != (fixed is not None):
+        needing = [name for name in SETTINGS if SETTINGS[name][3] is None]
+        raise ValueError(f"setting={setting!r}, k0={k0!r}: k0, topmost layers, belongs to {', '.join(needing)}.")
     if m != 1 and not setting.startswith("mask0"):
         raise ValueError(f"m={m}: setting={setting!r} hides no sink. Drop m.")
     hiding = k0 or fixed or 0
@@ -74,35 +72,29 @@ def masks_of(
     if hiding > len(layers):
         raise ValueError(f"k0={hiding} is more than k={k!r}: of the converted layers, k0 hide the sink.")
     masks = [mask] * (len(layers) - hiding) + ["nosink-bidirectional"] * hiding
-    converted = list(zip(layers, masks, strict=True))
+    second: list[Any] = [list(each) for each in zip(layers, masks, strict=True)]
     plain = [others] * depth
     if architecture == "inplace":
-        for layer, each in converted:
+        for layer, each in second:
             plain[layer] = each
-        converted = []
-    elif architecture == "inter" and implementation == "authors" and converted:
+        second = []
+    elif architecture == "inter" and implementation == "authors" and second:
         # Two streams from the first converted layer on.
-        chosen = dict(converted)
-        converted = [(layer, chosen.get(layer, others)) for layer in range(converted[0][0], depth)]
-    second = [list(each) for each in converted]
-    architecture = architecture if second else "inplace"
-    named = {"architecture": architecture, "m": m, "implementation": implementation}
+        chosen = dict(second)
+        second = [[layer, chosen.get(layer, others)] for layer in range(layers[0], depth)]
+    named = {"architecture": architecture if second else "inplace", "m": m, "implementation": implementation}
     return {"layer_masks": plain, "second": second, **named}
 
 
 def _layers(k: Any, known: int | None, *, extend: bool) -> list[int]:
     """The converted layers, from the bottom; of EXTEND the last one, k times."""
     depth = known or _DEPTH
-    if isinstance(k, Sequence) and not isinstance(k, str):
-        if extend or not k or not all(type(each) is int for each in k) or len({each % depth for each in k}) < len(k):
-            raise ValueError(f"k={k!r} must be a number of layers, or a list of different layers (not with extend).")
-        if known and not all(-depth <= each < depth for each in k):
-            raise ValueError(f"k={list(k)!r}: the model has {depth} layers.")
-        return sorted(each % depth for each in k)
-    if k == "all" and not extend:
-        return list(range(depth))
-    if k is not None and (type(k) is not int or k < 0):
-        raise ValueError(f"k={k!r} must be a number of layers{'' if extend else ', all, or a list of layers'}.")
-    if known and not extend and (k or 0) > depth:
-        raise ValueError(f"k={k}, but the model has {depth} layers.")
-    return [depth - 1] * (k or 0) if extend else list(range(max(0, depth - (k or 0)), depth))
+    number = 0 if k is None else depth if k == "all" and not extend else k
+    if type(number) is int and number >= 0 and (extend or number <= depth):
+        return [depth - 1] * number if extend else list(range(depth - number, depth))
+    if isinstance(k, (list, tuple)) and not extend and all(type(each) is int and -depth <= each < depth for each in k):
+        layers = sorted({each % depth for each in k})
+        if 0 < len(layers) == len(k):
+            return layers
+    others = " (no list with extend)" if extend else ", all, or a list of different layers"
+    raise ValueError(f"k={k!r} must be a number of{f' its {known}' if known else ''} layers{others}.")

@@ -7,25 +7,25 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 LOCK_FILE = ".lock"
 
 
 @contextmanager
-def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary stream whose file appears, new or replaced, when the ``with`` block ends without an error."""
     with whole_path(path) as temporary, temporary.open("wb") as stream:
         yield stream
 
 
 @contextmanager
-def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
+def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path, to be written by a library; it becomes ``path`` when the ``with`` block ends without error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
@@ -39,7 +39,7 @@ def whole_path(path: str | PathLike[str]) -> Iterator[Path]:
     sync(path.parent)
 
 
-def write_npy(path: str | PathLike[str], array: NDArray[Any]) -> None:
+def write_npy(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
     """Write an array as ``.npy``, whole or not at all."""
     with whole_file(path) as stream:
         # np.save would not tell of a full disk.
@@ -48,15 +48,14 @@ def write_npy(path: str | PathLike[str], array: NDArray[Any]) -> None:
         stream.write(np.ascontiguousarray(array).data)
 
 
-def remove_leftovers(folder: str | PathLike[str]) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a killed writer; to be called under the writers' lock."""
-    for file in Path(folder).glob(".*.tmp*"):
+    for file in folder.glob(".*.tmp*"):
         file.unlink(missing_ok=True)
 
 
-def make_folder(path: str | PathLike[str]) -> bool:
+def make_folder(path: Path) -> bool:
     """Make a folder and its parents, and sync their names to disk; False: it was there."""
-    path = Path(path)
     if path.is_dir():
         return False
     make_folder(path.parent)
@@ -65,9 +64,8 @@ def make_folder(path: str | PathLike[str]) -> bool:
     return True
 
 
-def sync(path: str | PathLike[str]) -> None:
+def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
-    path = Path(path)
     if path.is_dir() and os.name == "nt":  # folders cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -97,8 +95,6 @@ def sole_writer(folder: Path, kept: str) -> Iterator[None]:
         OSError: Such as a full disk; of the block too, with the folder where an error names no file.
         ValueError: A link is in the folder.
     """
-    from filelock import FileLock, Timeout
-
     try:
         made = make_folder(folder)
         refuse_links(folder)

@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..methods import method_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -54,8 +54,8 @@ class Probe:
         return int(self.vectors.shape[1])
 
     def __str__(self) -> str:
-        about = [self.method or "", self.dtype or "", f"{self.dimension} dimensions"]
-        return f"{self.name or 'an unnamed model'} ({', '.join(one for one in about if one)})"
+        about = filter(None, (self.method, self.dtype, f"{self.dimension} dimensions"))
+        return f"{self.name or 'an unnamed model'} ({', '.join(about)})"
 
     def to_json(self) -> dict[str, Any]:
         """The probe as JSON values; vectors as base64 of little-endian float32."""
@@ -106,8 +106,6 @@ def version_of(model: SentenceTransformer) -> int:
 
 
 def _about(model: SentenceTransformer) -> dict[str, str | None]:
-    from ..methods import method_of
-
     dtype = next((str(one.dtype).removeprefix("torch.") for one in model.parameters()), None)
     method = str(method_of(model) or " → ".join(type(one).__name__ for one in model.children()))
     card = model.model_card_data
@@ -115,7 +113,7 @@ def _about(model: SentenceTransformer) -> dict[str, str | None]:
     asked, revision = card.base_model if isinstance(card.base_model, str) else None, card.base_model_revision
     loaded = (getattr(getattr(one, "config", None), "_name_or_path", None) for one in model.modules())
     place = asked or next(filter(None, loaded), "")
-    saved = asked is not None or (Path(place) / "modules.json").is_file()
+    saved = asked is not None or os.path.isfile(os.path.join(place, "modules.json"))
     if cached := _SNAPSHOT.search(place):
         place, revision = cached[1].replace("--", "/", 1), cached[2]
     name = os.path.basename(os.path.normpath(place)) if place else None
@@ -147,31 +145,28 @@ def check(stored: Probe, model: SentenceTransformer | Probe, what: str = "the in
         )
 
 
-def load(
-    model: SentenceTransformer | str | PathLike[str], options: Mapping[str, Any] | None = None
-) -> SentenceTransformer:
+def load(model: Any, options: Mapping[str, Any] | None = None) -> SentenceTransformer:
     """A model, loaded by `st_reba.safety.load` if only its folder or Hub id is given; options belong to that alone."""
-    if not isinstance(model, (str, PathLike)):
-        if given := {name: value for name, value in (options or {}).items() if value not in (None, False)}:
-            raise TypeError(f"{given}: the model is loaded already; drop these options")
-        return model
-    from ..safety import load as load_model
+    options = options or {}
+    if isinstance(model, (str, os.PathLike)):
+        from ..safety import load as load_model
 
-    return load_model(model, **(options or {}))
+        return load_model(model, **options)
+    if given := {name: value for name, value in options.items() if value not in (None, False)}:
+        raise TypeError(f"{given}: the model is loaded already; drop these options")
+    return model  # type: ignore[no-any-return]
 
 
-def remembered(
-    model: SentenceTransformer | str | PathLike[str], mark: Probe, folder: str | PathLike[str]
-) -> dict[str, Any]:
+def remembered(model: Any, mark: Probe, folder: str | os.PathLike[str]) -> dict[str, Any]:
     """A probe as JSON whose source is kept relative to a folder, beginning with a dot, if it is a folder."""
-    source = os.fspath(model) if isinstance(model, (str, PathLike)) else mark.source
+    source = os.fspath(model) if isinstance(model, (str, os.PathLike)) else mark.source
     if source is not None and os.path.isdir(source):
         path = os.path.relpath(os.path.realpath(source), os.path.realpath(folder))
         source = path if path.startswith(".") else os.path.join(".", path)
     return {**mark.to_json(), "source": source}
 
 
-def located(stored: Probe, folder: str | PathLike[str]) -> tuple[str, dict[str, Any]]:
+def located(stored: Probe, folder: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Folder or Hub id of a remembered model, and its revision as an option of `load`."""
     if stored.source is None:
         raise ValueError(f"the place of the model, {stored}, is not known; give the model, or its folder or Hub id")
