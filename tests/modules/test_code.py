@@ -17,21 +17,15 @@ from st_reba.modules.code import _has_terms, code_of
 REBA = "attention blocks capture pooling"
 # Most lines of the file, and its sections behind those of every file.
 FILES: dict[tuple[str, str], tuple[int, str]] = {
-    ("llama", "reba mean"): (960, REBA),
-    ("llama", "reba template"): (1000, f"templates {REBA}"),
+    ("llama", "reba mean"): (960, REBA), ("llama", "reba template"): (1000, f"templates {REBA}"),
     ("llama", "authors last"): (1065, "attention blocks capture both_ways pooling authors"),
-    ("llama", "chunk mean"): (1095, f"{REBA} pieces"),
+    ("llama", "chunk mean"): (1095, f"{REBA} pieces"), ("llama", "concat"): (1060, f"layers reader {REBA}"),
     ("llama", "chunk mask0"): (1285, "attention blocks masks capture both_ways pooling pieces"),
-    ("llama", "echo last"): (570, ""),
-    ("llama", "reversed"): (690, "templates reversal ensemble"),
-    ("llama", "outputs"): (720, "layers outputs templates"),
-    ("llama", "concat"): (1060, f"layers reader {REBA}"),
-    ("llama", "mask0"): (800, "attention masks"),
-    ("llama", "inter"): (900, "layers attention masks second"),
-    ("gpt_oss", "echo last"): (570, ""),
-    ("gpt_oss", "mask0"): (900, "attention blocks masks"),
-    ("gemma2", "echo last"): (740, "attention blocks"),
-}
+    ("llama", "echo last"): (570, ""), ("llama", "reversed"): (690, "templates reversal ensemble"),
+    ("llama", "outputs"): (720, "layers outputs templates"), ("llama", "mask0"): (800, "attention masks"),
+    ("llama", "inter"): (900, "layers attention masks second"), ("gpt_oss", "echo last"): (570, ""),
+    ("gpt_oss", "mask0"): (900, "attention blocks masks"), ("gemma2", "echo last"): (740, "attention blocks"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("of", "name"), FILES)
