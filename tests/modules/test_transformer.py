@@ -25,8 +25,7 @@ def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.Linear, "support_avx512bf16_for_cpu", True, raising=False)
     model = RepeatTransformer(base("gemma2"))
     assert not any(getattr(each, "support_avx512bf16_for_cpu", False) for each in model.modules())
-    assert model.repeats == 2 and not model.compute_matched and not model.config.use_cache
-    assert model.model.config._attn_implementation == "st_reba"
+    assert model.model.config._attn_implementation == "st_reba" and not model.config.use_cache
     assert model.get_embedding_dimension() == 32
     with pytest.raises(ValueError, match="repeats=65"):
         RepeatTransformer(base("llama"), repeats=65)
@@ -38,21 +37,16 @@ def test_the_task_follows_from_what_is_given(base: Base) -> None:
     assert first.frames("Find") == first.frames(instruction="Find") == query != document == first.frames()
 
 
-def test_names_of_special_tokens() -> None:
-    """In a text they are text, in a template they are what they name; nothing is cut, padded or added."""
+def test_special_tokens() -> None:
+    """In a text their names are text, in a template they are what they name; nothing is cut, padded or added."""
     tokenizer = TOKENIZERS["bos_eos"]()
     tokenizer.model_max_length = 2
     bos, eos = (tokenizer.bos_token_id,), (tokenizer.eos_token_id,)
     found = tokenize(tokenizer, ["<s>", "a"])
     assert set(found) == {"input_ids"} and [len(ids) for ids in found["input_ids"]] == [3, 1]
     assert special_tokens(tokenizer) == (bos, eos)
-    template = (("", "instruction"), ("</s>", "text"))
-    assert make_frame(tokenizer, template, (eos, bos), "b", {"instruction": "<s>"}) == Frame(
-        (eos, bos + eos, None, bos)
-    )
-
-
-def test_a_text_without_a_token() -> None:
+    frame = make_frame(tokenizer, (("", "instruction"), ("</s>", "text")), (eos, bos), "b", {"instruction": "<s>"})
+    assert frame == Frame((eos, bos + eos, None, bos))
     assert empty_text_token(SimpleNamespace(eos_token_id=None, sep_token_id=0, pad_token_id=1)) == 0
     with pytest.raises(ValueError):
         empty_text_token(SimpleNamespace())
@@ -70,22 +64,25 @@ def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> No
     assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
 
 
-def test_reversed(base: Base, caplog: pytest.LogCaptureFixture) -> None:
-    """A reversed text's row is what the text, reversed by hand, has; cut texts lose the same words."""
+def test_reversed(base: Base) -> None:
+    """A reversed text's row is what the text, reversed by hand, has."""
     path, texts = base("llama"), ["the cat  sat.", "猫在GPU上。", "x"]
     model: Any = build(path, "prompteol", template=["A {text} B", "In {reversed} B"], weights=[1.0, 2.0])
-    each = [
-        encoded(build(path, "prompteol", template=f"{before} {{text}} B"), given)
-        for before, given in (("A", texts), ("In", ["sat.  cat the", "。上GPU在猫", "x"]))
+    units = [
+        torch.nn.functional.normalize(encoded(build(path, "prompteol", template=template), given).double(), dim=1)
+        for template, given in (("A {text} B", texts), ("In {text} B", ["sat.  cat the", "。上GPU在猫", "x"]))
     ]
-    units = [torch.nn.functional.normalize(one.double(), dim=1) for one in each]
     for limit, room in ((256, 250), (10**30, None)):
         model[0].tokenizer.model_max_length = limit
         assert model[0].budget() == room
         for got, wanted in zip(encoded(model, texts), units[0] + 2 * units[1], strict=True):
             assert_close(got, wanted)
-    short: Any = build(path, "classical", template="{reversed}", max_seq_length=8)
-    long = " ".join(f"{n}" for n in range(50))
+
+
+def test_the_cut_is_reported_once(base: Base, caplog: pytest.LogCaptureFixture) -> None:
+    """A reversed text loses the same words."""
+    short: Any = build(base("llama"), "classical", template="{reversed}", max_seq_length=8)
+    long = " ".join(map(str, range(50)))
     features_of(short, [long[: short[0].content([long], offsets=True)["offset_mapping"][0][6][1]]])
     assert "was cut to" not in caplog.text
     for _ in range(2):
