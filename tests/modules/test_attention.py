@@ -19,7 +19,6 @@ from st_reba.modules import blocks
 from st_reba.modules.attention import ATTENTION_NAME, attention
 from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention, Capture
-from st_reba.modules.eager import chosen_keys
 from st_reba.modules.masks import LayerMasks
 from st_reba.modules.passes import ForwardPass, current_pass, running
 from st_reba.modules.training import Remembering
@@ -87,13 +86,6 @@ def test_blocks(how: ScoreTerms, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, one)
 
 
-def test_chosen_keys() -> None:
-    """Those that an indexer chose, as far as a mask of numbers shows them."""
-    mask = torch.zeros(1, 1, 2, 3).masked_fill(torch.ones(2, 3).triu(1).bool(), torch.finfo(torch.float32).min)
-    shown = chosen_keys(mask, torch.tensor([[[0, 2], [1, 1]]]), 3)
-    assert shown.tolist() == [[[[True, False, False], [False, True, False]]]]
-
-
 def test_every_attention_must_show() -> None:
     """That of a layer that runs twice, twice."""
     kinds = ["full_attention", "full_attention", "linear_attention", "mamba", "mamba", "mamba"]
@@ -121,17 +113,6 @@ def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture
     model[0].model.h[0].self_attention._forward_hooks.clear()
     with pytest.raises(ValueError, match="2 layers, but 1 showed"):
         encoded(model)
-
-
-def test_texts_that_begin_apart() -> None:
-    """A block with few keys holds some of their anchors, or none."""
-    for number, keys in product((1, 2), (1, 2, 3)):
-        backward = BackwardAttention([(0, number), (1, number)], torch.ones(2, 4, dtype=torch.bool))
-        block, wanted = torch.rand(2, 3, 5, keys), torch.zeros(2, number, 5)
-        for text, place in product((0, 1), range(number)):
-            if text + place < keys:
-                wanted[text, place] = block[text, :, :, text + place].amax(dim=0)
-        assert torch.equal(backward.columns(block), wanted)
 
 
 def test_keys_before_the_queries_numbers_and_dropout() -> None:

@@ -13,6 +13,7 @@ from pipelines import build, encoded, features_of
 from torch import Tensor
 
 from st_reba import PromptEnsemble
+from st_reba.modules import blocks
 from st_reba.modules.outputs import watch_attention
 
 TEMPLATES = ["A {text} B", 'This: "{text}" is "', "{text}"]
@@ -56,8 +57,9 @@ def test_outputs(base: Base, name: str, ends: Any) -> None:
     ("method", "weights"),
     [("prompteol", (1.0, -0.5, 0.25)), ("reba:pooling=mean", (0.2, 0.3, 0.5)), ("prompteol", None)],
 )
-def test_ensembles(base: Base, method: str, weights: Any, equal_norms: bool) -> None:
-    """By default the average."""
+def test_ensembles(base: Base, method: str, weights: Any, equal_norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the average; the texts of a batch begin apart, and blocks hold some of ReBA's anchors, or none."""
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 11)
     path = base("llama", "bos_eos")
     model = build(path, method, template=TEMPLATES, weights=weights, equal_norms=equal_norms)
     each = torch.stack([encoded(build(path, method, template=template)).double() for template in TEMPLATES])
