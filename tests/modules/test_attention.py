@@ -7,6 +7,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import families
 import pytest
 import torch
 from marks import Base, slow_but
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from st_reba.modules import blocks
+from st_reba.modules import RepeatTransformer, blocks
 from st_reba.modules.attention import ATTENTION_NAME, attention
 from st_reba.modules.blocks import ScoreTerms, attend
 from st_reba.modules.capture import BackwardAttention, Capture
@@ -217,3 +218,40 @@ def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ZeroDivisionError):
             encoded(model)
     assert current_pass() is None and torch.equal(encoded(model), wanted)
+
+
+# The checks when a model is built.
+
+ATTEND, FORWARD = BackwardAttention.attend, RepeatTransformer.forward
+
+
+def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:
+    everything = torch.ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool)
+    return ATTEND(self, query, key, value, scores._replace(causal=False, mask=everything), looks_ahead)
+
+
+@pytest.mark.parametrize(
+    ("attend", "says"), [(lambda *given: ATTEND(*given) * 1.1, "hidden states change by"), (ahead, "looks both ways")]
+)
+def test_capturing_only_observes(monkeypatch: pytest.MonkeyPatch, attend: Any, says: str) -> None:
+    """A base whose captured attention is another than its own, or that looks both ways, is refused."""
+    monkeypatch.setattr(BackwardAttention, "attend", attend)
+    with pytest.raises(ValueError, match=says):
+        build("mini", "reba")
+
+
+def test_an_encoder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a baseline it is embedded, if it is told of padding; ReBA refuses it, unchecked too."""
+    families.save("bert", tmp_path, decoder=False)
+    build(str(tmp_path), "classical", pooling="mean")
+    with pytest.raises(ValueError, match="looks both ways"):
+        build(str(tmp_path), "reba")
+    with pytest.raises(ValueError, match="looks both ways"):
+        build(str(tmp_path), "reba", check=False).encode("Cats sleep.")
+
+    def blind(self: Any, features: dict[str, Any], **options: Any) -> Any:
+        return FORWARD(self, {**features, "attention_mask": torch.ones_like(features["attention_mask"])}, **options)
+
+    monkeypatch.setattr(RepeatTransformer, "forward", blind)
+    with pytest.raises(ValueError, match="when a text is padded"):
+        build(str(tmp_path), "classical", pooling="mean")

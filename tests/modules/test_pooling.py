@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import cache
-from itertools import cycle, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -21,39 +21,25 @@ from transformers import AutoModel
 from st_reba.modules import ChunkedReBAPooling, ReBAPooling, blocks, pieces
 
 TWICE = (None, None)
-# Plain; windows and soft caps, windows alone, sinks; hooks in place of the attention interface; the embedded model.
-FAMILIES = ("gpt2", "llama", "gemma2", "gemma3_text", "gpt_oss", "bloom", "mini")
 POOLINGS: Any = ("last", "mean")
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families(base: Base, name: str, pooling: Any) -> None:
-    path = base(name)
-    reba, echo = (encoded(build(path, method, pooling=pooling)) for method in ("reba", "echo"))
-    for text, by_reba, by_echo in zip(TEXTS, reba, echo, strict=True):
-        placed, hidden, fused = oracle(path, text, TWICE)
-        assert_close(by_reba, reference.reba(hidden, fused, placed, pooling))
-        assert_close(by_echo, reference.echo(hidden, placed, pooling))
-
-
-# Options of ReBA, pieces of the input, and what the oracle calls the options.
-OPTIONS: list[tuple[dict[str, Any], tuple[str | None, ...], dict[str, bool]]] = [
-    ({"repeats": 1}, (None,), {}),
-    ({"repeats": 3}, (None,) * 3, {}),
-    ({"include_special": True}, TWICE, {"include_special": True}),
-    ({"normalize_weights": True}, TWICE, {"normalize_weights": True}),
-    ({"template": "A {text} B {text} C {{}}"}, ("A ", None, " B ", None, " C {}"), {}),
-    ({"template": "{text}{text} 又", "include_special": True}, (*TWICE, " 又"), {"include_special": True}),
+SPECIAL, NORMALIZED = {"include_special": True}, {"normalize_weights": True}
+# Base and tokenizer, options of ReBA, parts of the input, and what the oracle calls the options. At the end families:
+# windows alone, sinks, hooks in place of the attention interface, the embedded model.
+CASES: list[tuple[tuple[str, str], dict[str, Any], tuple[str | None, ...], dict[str, bool]]] = [
+    (("gpt2", "plain"), {"repeats": 1}, (None,), {}),
+    (("llama", "bos_eos"), {"repeats": 3}, (None,) * 3, {}),
+    (("gemma2", "cls_sep"), SPECIAL, TWICE, SPECIAL),
+    (("gpt2", "plain"), NORMALIZED, TWICE, NORMALIZED),
+    (("llama", "bos_eos"), {"template": "A {text} B {text} C {{}}"}, ("A ", None, " B ", None, " C {}"), {}),
+    (("gemma2", "cls_sep"), {"template": "{text}{text} 又", **SPECIAL}, (*TWICE, " 又"), SPECIAL),
+    *(((of, "bos"), {}, TWICE, {}) for of in ("gemma3_text", "gpt_oss", "bloom", "mini")),
 ]
 
 
-@pytest.mark.parametrize(
-    ("of", "case"), zip(cycle([("gpt2", "plain"), ("llama", "bos_eos"), ("gemma2", "cls_sep")]), OPTIONS, strict=False)
-)
-def test_reba(base: Base, of: tuple[str, str], case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("of", "options", "parts", "as_called"), CASES, ids=str)
+def test_reba(base: Base, of: Any, options: Any, parts: Any, as_called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 1 << 13)  # of a few texts, and some of their queries
-    path, (options, parts, as_called) = base(*of), case
+    path = base(*of)
     last, mean = (build(path, pooling=pooling, **options) for pooling in POOLINGS)
     tokens = mean.encode(list(TEXTS), output_value="token_embeddings", batch_size=9)
     for text, one, other, rows in zip(TEXTS, encoded(last), encoded(mean), tokens, strict=True):
@@ -76,15 +62,18 @@ def test_authors(base: Base, of: str, tokenizer: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("tokenizer", ["plain", "bos_eos", "cls_sep"])
-@pytest.mark.parametrize("pooled", ["last_copy", "repeats", "last_copy_and_end", "end", "all"])
-def test_echo_spans(base: Base, tokenizer: str, pooled: Any) -> None:
+@pytest.mark.parametrize(
+    ("pooled", "pooling"),
+    [("last_copy", "last"), *((each, "mean") for each in ("last_copy", "repeats", "last_copy_and_end", "end", "all"))],
+)
+def test_echo(base: Base, tokenizer: str, pooled: Any, pooling: Any) -> None:
     """The end is special tokens but no template words."""
     path, parts = base("llama", tokenizer), ("A ", None, " B ", None, None, " C")
-    model = build(path, "echo", template="A {text} B {text}{text} C", pooling="mean", pooled=pooled)
+    model = build(path, "echo", template="A {text} B {text}{text} C", pooling=pooling, pooled=pooled)
     for text, got in zip(TEXTS, encoded(model), strict=True):
         placed, hidden, _ = oracle(path, text, parts)
         other = {"end": reference.very_last(hidden), "all": hidden.mean(dim=0)}
-        assert_close(got, other[pooled] if pooled in other else reference.echo(hidden, placed, "mean", pooled))
+        assert_close(got, other[pooled] if pooled in other else reference.echo(hidden, placed, pooling, pooled))
 
 
 def test_prompteol(base: Base) -> None:
@@ -129,8 +118,8 @@ def test_attention_that_is_not_the_models_own_is_refused(base: Base) -> None:
 @pytest.mark.parametrize(
     ("name", "chunk", "options"),
     [
-        ("gpt2", 4, {}), ("llama", 3, {"include_special": True}), ("llama", 1, {"normalize_weights": True}),
-        ("gemma2", 7, {"repeats": 3}), ("gpt_oss", 64, {}), ("llama", 3, {"normalize_weights": True}),
+        ("gpt2", 4, {}), ("llama", 3, SPECIAL), ("llama", 1, NORMALIZED), ("gemma2", 7, {"repeats": 3}),
+        ("gpt_oss", 64, {}), ("llama", 3, NORMALIZED),
     ],
     ids=str,
 )  # fmt: skip

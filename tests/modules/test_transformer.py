@@ -6,7 +6,6 @@ import copy
 import pickle
 import re
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,9 @@ from oracle import assert_close, oracle
 from pipelines import build, encoded, features_of, made
 from sentence_transformers.sentence_transformer.modules import Transformer
 
-from st_reba.modules import RepeatTransformer, transformer
+from st_reba.modules import RepeatTransformer
 from st_reba.modules.code import _has_terms, code_of
-from st_reba.modules.layout import PARTS, Frame, empty_text_token, make_frame, special_tokens, tokenize
+from st_reba.modules.layout import Frame, empty_text_token, make_frame, special_tokens, tokenize
 
 
 def test_by_hand(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,15 +129,9 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RepeatTransformer.load("") is loaded
 
 
-def test_a_copy_of_the_code_copies_itself(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("code", "stored_as"):
-        monkeypatch.delitem(PARTS, name)
-    RepeatTransformer(base("llama")).save(str(tmp_path / "model"))
-    assert (tmp_path / "model" / "st_reba.py").read_bytes() == Path(transformer.__file__).read_bytes()
-
-
 REBA = "attention blocks capture pooling"
-# Most lines of the file that travels with a model (tests/test_save_load.py runs it without the package), and its sections behind those of every file.
+# Most lines of the file that travels with a model, and its sections behind those of every file.
+# tests/test_save_load.py runs it without the package.
 FILES: dict[tuple[str, str], tuple[int, str]] = {
     ("llama", "reba mean"): (960, REBA), ("llama", "reba template"): (1000, f"templates {REBA}"),
     ("llama", "authors last"): (1065, "attention blocks capture both_ways pooling authors"),
