@@ -12,6 +12,7 @@ from architectures import SLIDING
 from marks import Base, slow_but
 from oracle import TEXTS, assert_close, double, oracle
 from pipelines import build, encoded
+from reference import published_last, published_mean
 from reference_nosink import Plan, hooked, plan, run, visible
 
 from st_reba.modules import RepeatTransformer
@@ -53,9 +54,6 @@ def test_layers() -> None:
     assert authors == [[1, "backward"], [2, "forward"], [3, "forward"]]
     for number in (0, 5):
         assert masks_of("extend-back", 3, k=number)["second"] == [[2, "backward"]] * number
-
-
-def test_layers_that_are_refused() -> None:
     for k in (5, -1, [4], [0, -4], [], "some"):
         with pytest.raises(ValueError):
             masks_of("inplace-back", 4, k=k)
@@ -88,11 +86,6 @@ CASES: list[Any] = [
 ]  # fmt: skip
 
 
-def windows(name: str) -> list[int | None]:
-    width, layers = SLIDING.get(name, (0, ()))
-    return [width if index in layers else None for index in range(DEPTH)]
-
-
 @pytest.mark.parametrize(("options", "wanted"), CASES)
 @pytest.mark.parametrize(("name", "exact"), slow_but([("gpt2", hooked), ("llama", run)], "llama", rows=True))
 def test_settings(base: Base, name: str, exact: Any, options: Any, wanted: Plan) -> None:
@@ -107,43 +100,29 @@ def test_settings(base: Base, name: str, exact: Any, options: Any, wanted: Plan)
 
 
 @pytest.mark.parametrize(("options", "wanted"), CASES[:7])
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
-def test_windows_caps_and_sinks(base: Base, name: str, options: Any, wanted: Plan) -> None:
-    """And a text of one token, without any special one, which is never left without a key."""
-    path, texts = base(name, "plain"), ("a", *TEXTS[1:4])
-    for text, vector in zip(texts, encoded(build(path, "nosink", **options), texts), strict=True):
+@pytest.mark.parametrize(("name", "pooling"), [("gemma2", "last"), ("gpt_oss", "mean")])
+def test_windows_caps_and_sinks(base: Base, name: str, pooling: Any, options: Any, wanted: Plan) -> None:
+    """A^new takes every run of every layer, both ways within a head where a layer looks ahead.
+
+    A text of one token, without any special one, is never left without a key.
+    """
+    path, texts, authors = base(name, "plain"), ("a", *TEXTS[1:4]), {"last": published_last, "mean": published_mean}
+    alone, reba = (
+        build(path, method, pooling=each, **options) for method, each in (("nosink", "mean"), ("reba", pooling))
+    )
+    windows = [SLIDING[name][0] if layer in SLIDING[name][1] else None for layer in range(DEPTH)]
+    for text, by_nosink, by_reba in zip(texts, encoded(alone, texts), encoded(reba, texts), strict=True):
         placed = oracle(path, text, (None,))[0]
-        hidden, _ = hooked(double(path), placed.ids, wanted, windows(name))
         assert text != "a" or len(placed.ids) == 1
-        assert_close(vector, reference.classical(hidden, placed, "mean"))
-
-
-@pytest.mark.parametrize(("options", "wanted"), CASES[:7])
-@pytest.mark.parametrize(("name", "pooling"), [("llama", "last"), ("gpt_oss", "mean")])
-def test_with_reba(base: Base, name: str, options: Any, wanted: Plan, pooling: Any) -> None:
-    """A^new takes every run of every layer, both ways within a head where a layer looks ahead."""
-    path, texts = base(name), TEXTS[1:4]
-    for text, vector in zip(texts, encoded(build(path, "reba", pooling=pooling, **options), texts), strict=True):
+        hidden, _ = hooked(double(path), placed.ids, wanted, windows)
+        assert_close(by_nosink, reference.classical(hidden, placed, "mean"))
         placed = oracle(path, text, (None, None))[0]
-        hidden, maps = hooked(double(path), placed.ids, wanted, windows(name))
+        hidden, maps = hooked(double(path), placed.ids, wanted, windows)
         fused = reference.symmetrized_max(maps)
         if options.get("implementation") == "authors":  # of both
-            published = {"last": reference.published_last, "mean": reference.published_mean}
-            assert_close(vector, published[pooling](hidden, fused))
+            assert_close(by_reba, authors[pooling](hidden, fused))
         else:
-            assert_close(vector, reference.reba(hidden, fused, placed, pooling))
-
-
-def test_visible() -> None:
-    """By kind, length, m and window; where all tokens are among the first m, nosink hides none."""
-    for given, rows in {
-        ("nosink-forward", 4, 2, None): "x... xx.. ..x. ..xx", ("nosink-forward", 2, 5, None): "x. xx",
-        ("nosink-bidirectional", 4, 2, None): "xxxx xxxx ..xx ..xx", ("nosink-bidirectional", 2, 5, None): "xx xx",
-        ("forward", 4, 1, 2): "x... xx.. .xx. ..xx", ("backward", 4, 1, 2): "xx.. .xx. ..xx ...x",
-        ("bidirectional", 4, 1, 2): "xx.. xxx. .xxx ..xx", ("nosink-forward", 4, 1, 2): "x... .x.. .xx. ..xx",
-        ("nosink-bidirectional", 4, 1, 2): "xx.. .xx. .xxx ..xx", ("rerouted", 4, 1, 2): "x..x xx.x .xxx ..xx",
-    }.items():  # fmt: skip
-        assert visible(*given).tolist() == [[cell == "x" for cell in row] for row in rows.split()], given
+            assert_close(by_reba, reference.reba(hidden, fused, placed, pooling))
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -208,17 +187,15 @@ def silent(self: Any, module: Any, *own: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("of", "name", "new", "setting", "says"),
+    ("patched", "new", "setting", "says"),
     [
-        (LayerMasks, "of", silent, "mask0-for", "layer 5 ran as nosink-forward 0 times"),
-        (SecondRuns, "begin", Mock(), "inter-back", "layer 4 ran as backward 0 times"),
-        (RepeatTransformer, "forward", Mock(side_effect=RuntimeError("sizes")), "mask0-for", "cannot run it: sizes"),
+        ((LayerMasks, "of"), silent, "mask0-for", "layer 5 ran as nosink-forward 0 times"),
+        ((SecondRuns, "begin"), Mock(), "inter-back", "layer 4 ran as backward 0 times"),
+        ((RepeatTransformer, "forward"), Mock(side_effect=RuntimeError("sizes")), "mask0-for", "cannot run it: sizes"),
     ],
 )
-def test_what_does_not_run(
-    monkeypatch: pytest.MonkeyPatch, of: Any, name: str, new: Any, setting: str, says: str
-) -> None:
-    monkeypatch.setattr(of, name, new)
+def test_what_does_not_run(monkeypatch: pytest.MonkeyPatch, patched: Any, new: Any, setting: str, says: str) -> None:
+    monkeypatch.setattr(*patched, new)
     with pytest.raises(ValueError, match=f"setting: .*{says}"):
         build("mini", "nosink", setting=setting, k=2)
 
