@@ -1,4 +1,4 @@
-"""Attention in blocks: its result, its gradient, and memory that no head adds to."""
+"""Attention in blocks: its result, its gradient, memory that no head adds to, and checks of a base's own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from st_reba.modules.training import Remembering
 
 TEXTS = ["The river runs past the old mill.", "hi", "银行关门了, again"]
 LENGTH = 200  # positions
+ATTEND, FORWARD = BackwardAttention.attend, RepeatTransformer.forward  # before a test replaces them
 
 
 def tensors(dtype: torch.dtype = torch.float64, width: int = 8) -> list[Tensor]:
@@ -39,15 +40,13 @@ MASK = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
 NEAR = MASK.triu(-6)
 PADDED = MASK & (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]))[:, None, None] | torch.eye(LENGTH).bool()
 BIAS = torch.randn(1, 4, LENGTH, LENGTH, generator=RANDOM, dtype=torch.float64)
+SINKS = torch.randn(4, generator=RANDOM, dtype=torch.float64)
 SCORES = {
-    "causal": ScoreTerms(causal=True, scaling=0.4),
-    "window": ScoreTerms(NEAR, scaling=0.4),
-    "padding": ScoreTerms(PADDED, scaling=0.4),
-    "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
-    "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=torch.randn(4, generator=RANDOM, dtype=torch.float64)),
-    "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "causal": ScoreTerms(causal=True, scaling=0.4), "soft cap": ScoreTerms(causal=True, scaling=0.9, softcap=1.5),
+    "window": ScoreTerms(NEAR, scaling=0.4), "additive": ScoreTerms(BIAS.masked_fill(~MASK, -torch.inf), scaling=0.4),
+    "padding": ScoreTerms(PADDED, scaling=0.4), "sinks": ScoreTerms(NEAR, scaling=0.4, sinks=SINKS),
     "bias": ScoreTerms(causal=True, scaling=0.4, bias=BIAS),
-}
+}  # fmt: skip
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, how: ScoreTerms) -> tuple[Tensor, Tensor]:
@@ -109,12 +108,18 @@ def test_attention_that_is_observed(base: Base, caplog: pytest.LogCaptureFixture
         encoded(model)
 
 
-def test_keys_before_the_queries_numbers_and_dropout() -> None:
+def test_what_few_models_ask_for() -> None:
+    """More keys than queries, dropout in 16 bits, no scale, biases of positions."""
     (query, key, value), how = tensors(), ScoreTerms(causal=True)
     torch.testing.assert_close(attend(query[:, :, 2:], key, value, how), attend(query, key, value, how)[:, 2:])
-    blocks: list[Tensor] = []
-    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: blocks.append(block))
-    assert blocks[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
+    seen: list[Tensor] = []
+    half = attend(*tensors(torch.bfloat16), how._replace(dropout=1.0), lambda block, *_: seen.append(block))
+    assert seen[0].dtype == torch.float32 and half.dtype == torch.bfloat16 and not half.any()
+    given = (torch.nn.Module(), *torch.randn(3, 3, 2, 4, 16), None)
+    assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
+    bias = torch.randn(1, 2, 4, 4)
+    mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).expand(3, -1, -1, -1)
+    torch.testing.assert_close(attention(*given, position_bias=bias)[0], attention(*given[:-1], mask)[0])
 
 
 def test_what_layers_may_not_pass(base: Base) -> None:
@@ -130,14 +135,6 @@ def test_what_layers_may_not_pass(base: Base) -> None:
         query, key, mask = torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, keys, 8), torch.ones(2, 1, 4, keys).bool()
         with running(state), pytest.raises(ValueError, match=says):
             attention(module, query, key, key, mask, **options)  # type: ignore[arg-type]
-
-
-def test_the_usual_scale() -> None:
-    given = (torch.nn.Module(), *torch.randn(3, 3, 2, 4, 16), None)
-    assert torch.equal(*(attention(*given, softcap=2.0, scaling=each)[0] for each in (None, 0.25)))
-    bias = torch.randn(1, 2, 4, 4)
-    mask = bias.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).expand(3, -1, -1, -1)
-    torch.testing.assert_close(attention(*given, position_bias=bias)[0], attention(*given[:-1], mask)[0])
 
 
 class Largest(TorchDispatchMode):
@@ -164,9 +161,6 @@ def test_no_matrix_of_all_heads(base: Base, name: str) -> None:
     with torch.inference_mode(), Largest() as largest:
         model(features)
     assert length > 1900 and largest.numbers < 3 * length**2, "of four heads"
-
-
-# Learning.
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -210,11 +204,6 @@ def test_nothing_is_left_of_an_error(base: Base, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ZeroDivisionError):
             encoded(model)
     assert current_pass() is None and torch.equal(encoded(model), wanted)
-
-
-# The checks when a model is built.
-
-ATTEND, FORWARD = BackwardAttention.attend, RepeatTransformer.forward
 
 
 def ahead(self: Any, query: Any, key: Any, value: Any, scores: Any, looks_ahead: bool) -> Any:

@@ -22,6 +22,7 @@ from st_reba.modules.second import SecondRuns
 from st_reba.selfcheck import _seen
 from st_reba.settings import SETTINGS, masks_of
 
+MASK = LayerMasks.of  # before a test replaces it
 SHORT = dict(zip(MASKS, "fbaFAr", strict=True))
 # The masks of five layers with k = 3, and k0 where it stands beside the name; layers that run again, and their masks.
 TABLE = {
@@ -107,9 +108,7 @@ def test_windows_caps_and_sinks(base: Base, name: str, pooling: Any, options: An
     A text of one token, without any special one, is never left without a key.
     """
     path, texts, authors = base(name, "plain"), ("a", *TEXTS[1:4]), {"last": published_last, "mean": published_mean}
-    alone, reba = (
-        build(path, method, pooling=each, **options) for method, each in (("nosink", "mean"), ("reba", pooling))
-    )
+    alone, reba = build(path, "nosink", **options), build(path, "reba", pooling=pooling, **options)
     windows = [SLIDING[name][0] if layer in SLIDING[name][1] else None for layer in range(DEPTH)]
     for text, by_nosink, by_reba in zip(texts, encoded(alone, texts), encoded(reba, texts), strict=True):
         placed = oracle(path, text, (None,))[0]
@@ -119,10 +118,8 @@ def test_windows_caps_and_sinks(base: Base, name: str, pooling: Any, options: An
         placed = oracle(path, text, (None, None))[0]
         hidden, maps = hooked(double(path), placed.ids, wanted, windows)
         fused = reference.symmetrized_max(maps)
-        if options.get("implementation") == "authors":  # of both
-            assert_close(by_reba, authors[pooling](hidden, fused))
-        else:
-            assert_close(by_reba, reference.reba(hidden, fused, placed, pooling))
+        exact = reference.reba(hidden, fused, placed, pooling)
+        assert_close(by_reba, authors[pooling](hidden, fused) if "implementation" in options else exact)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -151,10 +148,6 @@ def test_by_hand(base: Base) -> None:
         made(made.preprocess(["a"]))
 
 
-# The self-check finds the layer that does not see what its mask says, and only that.
-MASK = LayerMasks.of
-
-
 @pytest.mark.parametrize(
     ("layer", "other", "says"),
     [
@@ -166,7 +159,7 @@ MASK = LayerMasks.of
     ],
 )
 def test_the_layer_is_named(monkeypatch: pytest.MonkeyPatch, layer: int, other: str, says: str) -> None:
-    """A layer that computes another mask than it says."""
+    """By the self-check: a layer that computes another mask than it says."""
 
     def disobey(self: Any, module: Any, own: Any, causal: bool) -> Any:
         self.further = other if module.layer_idx == layer else None
@@ -211,12 +204,11 @@ def test_what_is_seen_faintly(size: float) -> None:
         assert torch.equal(_seen(module, *given), ~above)
 
 
-# The whole layers of the last know their number too.
-NAMES = [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1), ("gemma3_text", 1)]
-
-
-@pytest.mark.parametrize(("name", "m"), NAMES)
+@pytest.mark.parametrize(
+    ("name", "m"), [("mistral", 0), ("mistral", 5), ("gemma2", 1), ("gpt_oss", 40), ("gpt2", 1), ("gemma3_text", 1)]
+)
 def test_windows_and_sinks_are_no_disobedience(base: Base, name: str, m: int) -> None:
+    """Nor are whole layers that know their number, as those of gemma3 do."""
     for setting in ("mask0-all", "mask0-for"):
         build(base(name), "nosink", setting=setting, k=2, m=m)
     build(base(name), "nosink", setting="extend-bidir", k=2, dtype="bfloat16")

@@ -59,10 +59,9 @@ def test_long_texts_keep_every_copy(base: Base, matched: bool, limit: int) -> No
     """Cut to ⌊(M − s) / k⌋ tokens a copy, compute-matched to half of them."""
     path, text = base("llama", "bos_eos"), "The river runs past the old mill and under the bridge. " * 3
     model: Any = build(path, pooling="mean", repeats=3, max_seq_length=limit, compute_matched=matched)
-    # The oracle knows no half: its limit leaves as many tokens.
     room = model[0].budget()
     assert room == ((limit - 2) // 3) // (2 if matched else 1)
-    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)
+    placed, hidden, fused = oracle(path, text, (None,) * 3, 3 * room + 2)  # which knows no half
     assert_close(encoded(model, [text, "hi"])[0], reference.reba(hidden, fused, placed, "mean"))
 
 
@@ -131,7 +130,6 @@ def test_weights_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REBA = "attention blocks capture pooling"
 # Most lines of the file that travels with a model, and its sections behind those of every file.
-# tests/test_save_load.py runs it without the package.
 FILES: dict[tuple[str, str], tuple[int, str]] = {
     ("llama", "reba mean"): (960, REBA), ("llama", "reba template"): (1000, f"templates {REBA}"),
     ("llama", "authors last"): (1065, "attention blocks capture both_ways pooling authors"),
